@@ -19,9 +19,9 @@ from vaswani_transformer.data.batching import (
     PairCollator,
     TokenBatchSampler,
     WindowedBatchSampler,
-    batches_by_length,
     packed_size,
 )
+from vaswani_transformer.decoding.streaming import batches_by_length
 from vaswani_transformer.errors import UserError
 
 

@@ -125,8 +125,8 @@ TARGETS = [
     *_reads("parse predict parser --input words.txt", "words.txt", tolerant=True),
     *_reads("parse predict parser --input words.txt", "tokenizer.json", "generation_config.json", folder="parser/"),
     # Experiments.
-    *_reads("experiment table4 --report --output runs", "result.json", "recipe.yaml",
-            folder="runs/table4/laptop/right-branching/", writes=("runs",)),
+    *_reads("experiment table4 --report --output runs", "result.json", folder="runs/table4/laptop/right-branching/",
+            writes=("runs",)),
 ]  # fmt: skip
 if FORMATS:
     _FILES = ("export.json", "config.json", "shared_vocabulary.json", "generation_config.json", "tokenizer.json")

@@ -319,15 +319,15 @@ class WindowedBatchSampler:
         self._windows = [part for part in np.split(shards, np.unique(places)) if len(part)]
         # Sorting needs no lock of Python's; a window that is sorted takes memory, so that no more are begun than help.
         with ThreadPoolExecutor(min(8, len(own_processors()))) as executor:
-            samplers = executor.map(lambda place: self._sampler(place)[0], range(len(self._windows)))
+            samplers = executor.map(lambda window: self._sampler(window)[0], range(len(self._windows)))
             facts = [(len(sampler), sampler.part_tokens, sampler._tokens) for sampler in samplers]
         self._numbers = [number for number, _, _ in facts]
         self.part_tokens = max(tokens for _, tokens, _ in facts)
         self._tokens = sum(tokens for _, _, tokens in facts)
 
-    def _sampler(self, place: int) -> tuple[TokenBatchSampler, np.ndarray]:
+    def _sampler(self, window: int) -> tuple[TokenBatchSampler, np.ndarray]:
         """Return the batches of a window, of numbers within it, and its pairs."""
-        pairs = [np.arange(*self._starts[shard : shard + 2]) for shard in np.sort(self._windows[place])]
+        pairs = [np.arange(*self._starts[shard : shard + 2]) for shard in np.sort(self._windows[window])]
         pairs = np.concatenate(pairs)
         sides = [side[pairs] for side in self._lengths]
         return TokenBatchSampler(*sides, self._max_tokens, micro_batches=self.micro_batches, seed=self.seed), pairs
@@ -342,16 +342,16 @@ class WindowedBatchSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield lists of indices of pairs; of those that are skipped, those of whole windows are empty."""
-        order, given = np.arange(len(self._windows)), 0
+        order, done = np.arange(len(self._windows)), 0
         np.random.default_rng((self.seed, self.epoch, 3)).shuffle(order)
-        for place in order:
-            if given + self._numbers[place] <= self.skipped:  # a resumed training: nothing is read or sorted for it
-                yield from ([] for _ in range(self._numbers[place]))
+        for window in order:
+            if done + self._numbers[window] <= self.skipped:  # a resumed training: nothing is read or sorted for it
+                yield from ([] for _ in range(self._numbers[window]))
             else:
-                sampler, pairs = self._sampler(place)
+                sampler, pairs = self._sampler(window)
                 sampler.set_epoch(self.epoch)
                 yield from (pairs[part].tolist() for part in sampler)
-            given += self._numbers[place]
+            done += self._numbers[window]
 
     def statistics(self) -> "BatchStatistics":
         """Return sizes of an epoch's batches; padding is that of one window."""

@@ -1,4 +1,4 @@
-"""Which pairs are kept: not empty, not too long, not of too unequal length; and how many are dropped for what."""
+"""The filter of token counts: drop pairs that are empty, too long or of too unequal length, and count them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def check_limits(max_length: int, max_length_ratio: float | None) -> None:
 def pair_status(
     texts: Iterable[Iterable[str]], lengths: np.ndarray, max_length: int, max_length_ratio: float | None
 ) -> np.ndarray:
-    """Status of pairs, int8 `(pairs,)`: `KEPT`, or the first reason to drop one that fits of the other three.
+    """Return the status of pairs, int8 `(pairs,)`: `KEPT`, or the first of the other three that fits.
 
     `texts` are sources and targets, `lengths` their tokens with `</s>`, `(2, pairs)`.
     """
@@ -55,5 +55,5 @@ def pair_status(
 
 
 def count_status(status: np.ndarray) -> list[int]:
-    """How many pairs have each status, `KEPT` first."""
+    """Return how many pairs have each status, `KEPT` first."""
     return np.bincount(status, minlength=4).tolist()

@@ -96,13 +96,13 @@ class Clause:
 
 HELD_OUT_SHARE = {"adjective": 0.12, "verb": 0.12, "compound": 0.15, "number": 0.15}
 TEST_SHARE = {"adjective": 0.4, "verb": 0.35, "compound": 0.125, "number": 0.125}
-TENSES = ("present", "present", "past", "perfect", *WORDS.modals)  # as often as they stand here
+TENSES = ("present", "present", "past", "perfect", *WORDS.modals)  # as often as they are listed
 LENGTHS = range(3, 17)  # words of the English sentence
 PATIENCE = 10_000  # draws in a row without a usable sentence after which a split counts as impossible
 
 
 def number_words(number: int) -> tuple[str, str]:
-    """The English and German words for a number from 2 to 99."""
+    """Return the English and German words for a number from 2 to 99."""
     en, de = WORDS.english_numbers.split(), WORDS.german_numbers.split()
     tens, unit = divmod(number, 10)
     if number < 20 or unit == 0:
@@ -112,7 +112,7 @@ def number_words(number: int) -> tuple[str, str]:
 
 
 def compound(first: str, head: str) -> Noun:
-    """The compound noun of an English first part and an English head, which gives it gender, plural and kind."""
+    """Return the compound noun of an English first part and an English head, which gives it gender, plural and kind."""
     noun, link = NOUNS[head], WORDS.compound_first[first]
     de, de_plural = link + noun.de.lower(), link + noun.de_plural.lower()
     return noun._replace(en=f"{first} {noun.en}", en_plural=f"{first} {noun.en_plural}", de=de, de_plural=de_plural)
@@ -121,7 +121,7 @@ def compound(first: str, head: str) -> Noun:
 def noun_phrase(
     determiner: str, noun: Noun, case: str = "nom", adjective: Adjective | None = None, plural: bool = False
 ) -> Phrase:
-    """A noun phrase in `case` ("nom", "acc", "dat"); `determiner` is "the", "a", "my" or a number in digits."""
+    """Return a noun phrase in `case` ("nom", "acc", "dat"); `determiner` is "the", "a", "my" or a number in digits."""
     plural = plural or determiner.isdigit()
     column = 3 if plural else "mfn".index(noun.gender)
     en_words = [adjective.en] if adjective else []
@@ -153,26 +153,26 @@ def noun_phrase(
 
 
 def pronoun(subject: str, case: str = "nom") -> Phrase:
-    """A personal pronoun, named by its English subject form, in `case`."""
+    """Return a personal pronoun, named by its English subject form, in `case`."""
     en_object, agreement, *forms = WORDS.pronouns[subject].split()
     en, de = subject if case == "nom" else en_object, forms[("nom", "acc", "dat").index(case)]
     return Phrase(en, de, agreement, pronoun=True)
 
 
 def prepositional_phrase(en: str, de: str, phrase: Phrase) -> Phrase:
-    """A preposition with a noun phrase already in its case; "in dem" and "in das" contract to "im" and "ins"."""
+    """Return a preposition with a noun phrase already in its case; "in dem" and "in das" contract to "im" and "ins"."""
     de = re.sub("^in das ", "ins ", re.sub("^in dem ", "im ", f"{de} {phrase.de}"))
     return replace(phrase, en=f"{en} {phrase.en}", de=de, pronoun=False)
 
 
 def third_person(base: str) -> str:
-    """The English third person singular of the present tense."""
+    """Return the English third person singular of the present tense."""
     word, space, particle = base.partition(" ")
     return re.sub("(?<=[^aeiou])y$", "ie", re.sub("(?<=[sc]h)$", "e", word)) + "s" + space + particle
 
 
 def english_verb(verb: Verb, tense: str, agreement: str) -> tuple[str, str, str]:
-    """The verb of a statement, then the auxiliary and the remainder that enclose the subject in a question."""
+    """Return the verb of a statement, then the auxiliary and the remainder that enclose the subject in a question."""
     base, past, participle = (form.replace("_", " ") for form in verb.en.split())
     if base == "be":
         form = {"1sg": "am", "3sg": "is"}.get(agreement, "are")
@@ -188,7 +188,7 @@ def english_verb(verb: Verb, tense: str, agreement: str) -> tuple[str, str, str]
 
 
 def german_verb(verb: Verb, tense: str, agreement: str) -> tuple[str, str]:
-    """The finite verb and what stands at the end of a main clause: prefix, participle, infinitive or nothing."""
+    """Return the finite verb and the end of a main clause: prefix, participle, infinitive or nothing."""
     index = WORDS.agreement.index(agreement)
     *prefixes, stem = verb.infinitive.split("|")
     prefix = "".join(prefixes)
@@ -202,9 +202,9 @@ def german_verb(verb: Verb, tense: str, agreement: str) -> tuple[str, str]:
 
 
 def clause(kind: str, parts: Clause, front: str = "") -> Phrase:
-    """The words of a clause in the order of `kind`: "main", "question", "inverted" or "subordinate".
+    """Return the words of a clause in the order of `kind`: "main", "question", "inverted" or "subordinate".
 
-    `front` moves the "time" or the "place" of a main clause to its beginning. "inverted" is the order of a main clause
+    `front` moves the "time" or the "place" of a main clause to its start. "inverted" is the order of a main clause
     that follows a subordinate clause; English then keeps the order of a statement.
     """
     subject, time, place = parts.subject, parts.time, parts.place
@@ -235,7 +235,7 @@ def clause(kind: str, parts: Clause, front: str = "") -> Phrase:
 
 
 def sentence(en: str, de: str, *clauses: Phrase, end: str = ".") -> Phrase:
-    """A sentence from templates such as "{0} because {1}", one place a clause, with a capital and a final mark."""
+    """Return a sentence from templates such as "{0} because {1}", one slot a clause, with capital and final mark."""
     en, de = en.format(*(c.en for c in clauses)) + end, de.format(*(c.de for c in clauses)) + end
     nouns = tuple(noun for c in clauses for noun in c.nouns)
     combinations = frozenset().union(*(c.combinations for c in clauses))
@@ -244,17 +244,17 @@ def sentence(en: str, de: str, *clauses: Phrase, end: str = ".") -> Phrase:
 
 @cache  # the tables never change
 def allowed(takes: str) -> tuple[Noun, ...]:
-    """The nouns whose kind or English word is in `takes`."""
+    """Return the nouns whose kind or English word is in `takes`."""
     return tuple(noun for noun in NOUNS.values() if {noun.kind, noun.en} & set(takes.split()))
 
 
 def pick(rng: random.Random, items: Sequence) -> Any:
-    """One of the items; only `random()` is used, which Python promises to keep the same in every version."""
+    """Return one of the items; only `random()` is used, which Python promises to keep the same in every version."""
     return items[int(rng.random() * len(items))]
 
 
 def draw_noun_phrase(rng: random.Random, takes: str, case: str, singular: bool = False) -> Phrase:
-    """A random noun phrase with a noun from `takes`."""
+    """Draw a noun phrase with a noun from `takes`."""
     noun, chance = pick(rng, allowed(takes)), rng.random()
     adjective = None
     if rng.random() < 0.35:
@@ -269,7 +269,7 @@ def draw_noun_phrase(rng: random.Random, takes: str, case: str, singular: bool =
 
 
 def draw_person(rng: random.Random, case: str, takes: str = "person", avoid: Phrase | None = None) -> Phrase:
-    """A random noun phrase or pronoun; a pronoun of the first or second person is never also that of `avoid`."""
+    """Draw a noun phrase or pronoun; a pronoun of the first or second person is never also that of `avoid`."""
     if rng.random() < 0.7:
         return draw_noun_phrase(rng, takes, case)
     taken = avoid.agreement[0] if avoid and avoid.agreement[0] != "3" else None
@@ -277,12 +277,12 @@ def draw_person(rng: random.Random, case: str, takes: str = "person", avoid: Phr
 
 
 def draw_place(rng: random.Random, table: dict[str, tuple[str, str]], en: str, case: str) -> Phrase:
-    """A random phrase of place or direction with the English preposition `en` of `table`."""
+    """Draw a phrase of place or direction with the English preposition `en` of `table`."""
     return prepositional_phrase(en, table[en][0], draw_noun_phrase(rng, table[en][1], case, singular=True))
 
 
 def draw_clause(rng: random.Random, tenses: Sequence[str] = TENSES) -> Clause:
-    """The random choices for a clause in one of the tenses."""
+    """Draw the choices for a clause in one of the tenses."""
     tense = pick(rng, tenses)
     if tense == "present" and rng.random() < 0.2:
         adjective = pick(rng, list(ADJECTIVES.values()))
@@ -317,7 +317,7 @@ def draw_clause(rng: random.Random, tenses: Sequence[str] = TENSES) -> Clause:
 
 
 def draw_sentence(rng: random.Random) -> Phrase:
-    """A random sentence of any type and length."""
+    """Draw a sentence of any type and length."""
     kind = rng.random()
     if kind < 0.6:
         parts = draw_clause(rng)
@@ -338,7 +338,7 @@ def draw_sentence(rng: random.Random) -> Phrase:
 
 
 def held_out_combinations(seed: int = 0) -> frozenset[Combination]:
-    """The combinations that only the test set of this seed contains."""
+    """Return the combinations that only the test set of this seed contains."""
     rng = random.Random(seed)
     pairs = {
         "adjective": [(a.en, noun.en) for a in ADJECTIVES.values() for noun in allowed(a.takes)],
@@ -354,7 +354,7 @@ def held_out_combinations(seed: int = 0) -> frozenset[Combination]:
 
 
 def new_words(combination: Combination) -> set[str]:
-    """The lower-case words that exist only through this combination: those of a compound or a number."""
+    """Return the lower-case words that exist only through this combination, of a compound or a number."""
     kind, a, b = combination
     if kind == "number":
         return set(number_words(10 * int(a) + int(b)))
@@ -367,7 +367,7 @@ def new_words(combination: Combination) -> set[str]:
 def generate_corpus(
     train_size: int = 24_000, validation_size: int = 500, test_size: int = 500, seed: int = 0
 ) -> SyntheticCorpus:
-    """Sentence pairs in the given numbers, no sentence of either language twice; the same seed gives the same corpus.
+    """Generate sentence pairs, no sentence of either language twice; the same seed gives the same corpus.
 
     Every validation and test word occurs in training, held-out compounds and numbers excepted. Raises `UserError` for
     sizes that the grammar cannot supply.

@@ -1,4 +1,4 @@
-"""What a word of a text is: what stands between spaces, and each letter of a script that is written without them."""
+"""Words of a text: runs between spaces, and each character of a script that is written without spaces."""
 
 from collections.abc import Iterable
 
@@ -7,28 +7,28 @@ import regex  # transformers requires it
 # Chinese, Japanese, Thai, Lao, Khmer, Burmese: what their words are, dictionaries say, and Unicode's rules do not.
 _LETTER = r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Line_Break=Complex_Context}]"
 _MARK = r"[\p{M}ー]"  # belongs to the letter before it
-# Punctuation goes with a letter as it does with words: brackets that open with the one behind them, the rest with the
-# one before. Three signs at most are looked at to find a letter behind them, or long rows of them would take long.
+# Punctuation goes with a character as it does with words: opening brackets with the one behind them, the rest with the
+# one before. At most three signs are skipped to find a character behind them, or long rows of signs would take long.
 _BEFORE = r"(?:(?<!\S)[^\w\s]{1,3}|[\p{Ps}\p{Pi}]{0,3})"
 _WORD = regex.compile(
     rf"{_BEFORE}{_LETTER}{_MARK}*[^\w\s\p{{Ps}}\p{{Pi}}]* | (?:(?!{_BEFORE}{_LETTER})\S)+", regex.VERBOSE
 )
-#: A letter that is a word by itself; what else are a word's letters and digits; a sign.
+#: A character that is a word by itself; other letters and digits of a word; a sign.
 LETTERS_OR_SIGN = regex.compile(rf"{_LETTER}{_MARK}*|(?:(?!{_LETTER})\w)+|[^\w\s]")
 
 
 def word_places(text: str) -> list[tuple[int, int]]:
-    """Where each word of a text begins and ends."""
+    """Return the start and end of each word of a text."""
     return [match.span() for match in _WORD.finditer(text)]
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, with the punctuation that stands at them."""
+    """Return the words of a text, with the punctuation attached to them."""
     return [text[start:end] for start, end in word_places(text)]
 
 
 def words_at(text: str, places: Iterable[tuple[int, int]]) -> list[range]:
-    """The numbers of the words that each of these parts of a text has something of; none for a part without text.
+    """Return the numbers of the words that each part of a text overlaps; none for a part without text.
 
     White space belongs to the word behind it.
     """
@@ -40,12 +40,12 @@ def words_at(text: str, places: Iterable[tuple[int, int]]) -> list[range]:
 
 
 def stands_alone(text: str) -> bool:
-    """Whether a text begins with a letter that is a word by itself."""
+    """Return whether a text begins with a character that is a word by itself."""
     return regex.match(_LETTER, text) is not None
 
 
 def is_part(text: str, start: int, end: int) -> bool:
-    """Whether `text[start:end]` takes a part of a word away from the rest of it; punctuation is not of a word."""
+    """Return whether `text[start:end]` cuts a word in two; punctuation is not part of a word."""
     if regex.match(_MARK, text[end : end + 1]):
         return True
     seams = (text[start - 1 : start], text[start]), (text[end : end + 1], text[end - 1])  # a letter outside, one inside

@@ -197,7 +197,7 @@ def test_workers_write_what_one_process_writes(teachers, student, tmp_path, here
     for name, workers in (("workers", ["--workers", "3"]), ("finished by one", [])):
         out = tmp_path / name
         assert "was killed" in fails(*command, out, "--workers", "3")
-        assert len(list((out / "translations.jsonl.parts").glob("part-?????"))) == 3
+        assert len(list((out / "translations.jsonl.parts").glob("part-*"))) == 3
         here.clear()
         assert translating.run(*command, out, *workers) == 0
         here.append(3)

@@ -144,7 +144,7 @@ def test_no_pairs_and_a_tokenizer_without_end_token_are_refused():
     plain = make_tokenizer(merges=5)
     plain.backend_tokenizer.post_processor = processors.ByteLevel()
     assert "end token" in error_of(tokenize_pairs, in_memory(PAIRS), plain)
-    assert "no pairs" in error_of(tokenize_pairs, in_memory([]), plain)
+    assert "0 pairs read" in error_of(tokenize_pairs, in_memory([]), plain)
 
 
 # The cache of the token ids

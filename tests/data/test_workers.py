@@ -69,8 +69,8 @@ def test_a_killed_process_ends_in_one_line():
 
 def test_engines_that_cannot_be(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray.data", None)
-    assert "engine ray needs ray" in error_of(check_engine, "ray")
-    assert "give one of local, ray" in error_of(check_engine, "slurm")
+    assert "pip install 'vaswani_transformer[cluster]'" in error_of(check_engine, "ray")
+    assert "of local and ray" in error_of(check_engine, "slurm")
     assert default_workers(0) == default_workers(1) == 1
 
 

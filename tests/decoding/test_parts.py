@@ -19,8 +19,10 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from model_folders import PAIRS, write_model
+from preparing import digests
 from translating import LINES, OPTIONS, run
 
+from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data.text_files import file_stamp, read_lines
 from vaswani_transformer.decoding import parts, streaming
 from vaswani_transformer.decoding.output import notes_path
@@ -48,7 +50,7 @@ def source(tmp_path_factory):
 
 
 def parts_of(output: Path) -> list[str]:
-    return sorted(path.name for path in parts_folder(output).glob("part-?????"))
+    return sorted(path.name for path in parts_folder(output).glob("part-*"))
 
 
 # Parts
@@ -127,13 +129,46 @@ def test_a_packed_file_and_an_empty_one(model, source, expected, tmp_path, here)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "in.gz", "nothing", "out"]
 
 
+ON_RAY = """
+import os, sys, threading, time
+import ray
+from ray.cluster_utils import Cluster
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.data import prepare
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+ray.init(address=cluster.address)
+folder, commands = sys.argv[1], [arguments.split("\\t") for arguments in sys.argv[2:]]
+
+def kill():
+    while not os.path.exists(f"{folder}/train-00000.arrow"):
+        time.sleep(0.01)
+    cluster.remove_node(nodes[1], allow_graceful=False)
+
+threading.Thread(target=kill).start()
+prepare.CHUNK = 9
+status = max(main(command) for command in commands)
+ray.shutdown()
+cluster.shutdown()
+sys.exit(status)
+"""
+
+
 @pytest.mark.slow
-def test_ray_writes_the_same(model, source, expected, tmp_path):
-    """In a process of its own, with processes on this machine for nodes."""
+def test_ray_writes_what_workers_of_this_machine_write(model, source, expected, tmp_path, monkeypatch):
+    """A cluster of three nodes, all on this machine, one of which is killed while it prepares."""
     pytest.importorskip("ray")
-    command = ["translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS, "--workers", "2"]
-    command += ["--engine", "ray"]
-    subprocess.run([sys.executable, "-m", "vaswani_transformer", *map(str, command)], check=True, cwd=ROOT, timeout=500)
+    monkeypatch.setattr(preparation, "CHUNK", 9)
+    (tmp_path / "recipe.yaml").write_text(
+        f"train_source: {source}\ntrain_target: {source}\nvalidation_size: 7\nvocab_size: 300\n"
+    )
+    prepare = ["prepare", tmp_path / "recipe.yaml", "--workers", "2", "--output"]
+    assert run(*prepare[:-2], "1", "--output", tmp_path / "here") == 0
+    translate = ["translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS, "--workers", "2"]
+    commands = ["\t".join(map(str, [*words, "--engine", "ray"])) for words in ([*prepare, tmp_path / "p"], translate)]
+    subprocess.run([sys.executable, "-c", ON_RAY, tmp_path / "p", *commands], check=True, cwd=ROOT, timeout=500)
+    assert digests(tmp_path / "p") == digests(tmp_path / "here") and len(digests(tmp_path / "p")) > 8
     assert (tmp_path / "out").read_bytes() == expected and not parts_folder(tmp_path / "out").exists()
 
 
@@ -149,7 +184,7 @@ def test_the_same_command_does_what_is_missing(model, source, expected, tmp_path
     assert "was killed" in fails(*command)
     done = parts_of(output)
     assert len(done) == len(made) == 2
-    (parts_folder(output) / done[0]).write_text("damaged\n")
+    (parts_folder(output) / done[0]).unlink()
     assert "--beams was 2 and is 3 now" in fails(*command, "--beams", "3")
     here.clear()
     assert run(*command[:-1], "5") == 0
@@ -258,7 +293,9 @@ def test_what_does_not_combine_is_one_line(model, source, tmp_path, fails, monke
         assert message in fails("translate", model, *words)
     assert not any(tmp_path.iterdir())
     monkeypatch.setitem(sys.modules, "ray.data", None)
-    assert "engine ray needs ray" in fails("translate", model, "--input", source, *out, "--engine", "ray")
+    assert "pip install 'vaswani_transformer[cluster]'" in fails(
+        "translate", model, "--input", source, *out, "--engine", "ray"
+    )
     monkeypatch.setattr("vaswani_transformer.cli.files.is_launched", lambda: True)
     assert "this command starts its processes itself" in fails("translate", model, "A dog.")
 

@@ -72,11 +72,9 @@ def tokenize_pairs(
         ``target_length`` (int32, tokens, ``</s>`` included), and the counts of the filter in pairs.
 
     Raises:
-        UserError: an impossible limit, a tokenizer that does not append ``</s>``, no pairs, or none left.
+        UserError: an impossible limit, a tokenizer that does not append ``</s>``, or no pair left.
     """
     encode = pair_encoder(tokenizer, max_length, max_length_ratio)
-    if not len(pairs):
-        raise UserError("there are no pairs to tokenise; give a dataset that is not empty")
     # Not the fingerprint of `datasets`, which changes with the padding that an earlier call has left in the tokenizer.
     key = [CACHE_VERSION, pairs._fingerprint, tokenizer_state(tokenizer), max_length, max_length_ratio or 0.0]
     key = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
@@ -87,7 +85,7 @@ def tokenize_pairs(
         encode, batched=True, features=_FEATURES, remove_columns=pairs.column_names, desc=description,
         new_fingerprint=key, cache_file_name=str(folder / f"{key}.arrow"),
     )  # fmt: skip
-    status = tokenized.data.column("status").to_numpy()
+    status = tokenized.data.column("status").to_numpy() if len(pairs) else np.zeros(0, np.int8)
     counts = FilterCounts.of(count_status(status), max_length, max_length_ratio)
     if not counts.kept:
         raise UserError(f"no pair is left after filtering ({counts}); check the files or raise the limits")

@@ -12,15 +12,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from importlib import import_module
 from typing import Any
 
 from tqdm import tqdm
 
-from ..errors import UserError, one_line
+from ..errors import UserError, reading
 from ..hardware import own_processors
 
 Task = Callable[[int], Any]  # from its number to a result that can be pickled
-LOCAL, RAY = ENGINES = ("local", "ray")
+LOCAL, RAY = "local", "ray"
+ENGINES = {LOCAL: "multiprocessing", RAY: "ray.data"}  # with what they need
 _RESUME = "run the same command again to resume"
 _task: Task | None = None  # of a worker process
 
@@ -59,13 +61,8 @@ def default_workers(parts: int) -> int:
 
 def check_engine(engine: str) -> None:
     """Refuse an engine that is unknown or not installed, before any work is done."""
-    if engine not in ENGINES:
-        raise UserError(f"engine {engine!r} is unknown: give one of {', '.join(ENGINES)}")
-    if engine == RAY:
-        try:
-            import ray.data  # noqa: F401 - takes seconds to import
-        except ImportError as error:
-            raise UserError(f"engine ray needs {error.name}: pip install 'vaswani_transformer[cluster]'") from error
+    with reading(f"engine {engine} (of {' and '.join(ENGINES)}; ray by pip install 'vaswani_transformer[cluster]')"):
+        import_module(ENGINES[engine])
 
 
 def _here(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Any]]:
@@ -86,17 +83,16 @@ def _in_processes(make: Callable[[], Task], numbers: Sequence[int], workers: int
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
             yield from ((number, future.result()) for number, future in zip(numbers, futures, strict=True))
-        except BaseException as error:
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a worker process was killed, perhaps because the memory is full, or could not start, as in a script"
+                f' without `if __name__ == "__main__":`; {_RESUME}, with fewer workers'
+            ) from error
+        finally:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
                 process.join()
-            if isinstance(error, BrokenProcessPool):
-                raise UserError(
-                    "a worker process was killed, perhaps because the memory is full, or could not start, as in a"
-                    f' script without `if __name__ == "__main__":`; {_RESUME}, with fewer workers'
-                ) from error
-            raise
 
 
 def _start(started: Any, workers: int) -> None:
@@ -131,7 +127,7 @@ def _on_ray(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> I
                 result = error
             return {"number": row["item"], "result": pickle.dumps(result)}
 
-    try:
+    with reading(f"Ray ({_RESUME})"):
         ray.init(ignore_reinit_error=True)
         gpus = min(1, ray.cluster_resources().get("GPU", 0))
         tasks = ray.data.from_items(list(numbers), override_num_blocks=len(numbers) or 1)
@@ -141,5 +137,3 @@ def _on_ray(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> I
             if isinstance(result, UserError):
                 raise result
             yield row["number"], result
-    except (ray.exceptions.RayError, ConnectionError) as error:
-        raise UserError(f"Ray: {one_line(error)}; {_RESUME}") from error

@@ -9,11 +9,10 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..data.text_files import Stamp, check_unchanged, read_lines
 from ..data.workers import LOCAL, run_tasks
@@ -29,8 +28,7 @@ MOST_PARTS = 1000  # of a long text they have several windows
 _BLOCK = 10_000  # lines copied at once
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Windows that follow each other, and where they begin."""
 
     window: int  # index of the first one
@@ -75,40 +73,26 @@ def cut(files: Sequence[tuple[Path, Stamp]], size: int) -> tuple[Part, ...]:
 
 
 class _PartWriter:
-    """Writes parts by their number, with the model loaded once; the first line of a part is JSON about it."""
+    """Writes parts by their number, with the model loaded once; the first line of a part is JSON with its remarks."""
 
     def __init__(
-        self, make: Callable[[], Worker], files: Sequence[tuple[Path, Stamp]], parts: Sequence[Part], paths: list[Path],
-        key: str,
-    ):  # fmt: skip
-        self.worker, self.files, self.parts, self.paths, self.key = make(), files, parts, paths, key
+        self, make: Callable[[], Worker], files: Sequence[tuple[Path, Stamp]], parts: Sequence[Part], paths: list[Path]
+    ):
+        self.worker, self.files, self.parts, self.paths = make(), files, parts, paths
 
     def __call__(self, number: int) -> None:
-        part, path = self.parts[number], self.paths[number]
+        part, records = self.parts[number], []
         sides = zip(self.files, part.starts, strict=True)
         lines = _lined_up([read_lines(path, None, stamp, start, part.first) for (path, stamp), start in sides])
         windows = in_windows(islice(lines, part.lines), self.worker.window, index=part.window, first=part.first)
-        records: list[str] = []
-        output = SimpleNamespace(write=records.append)
-        remarks = self.worker.write(windows, output, SimpleNamespace(update=lambda sentences: None))
+        output, bar = SimpleNamespace(write=records.append), SimpleNamespace(update=lambda sentences: None)
+        remarks = self.worker.write(windows, output, bar)
         if remarks.error is not None:
             raise remarks.error
-        for file, stamp in self.files:
-            check_unchanged(file, stamp)
-        head = {"key": _part_key(self.key, part), "split": remarks.split, "cut": remarks.cut}
-        with written_whole(path) as new, new.open("w", encoding="utf-8", newline="\n") as stream:
-            stream.writelines([json.dumps(head) + "\n", *records])
-
-
-def _part_key(key: str, part: Part) -> str:
-    return hashlib.sha256(json.dumps([key, asdict(part)]).encode()).hexdigest()
-
-
-def _head(path: Path) -> dict[str, Any]:
-    """Return the first line of a part; nothing where there is none."""
-    with contextlib.suppress(OSError, ValueError), path.open(encoding="utf-8") as stream:
-        return json.loads(stream.readline())
-    return {}
+        for path, stamp in self.files:
+            check_unchanged(path, stamp)
+        with written_whole(self.paths[number]) as new, new.open("w", encoding="utf-8", newline="\n") as stream:
+            stream.writelines([json.dumps({"split": remarks.split, "cut": remarks.cut}) + "\n", *records])
 
 
 def write_in_parts(
@@ -140,19 +124,21 @@ def write_in_parts(
     parts, folder = cut(files, window), OutputFolder(parts_folder(output.path))
     folder.path.mkdir(exist_ok=True)
     folder.check_ours()
-    names = [f"part-{number:05d}" for number in range(len(parts))]
+    key = hashlib.sha256(json.dumps([output.settings, parts], sort_keys=True).encode()).hexdigest()
+    names = [f"part-{number:05d}-{key[:16]}" for number in range(len(parts))]
     folder.note(names)
-    paths, key = [folder.path / name for name in names], json.dumps(output.settings, sort_keys=True)
+    paths = [folder.path / name for name in names]
     left = [number for number, part in enumerate(parts) if part.first - 1 + part.lines > output.done]
-    missing = [number for number in left if _head(paths[number]).get("key") != _part_key(key, parts[number])]
-    task = functools.partial(_PartWriter, make, files, parts, paths, key)
+    missing = [number for number in left if not paths[number].exists()]
+    task = functools.partial(_PartWriter, make, files, parts, paths)
     run_tasks(task, missing, workers, engine, kind.doing if progress else None)
     remarks = Remarks()
     for number in left:
-        head, done = _head(paths[number]), max(0, output.done - parts[number].first + 1)
-        remarks.split, remarks.cut = remarks.split + head["split"], remarks.cut + head["cut"]
+        done = max(0, output.done - parts[number].first + 1)
         with paths[number].open(encoding="utf-8", newline="\n") as stream:
-            lines = islice(stream, 1 + done * lines_per_record, None)
+            noted = json.loads(stream.readline())
+            remarks.split, remarks.cut = remarks.split + noted["split"], remarks.cut + noted["cut"]
+            lines = islice(stream, done * lines_per_record, None)
             while text := "".join(islice(lines, _BLOCK * lines_per_record)):
                 output.write(text)
     output.sync()

@@ -48,12 +48,7 @@ _OLD_NAMES = [
     (re.compile(r"^(decoder\..*\.)layer_norms\.1(?=\.)"), r"\1encoder_attn_layer_norm"),
     (re.compile(r"^(decoder\..*\.)layer_norms\.2(?=\.)"), r"\1final_layer_norm"),
 ]
-_NAMES_TO_KNOW_IT_BY = (
-    "encoder.embed_tokens.weight",
-    "decoder.embed_tokens.weight",
-    "encoder.version",
-    "decoder.version",
-)
+_SIGNS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "encoder.version", "decoder.version")
 
 
 def matches(source: Path) -> bool:
@@ -62,9 +57,7 @@ def matches(source: Path) -> bool:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return any(
-        holds_entries(path, ("model", options, name)) for options in ("args", "cfg") for name in _NAMES_TO_KNOW_IT_BY
-    )
+    return any(holds_entries(path, ("model", options, name)) for options in ("args", "cfg") for name in _SIGNS)
 
 
 def read(source: Path, options: ImportOptions) -> Imported:

@@ -93,27 +93,21 @@ def read_tokenizer(
             return None, f"It has no tokenizer: tokenizers cannot follow {segmentation.name}, since {error}."
     else:
         backends = [subword_nmt.backend(segmentation, ids, **options) for ids in sides]
-    moses = None
-    if is_moses := _wants_moses(settings, dictionaries):
-        moses = {
-            "languages": list(languages) or ["en", "en"],
-            "aggressive_dash_splits": not settings.get("moses_no_dash_splits"),
-            "escape": not settings.get("moses_no_escape"),
-        }
+    moses = {
+        "languages": list(languages) or ["en", "en"],
+        "aggressive_dash_splits": not settings.get("moses_no_dash_splits"),
+        "escape": not settings.get("moses_no_escape"),
+    }
+    is_moses = _wants_moses(settings, dictionaries)
     tokenizer = VaswaniTokenizer(
         tokenizer_object=backends[0],
         target_tokenizer_object=backends[1] if len(backends) == 2 else None,
         known_tokens=tuple(max(ids.values()) + 1 for ids in dictionaries),
-        bos_token="<s>",
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        **({"moses": moses} if moses else {}),
+        moses=moses if is_moses else None,
+        **dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL_TOKENS, strict=True)),
     )
-    return (
-        tokenizer,
-        "Its texts were tokenised by Moses: the tokenizer needs the package sacremoses." if is_moses else "",
-    )
+    note = "Its texts were tokenised by Moses: the tokenizer needs the package sacremoses."
+    return tokenizer, note if is_moses else ""
 
 
 def _first(checkpoint: Path, names: Sequence[str]) -> Path | None:

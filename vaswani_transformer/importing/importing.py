@@ -81,9 +81,6 @@ def import_model(
             an output that is not empty.
     """
     options = ImportOptions(tuple(map(Path, vocabularies)), None if bpe_codes is None else Path(bpe_codes), positions)
-    for path in (*options.vocabularies, *([options.bpe_codes] if options.bpe_codes else [])):
-        with reading(path):
-            path.stat()
     check_path(source, "source")
     with locked(output):
         folder = _check_output(Path(output), overwrite)

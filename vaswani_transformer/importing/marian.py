@@ -86,14 +86,12 @@ def _model_file(source: Path) -> Path:
     if not source.is_dir():
         return source
     models = _models(source)
+    named = (_decoder_settings(source / "model.npz") or {}).get("models")
+    names = [Path(name).name for name in named] if isinstance(named, list) else []
+    models = [path for path in models if path.name in names] or models
     if len(models) > 1:
-        named = (_decoder_settings(source / "model.npz") or {}).get("models")
-        names = [Path(name).name for name in named] if isinstance(named, list) else []
-        models = [path for path in models if path.name in names] or models
-    if len(models) > 1:
-        raise UserError(
-            f"{source} holds {len(models)} models ({', '.join(path.name for path in models[:5])}): give one"
-        )
+        listed = ", ".join(path.name for path in models[:5])
+        raise UserError(f"{source} holds {len(models)} models ({listed}): give one of the files")
     return models[0]
 
 
@@ -241,10 +239,7 @@ def _with_rows(tensor: torch.Tensor, size: int, rows: int, value: float) -> torc
 
 def _facts(path: Path, settings: dict[str, Any]) -> Facts:
     license = path.parent / "LICENSE"  # as archives of OPUS-MT have it
-    text = b""
-    if license.is_file():
-        with license.open("rb") as file:
-            text = file.read(1000)
+    text = license.read_bytes()[:1000] if license.is_file() else b""
     return Facts(
         toolkit="Marian",
         source=path.name,

@@ -24,7 +24,6 @@ _NEMATUS = {EOS: "eos", UNK: "UNK"}  # what ids 0 and 1 may be called in a .yml 
 class Vocabulary:
     """One side's entries."""
 
-    path: Path
     ids: dict[str, int]  # of each word, less those beyond the model's matrix
     segmenter: Path | None  # the SentencePiece model that makes words of a text
     eos: int
@@ -94,7 +93,7 @@ def _read(path: Path, size: int, segmenter: str) -> Vocabulary:
     if not is_whole or None in special.values():
         raise UserError(f"{path} lacks {EOS}, {UNK} or ids of the model's {size:,}: give the model's own vocabulary")
     beside = path if path.suffix == ".spm" else path.parent / segmenter
-    return Vocabulary(path, ids, beside if beside.is_file() else None, special[EOS], special[UNK])
+    return Vocabulary(ids, beside if beside.is_file() else None, special[EOS], special[UNK])
 
 
 def read_tokenizer(vocabularies: Vocabularies) -> PreTrainedTokenizerBase:

@@ -8,16 +8,9 @@ from transformers import MarianConfig
 from ..hub.card_facts import is_language
 from ..json_and_yaml import read_json
 from ..model.configuration_vaswani import VaswaniConfig
+from . import transformers_folders as folders
 from .source import Imported, ImportOptions, embeddings, model_type
 from .tables import read_weights
-from .transformers_folders import (
-    config_of,
-    facts_of_folder,
-    search_settings,
-    shared_settings,
-    take,
-    was_trained_there,
-)
 from .transformers_tokenizers import marian_tokenizer
 
 NAME = "MarianMTModel of transformers (OPUS-MT)"
@@ -43,17 +36,17 @@ def read(source: Path, options: ImportOptions) -> Imported:
     Raises:
         UserError: for a folder that is incomplete or damaged, and settings that our architecture does not have.
     """
-    positions = options.positions or ("transformers" if was_trained_there(source) else "marian")
-    config = config_of(source, MarianConfig)
+    positions = options.positions or ("transformers" if folders.was_trained_there(source) else "marian")
+    config = folders.config_of(source, MarianConfig)
     ties, weights = _renamed(read_weights(source), config)
     if positions == "marian":
         weights["lm_head.bias"][config.pad_token_id] = _NEVER
     encoding, epsilon = _POSITIONS[positions]
-    facts = facts_of_folder(source, _TRAINED_BY[positions], _languages(source))
+    facts = folders.facts_of_folder(source, _TRAINED_BY[positions], _languages(source))
     facts.notes = (_NOTES[positions],)
     return Imported(
         VaswaniConfig(
-            **shared_settings(config),
+            **folders.shared_settings(config),
             **ties,
             vocab_size=config.vocab_size,
             decoder_vocab_size=None if config.share_encoder_decoder_embeddings else config.decoder_vocab_size,
@@ -65,7 +58,7 @@ def read(source: Path, options: ImportOptions) -> Imported:
         weights,
         marian_tokenizer(source),
         facts,
-        search_settings(source, config),
+        folders.search_settings(source, config),
     )
 
 
@@ -83,9 +76,9 @@ def _renamed(weights: dict[str, torch.Tensor], config: MarianConfig) -> tuple[di
         weights.pop(f"model.{stack}.embed_positions.weight", None)  # computed, not trained
     # A tied matrix may be stored under one of its names alone.
     shared = ["model.shared.weight", "lm_head.weight"] if config.share_encoder_decoder_embeddings else []
-    decoder = take(weights, "model.decoder.embed_tokens.weight", *shared, "lm_head.weight")
-    output = take(weights, "lm_head.weight", "model.decoder.embed_tokens.weight", *shared)
-    encoder = take(weights, "model.encoder.embed_tokens.weight", *shared)
+    decoder = folders.take(weights, "model.decoder.embed_tokens.weight", *shared, "lm_head.weight")
+    output = folders.take(weights, "lm_head.weight", "model.decoder.embed_tokens.weight", *shared)
+    encoder = folders.take(weights, "model.encoder.embed_tokens.weight", *shared)
     for name in ("encoder.embed_tokens", "decoder.embed_tokens", "shared"):
         weights.pop(f"model.{name}.weight", None)
     weights.pop("lm_head.weight", None)

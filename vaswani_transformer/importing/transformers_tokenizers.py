@@ -43,17 +43,12 @@ def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         )
     with reading(folder):
         try:
-            backends = [
-                backend(
-                    folder / file,
-                    vocabulary,
-                    eos_token=tokens["eos_token"],
-                    unk_token=tokens["unk_token"],
-                    special_tokens=[tokens["pad_token"]],
-                    codes=[token for token in vocabulary if token.startswith(">>") and token.endswith("<<")],
-                )
-                for file, vocabulary in zip(("source.spm", "target.spm"), vocabularies, strict=True)
-            ]
+            backends = []
+            for file, ids in zip(("source.spm", "target.spm"), vocabularies, strict=True):
+                codes = [token for token in ids if token.startswith(">>") and token.endswith("<<")]
+                eos, unk, pad = tokens.values()
+                special = {"eos_token": eos, "unk_token": unk, "special_tokens": [pad]}
+                backends.append(backend(folder / file, ids, codes=codes, **special))
         except Unsupported:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # it recommends sacremoses, which it does not use

@@ -225,7 +225,7 @@ def test_a_model_on_the_hub(hub, folder, tmp_path, model, monkeypatch):
 
 def test_names_that_the_hub_does_not_know(hub, tmp_path):
     line = error_of(import_model, "owner/nothing", tmp_path / "out")
-    assert line.startswith("owner/nothing: ") and "Repository Not Found" in line
+    assert line.startswith("owner/nothing: ") and "Not Found" in line
     hub.faults.append(Fault("GET", "/api/models", times=99, status=403))
     assert "owner/nothing: " in error_of(import_model, "owner/nothing", tmp_path / "out")
 

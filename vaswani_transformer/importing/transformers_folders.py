@@ -12,6 +12,7 @@ from ..errors import UserError, reading
 from ..hub.card_facts import metadata
 from ..json_and_yaml import read_json
 from .source import ACTIVATIONS, Facts
+from .tables import first_bytes
 
 _AGAIN = "copy the files of the model again"
 _IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")  # our configuration has them
@@ -98,7 +99,8 @@ def facts_of_folder(folder: Path, toolkit: str, languages: tuple[str, ...] = ())
     """Return what a folder's card and configuration say about its model; `languages`: source and target, if known."""
     name = str(read_values(folder).get("_name_or_path") or "")
     source = re.search(r"(?:^|/)((?:Helsinki-NLP|facebook|allenai)/[\w.-]+)$", name)
-    card = metadata(folder / "README.md")
+    text = first_bytes(folder / "README.md").decode("utf-8", errors="replace")
+    card = metadata(text)
     return Facts(
         toolkit,
         f"https://huggingface.co/{source[1]}" if source else "",

@@ -7,6 +7,8 @@ import sys
 import pytest
 from model_folders import write_model
 
+from vaswani_transformer import export_model
+
 HEAVY = ("torch", "transformers", "datasets", "numpy", "huggingface_hub", "pydantic")
 MAIN = "from vaswani_transformer.cli.main import main; main(sys.argv[1:])"
 
@@ -43,6 +45,12 @@ def test_a_recipe_is_described_without_torch():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model") / "model")
+
+
+def test_an_exported_model_translates_without_torch(folder, tmp_path):
+    pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+    export_model(folder, tmp_path / "exported")
+    assert imported(MAIN, "translate", str(tmp_path / "exported"), "A dog.") == set()
 
 
 LOADS = "assert type(AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])).__module__.startswith('vaswani_transformer.')"

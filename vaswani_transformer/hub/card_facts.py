@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ..model.configuration_vaswani import VaswaniConfig
 
+RECIPE = "recipe.yaml"  # in a run's folder
 # Score in an evaluation file -> metric on the Hub, its label, decimals shown (the front matter has all of them).
 METRICS = {
     "bleu": ("sacrebleu", "BLEU", 2),
@@ -154,22 +155,30 @@ def read_run(folder: str | Path) -> tuple[dict, list[dict]]:
     Of the log only numbers are read. Both are empty if there is no recipe: a log alone is another program's, whose
     steps and seconds may differ in kind.
     """
-    from ..recipes.recipe import Recipe, convert
     from ..training.callbacks import read_training_log
-    from ..training.run_folder import LOG, RECIPE
+    from ..training.run_folder import LOG
 
-    recipe, values, entries = {}, {}, []
-    if not (Path(folder) / RECIPE).is_file():
-        return {}, []
+    entries = []
+    if (Path(folder) / RECIPE).is_file():
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            entries = read_training_log(Path(folder) / LOG)
+    return read_run_recipe(folder), [
+        {name: value for name, value in entry.items() if is_number(value)} for entry in entries
+    ]
+
+
+def read_run_recipe(folder: str | Path) -> dict:
+    """Return the recipe of a run's folder, as `read_run` does; empty if there is none. Imports no torch."""
+    from ..recipes.recipe import Recipe, convert
+
+    recipe, values = {}, {}
     with contextlib.suppress(UserError, OSError):
         values = read_yaml(Path(folder) / RECIPE, "it is not on the card")
     for name in Recipe.__dataclass_fields__ if isinstance(values, dict) else ():
         if not isinstance(values.get(name), list | dict):
             with contextlib.suppress(UserError, KeyError):
                 recipe[name] = convert(name, values[name])
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        entries = read_training_log(Path(folder) / LOG)
-    return recipe, [{name: value for name, value in entry.items() if is_number(value)} for entry in entries]
+    return recipe
 
 
 def read_import(folder: str | Path) -> dict:
@@ -235,7 +244,7 @@ def languages_of(recipe: Mapping) -> list[str]:
 
 def known_languages(folder: str | Path) -> list[str]:
     """Return source and target language of a model's folder, as an import or a training noted them, or none."""
-    return read_import(folder).get("languages") or languages_of(read_run(folder)[0])
+    return read_import(folder).get("languages") or languages_of(read_run_recipe(folder))
 
 
 def datasets_of(recipe: Mapping) -> list[str]:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from ..model.loss_vaswani import IGNORE_INDEX
 MOST_PADDED = 1.5  # most positions of a padded batch, as a share of its limit of tokens; 1.1 are usual
 WINDOW = 3_000_000  # pairs that are shuffled and grouped by length together
 _BLOCK = 1 << 17  # pairs that are processed together, so that temporary arrays stay small
-_SAMPLED_BATCHES = 2048  # batches of which padding is measured, where there are more
+_MEASURED_BATCHES = 2048  # batches of which padding is measured, where there are more
 _GOLDEN = 0.6180339887498949  # its multiples, taken modulo 1, are spread evenly however many there are
 
 
@@ -31,6 +32,22 @@ def _check_lengths(sides: Sequence[np.ndarray], limit: int) -> None:
                 f"the {name} of sentence pair {side.argmax()} has {side.max()} tokens, more than the"
                 f" {limit} a batch may hold: raise tokens_per_batch or lower max_length"
             )
+
+
+def describe_batches(sampler: "TokenBatchSampler | WindowedBatchSampler") -> str:
+    """Describe an epoch's batches in words; padding is that of the first 2,048, which are in random order."""
+    lengths, tokens, positions = sampler.lengths, np.zeros(2), np.zeros(2)
+    for batch in filter(None, islice(sampler, _MEASURED_BATCHES)):
+        sides = np.stack([side[batch] for side in lengths])
+        tokens += sides.sum(axis=1, dtype=np.int64)
+        positions += sides.max(axis=1).astype(np.int64) * len(batch)
+    batches, padding = len(sampler) // sampler.micro_batches, 1 - tokens / positions
+    source, target = sampler.tokens / batches
+    return (
+        f"{len(lengths[0]):,} pairs in {batches:,} batches an epoch: on average {source:,.0f} source and {target:,.0f}"
+        f" target tokens a batch, padding not counted; padded, {padding[0]:.1%} of source and {padding[1]:.1%} of target"
+        " positions are padding"
+    )
 
 
 class TokenBatchSampler:
@@ -87,12 +104,12 @@ class TokenBatchSampler:
         seed: int = 0,
     ):
         sides = [np.asarray(side) for side in (source_lengths, target_lengths)]
-        self._lengths = [side if side.dtype.kind in "iu" else side.astype(np.int64) for side in sides]
-        _check_lengths(self._lengths, max_tokens)
-        self._tokens = np.array([side.sum(dtype=np.int64) for side in self._lengths])
+        self.lengths = [side if side.dtype.kind in "iu" else side.astype(np.int64) for side in sides]
+        _check_lengths(self.lengths, max_tokens)
+        self.tokens = np.array([side.sum(dtype=np.int64) for side in self.lengths])
         self.micro_batches, self.shuffle, self.seed, self.epoch = micro_batches, shuffle, seed, 0
-        self._limit, self._pairs = max_tokens, len(self._lengths[0])
-        self._longest = [int(side.max()) for side in self._lengths]
+        self._limit, self._pairs = max_tokens, len(self.lengths[0])
+        self._longest = [int(side.max()) for side in self.lengths]
         # A batch can be halved twice: cut short as the first or shared with the last, and where one batch is missing.
         needed = 4 * micro_batches if micro_batches > 1 else 1
         smallest = min(max_tokens // max(self._longest), self._pairs)
@@ -112,7 +129,7 @@ class TokenBatchSampler:
 
     def _codes(self) -> np.ndarray:
         """Return both lengths of each pair as one number, uint64."""
-        source, target = (side.astype(np.uint64) for side in self._lengths)
+        source, target = (side.astype(np.uint64) for side in self.lengths)
         return source << np.uint64(self._longest[1].bit_length()) | target
 
     def _count_kinds(self) -> None:
@@ -159,7 +176,7 @@ class TokenBatchSampler:
 
     def _sums(self, pairs: np.ndarray) -> np.ndarray:
         """Return the tokens of these pairs up to each of them, `(2, len(pairs))`."""
-        return np.stack([side[pairs].cumsum(dtype=np.int64) for side in self._lengths])
+        return np.stack([side[pairs].cumsum(dtype=np.int64) for side in self.lengths])
 
     def _capacity_at(self, place: np.ndarray | int) -> np.ndarray | int:
         return self._capacity[np.searchsorted(self._capacity_ends, place, side="right")]
@@ -240,7 +257,7 @@ class TokenBatchSampler:
         """
         if self.micro_batches == 1:
             return [batch]
-        source, target = (side[batch].astype(np.int64) for side in self._lengths)
+        source, target = (side[batch].astype(np.int64) for side in self.lengths)
         longest_first = np.argsort(-source, kind="stable")
         part_of, tokens = np.empty(len(batch), np.int64), np.zeros(self.micro_batches, np.int64)
         for start in range(0, len(batch), self.micro_batches):
@@ -258,23 +275,7 @@ class TokenBatchSampler:
             for part in self._parts(order[edges[number] : edges[number + 1]]):
                 yield part.tolist()
 
-    def statistics(self) -> "BatchStatistics":
-        """Return sizes and padding of the epoch's batches; padding is that of 2,048 of them where there are more."""
-        order, edges, _ = self._batches()
-        tokens, padded = np.zeros(2, np.int64), np.zeros(2, np.int64)
-        for number in np.unique(np.linspace(0, self._number - 1, min(self._number, _SAMPLED_BATCHES)).astype(int)):
-            for part in self._parts(order[edges[number] : edges[number + 1]]):
-                lengths = np.stack([side[part] for side in self._lengths])
-                tokens += lengths.sum(axis=1, dtype=np.int64)
-                padded += lengths.max(axis=1).astype(np.int64) * len(part)
-        return BatchStatistics(
-            pairs=self._pairs,
-            batches=self._number,
-            source_tokens=int(self._tokens[0]),
-            target_tokens=int(self._tokens[1]),
-            source_padding=float(1 - tokens[0] / padded[0]),
-            target_padding=float(1 - tokens[1] / padded[1]),
-        )
+    statistics = describe_batches
 
 
 class WindowedBatchSampler:
@@ -309,7 +310,7 @@ class WindowedBatchSampler:
         window: int = WINDOW,
     ):
         self.micro_batches, self.seed, self.epoch, self.skipped = micro_batches, seed, 0, 0
-        self._lengths, self._max_tokens, self._starts = lengths, max_tokens, np.asarray(starts)
+        self.lengths, self._max_tokens, self._starts = lengths, max_tokens, np.asarray(starts)
         pairs, shards = int(self._starts[-1]), np.arange(len(starts) - 1)
         if pairs > window:
             np.random.default_rng((seed, 2)).shuffle(shards)
@@ -320,16 +321,16 @@ class WindowedBatchSampler:
         # Sorting needs no lock of Python's; a window that is sorted takes memory, so that no more are begun than help.
         with ThreadPoolExecutor(min(8, len(own_processors()))) as executor:
             samplers = executor.map(lambda window: self._sampler(window)[0], range(len(self._windows)))
-            facts = [(len(sampler), sampler.part_tokens, sampler._tokens) for sampler in samplers]
+            facts = [(len(sampler), sampler.part_tokens, sampler.tokens) for sampler in samplers]
         self._numbers = [number for number, _, _ in facts]
         self.part_tokens = max(tokens for _, tokens, _ in facts)
-        self._tokens = sum(tokens for _, _, tokens in facts)
+        self.tokens = sum(tokens for _, _, tokens in facts)
 
     def _sampler(self, window: int) -> tuple[TokenBatchSampler, np.ndarray]:
         """Return the batches of a window, of numbers within it, and its pairs."""
         pairs = [np.arange(*self._starts[shard : shard + 2]) for shard in np.sort(self._windows[window])]
         pairs = np.concatenate(pairs)
-        sides = [side[pairs] for side in self._lengths]
+        sides = [side[pairs] for side in self.lengths]
         return TokenBatchSampler(*sides, self._max_tokens, micro_batches=self.micro_batches, seed=self.seed), pairs
 
     def set_epoch(self, epoch: int) -> None:
@@ -353,32 +354,7 @@ class WindowedBatchSampler:
                 yield from (pairs[part].tolist() for part in sampler)
             done += self._numbers[window]
 
-    def statistics(self) -> "BatchStatistics":
-        """Return sizes of an epoch's batches; padding is that of one window."""
-        batches, pairs = len(self) // self.micro_batches, int(self._starts[-1])
-        source, target = map(int, self._tokens)
-        whole = {"pairs": pairs, "batches": batches, "source_tokens": source, "target_tokens": target}
-        return replace(self._sampler(0)[0].statistics(), **whole)
-
-
-@dataclass(frozen=True)
-class BatchStatistics:
-    """Sizes of an epoch of batches; tokens without padding, padding as the share of all positions."""
-
-    pairs: int
-    batches: int
-    source_tokens: int
-    target_tokens: int
-    source_padding: float
-    target_padding: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.pairs:,} pairs in {self.batches:,} batches an epoch: on average"
-            f" {self.source_tokens / self.batches:,.0f} source and {self.target_tokens / self.batches:,.0f} target"
-            f" tokens a batch, padding not counted; padded, {self.source_padding:.1%} of source and"
-            f" {self.target_padding:.1%} of target positions are padding"
-        )
+    statistics = describe_batches
 
 
 @dataclass

@@ -53,7 +53,7 @@ class PairSource:
         """
         with _loading(self.where):
             if self.kind in ("text", UNDECODED, *_OWN):
-                return _not_empty(self._read(num_proc), self.where)
+                return _pairs_only(self._read(num_proc), DEFAULT_COLUMNS, self.where)
             if self.kind == "saved":
                 dataset = datasets.load_from_disk(self.where)
                 dataset = dataset[self.split] if isinstance(dataset, datasets.DatasetDict) else dataset
@@ -63,7 +63,7 @@ class PairSource:
                 dataset = datasets.load_dataset(name, data_files=files, split=self.split, **options)
             else:
                 dataset = datasets.load_dataset(self.kind, self.config, split=self.split)
-            return _pairs_only(_not_empty(dataset, self.where), self.columns, self.where)
+            return _pairs_only(dataset, self.columns, self.where)
 
     def _read(self, num_proc: int | None) -> datasets.Dataset:
         names = {split: [list(map(str, shard)) for shard in shards] for split, shards in self.shards.items()}
@@ -103,12 +103,6 @@ def _loading(where: str) -> Iterator[None]:
         datasets.logging.set_verbosity(verbosity)
 
 
-def _not_empty(dataset: datasets.Dataset, where: str) -> datasets.Dataset:
-    if not len(dataset):
-        raise UserError(f"{where}: empty, no rows; give a dataset or split with at least one pair")
-    return dataset
-
-
 def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str) -> datasets.Dataset:
     """Return the two columns, also from within `translation`, as strings; nothing is copied unless the type differs."""
     if "__index_level_0__" in dataset.column_names:  # pandas' way with a CSV file whose rows have more fields
@@ -116,6 +110,8 @@ def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str)
     if not set(columns) <= set(dataset.column_names) and "translation" in dataset.column_names:
         dataset = dataset.select_columns(["translation"]).flatten()
         dataset = dataset.rename_columns({name: name.removeprefix("translation.") for name in dataset.column_names})
+    if not len(dataset):
+        raise UserError(f"{where}: empty, no rows; give a dataset or split with at least one pair")
     for column in columns:
         column_position(column, dataset.column_names, where)
         kind = dataset.features[column]

@@ -45,8 +45,8 @@ def describe_batches(sampler: "TokenBatchSampler | WindowedBatchSampler") -> str
     source, target = sampler.tokens / batches
     return (
         f"{len(lengths[0]):,} pairs in {batches:,} batches an epoch: on average {source:,.0f} source and {target:,.0f}"
-        f" target tokens a batch, padding not counted; padded, {padding[0]:.1%} of source and {padding[1]:.1%} of target"
-        " positions are padding"
+        f" target tokens a batch, padding not counted; padded, {padding[0]:.1%} of source and {padding[1]:.1%} of"
+        " target positions are padding"
     )
 
 

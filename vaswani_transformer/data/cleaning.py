@@ -39,6 +39,7 @@ from .cleaning_rules import (
     read_scores,
 )
 from .parallel_text import held_out_rows, pairs_of
+from .prepared import DATA_FIELDS
 from .recipe_data import data_sources
 from .text_files import check_on_disk, file_stamp, home_path, read_lines
 from .workers import LOCAL, check_engine, default_workers, run_tasks
@@ -93,8 +94,10 @@ def clean(
             raise UserError(f"{folder} holds no cleaned text: give another --output")
         train, validation = data_sources(recipe)
         files = [*train.files, *(validation.files if validation else ()), *others]
-        settings = {"recipe": asdict(recipe), "rules": asdict(rules), "part": PART}
-        settings = json.loads(json.dumps(settings | {"files": {str(path): file_stamp(path) for path in files}}))
+        settings = {"recipe": {name: getattr(recipe, name) for name in (*DATA_FIELDS, "seed")}, "rules": asdict(rules)}
+        settings = json.loads(
+            json.dumps(settings | {"part": PART, "files": {str(path): file_stamp(path) for path in files}})
+        )
         if MANIFEST in output and not overwrite:
             return _finished(output.path, settings)
         text = train.undecoded().load()

@@ -7,6 +7,7 @@ import contextlib
 import glob
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -90,9 +91,11 @@ class PairSource:
 
 @contextlib.contextmanager
 def _loading(where: str) -> Iterator[None]:
-    """Report errors of `datasets`, which wraps and logs those of other libraries, as `errors.reading`."""
-    verbosity = datasets.logging.get_verbosity()
+    """Report errors of `datasets`, which wraps and logs those of other libraries; show its bars on a terminal only."""
+    verbosity, are_shown = datasets.logging.get_verbosity(), not datasets.are_progress_bars_disabled()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    if sys.stderr is None or not sys.stderr.isatty():
+        datasets.disable_progress_bars()
     try:
         with reading(where):
             try:
@@ -101,6 +104,8 @@ def _loading(where: str) -> Iterator[None]:
                 raise (error.__cause__ or error) from None
     finally:
         datasets.logging.set_verbosity(verbosity)
+        if are_shown:
+            datasets.enable_progress_bars()
 
 
 def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str) -> datasets.Dataset:

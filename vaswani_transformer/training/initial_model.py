@@ -50,7 +50,7 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     set_seed(recipe.seed)
     model = VaswaniForConditionalGeneration(config)
     _set_search(model, SEARCH | _search_of(recipe))
-    return _prepared(model, recipe)
+    return with_attention(model, recipe)
 
 
 def model_of_folder(recipe: Recipe, folder: str | Path, weights: bool = True) -> VaswaniForConditionalGeneration:
@@ -90,7 +90,7 @@ def model_of_folder(recipe: Recipe, folder: str | Path, weights: bool = True) ->
         model.model.decoder.embed_tokens.weight.register_hook(
             lambda gradient: gradient.index_fill(0, torch.tensor(config.pad_token_id, device=gradient.device), 0)
         )
-    return _prepared(model, recipe)
+    return with_attention(model, recipe)
 
 
 def read_model_of(folder: str | Path) -> VaswaniForConditionalGeneration:
@@ -178,7 +178,7 @@ def origin(folder: str | Path) -> dict[str, str]:
     return files
 
 
-def _prepared(model: VaswaniForConditionalGeneration, recipe: Recipe) -> VaswaniForConditionalGeneration:
+def with_attention(model: VaswaniForConditionalGeneration, recipe: Recipe) -> VaswaniForConditionalGeneration:
     """Return the model with the recipe's attention, compiled if it says so."""
     # On a CPU torch's fused attention is slow backwards for short sequences: scripts/benchmarks/training_step.py.
     # Eager attention is the faster one on a CPU, but knows no blocks of neighbours.

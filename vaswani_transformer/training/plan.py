@@ -10,16 +10,16 @@ import torch
 from ..data.batching import TokenBatchSampler
 from ..data.prepared import check_recipe_matches, open_prepared
 from ..data.recipe_data import data_sources
-from ..data.tokenization import load_tokenizer, train_tokenizer
+from ..data.tokenization import load_tokenizer
 from ..data.tokenized_pairs import pair_lengths
 from ..durations import duration
 from ..errors import UserError
 from ..hardware import accelerator, choose_precision, on_cpu
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..recipes.recipe import AUTO, Recipe
+from ..recipes.recipe import AUTO, Recipe, model_config
 from .flops import model_flops
-from .initial_model import model_of_folder, new_model, trained_parameters
+from .initial_model import model_of_folder, trained_parameters, with_attention
 from .run import make_tokenizer, reporters, tokenized_pairs
 
 # Share of `tokens_per_batch` that a batch has on the longer side. `TokenBatchSampler` gave 0.996 for 25,000 tokens and
@@ -115,32 +115,13 @@ def make_plan(recipe: Recipe, processes: int = 1, trial: bool = True) -> Plan:
     )
 
 
-@dataclass(frozen=True)
-class _StandInTokenizer:
-    """In place of a tokenizer that is yet to be trained: its size, and the ids of special tokens in ours."""
-
-    entries: int
-    bos_token_id: int = 0
-    pad_token_id: int = 1
-    eos_token_id: int = 2
-
-    def __len__(self) -> int:
-        return self.entries
-
-    def get_vocab(self) -> dict[str, int]:
-        return {}
-
-
 def _model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     """Return the model that would be trained; raises what making it would."""
     if recipe.from_model is not None:
         return model_of_folder(recipe, recipe.from_model, weights=False)
-    if tokenizer is None and recipe.tokenizer is not None:
-        tokenizer = load_tokenizer(recipe.tokenizer)
-    elif tokenizer is None:
-        train_tokenizer(["any"], kind=recipe.tokenizer_kind, vocab_size=recipe.vocab_size)  # checks the settings
-        tokenizer = _StandInTokenizer(recipe.vocab_size)
-    return new_model(recipe, tokenizer)
+    tokenizer = load_tokenizer(recipe.tokenizer) if tokenizer is None and recipe.tokenizer is not None else tokenizer
+    entries = recipe.vocab_size if tokenizer is None else len(tokenizer)
+    return with_attention(VaswaniForConditionalGeneration(model_config(recipe, entries)), recipe)
 
 
 def _epoch_of_text(recipe: Recipe, config: VaswaniConfig, micro_batches: int) -> dict:
@@ -219,8 +200,8 @@ def describe_plan(plan: Plan) -> str:
     recipe, steps, mark = plan.recipe, plan.recipe.max_steps, "" if plan.exact else "~"
     names = [recipe.prepared] if recipe.prepared else [recipe.train_data, recipe.train_source, recipe.train_target]
     pairs = "an unknown number of" if plan.pairs is None else f"{mark}{plan.pairs:,}"
-    lengths = f"{mark}{plan.source_length:.1f} source and {mark}{plan.target_length:.1f} target tokens"
     tokens = [f"{mark}{plan.pairs_per_step * length:,.0f}" for length in (plan.source_length, plan.target_length)]
+    lengths = [f"{mark}{length:.1f}" for length in (plan.source_length, plan.target_length)]
     epochs = "number of epochs unknown: give --expected-pairs"
     if plan.steps_per_epoch is not None:
         number = steps / plan.steps_per_epoch
@@ -229,12 +210,15 @@ def describe_plan(plan: Plan) -> str:
     trained = "" if plan.trained == plan.parameters else f", of which {plan.trained:,} are trained"
     seconds = "not tried"
     if plan.seconds is not None:
-        seconds = f"{steps:,} steps x {plan.step_seconds:.3g} s by a trial here = {duration(plan.seconds)}"
-        seconds += f", or {recipe.max_minutes:g} minutes" if recipe.max_minutes else ""
+        limit = f", or {recipe.max_minutes:g} minutes" if recipe.max_minutes else ""
+        seconds = f"{steps:,} steps x {plan.step_seconds:.3g} s by a trial here = {duration(plan.seconds)}{limit}"
     rows = [
         ("model", f"{plan.parameters:,} parameters ({kind}, vocabulary {plan.config.target_vocab_size:,}){trained}"),
-        ("data", f"{' '.join(filter(None, names)) or 'none named'}: {pairs} pairs of {lengths}"),
-        ("", plan.origin),
+        ("data", f"{' '.join(filter(None, names)) or 'none named'} ({plan.origin})"),
+        (
+            "",
+            f"{pairs} pairs of {mark}{plan.source_length:.1f} source and {mark}{plan.target_length:.1f} target tokens",
+        ),
         ("step", f"{tokens[0]} source and {tokens[1]} target tokens on average, padding not counted"),
         ("", f"in {plan.micro_batches // plan.processes} parts on each of {plan.processes} processes"),
         ("epochs", epochs),

@@ -159,24 +159,18 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
     workers = default_num_workers() if recipe.data_workers == AUTO else recipe.data_workers
     if recipe.compress_gradients and on_cpu():
         raise UserError("compress_gradients is true, which needs GPUs: leave it out")
+    same = ("tokens_per_batch", "max_steps", "warmup_steps", "learning_rate_scale", "fused_loss", "adam_beta1")
+    same += ("adam_beta2", "adam_epsilon", "seed", "ddp_timeout", "compress_gradients")
     return VaswaniTrainingArguments(
+        **{name: getattr(recipe, name) for name in same},
         output_dir=str(Path(recipe.output) / CHECKPOINTS),
-        tokens_per_batch=recipe.tokens_per_batch,
         tokens_per_device=None if recipe.tokens_per_device == AUTO else recipe.tokens_per_device,
-        max_steps=recipe.max_steps,
-        warmup_steps=recipe.warmup_steps,
-        learning_rate_scale=recipe.learning_rate_scale,
         label_smoothing_factor=recipe.label_smoothing,
-        fused_loss=recipe.fused_loss,
         dataloader_num_workers=workers,
         dataloader_persistent_workers=workers > 0,
-        adam_beta1=recipe.adam_beta1,
-        adam_beta2=recipe.adam_beta2,
-        adam_epsilon=recipe.adam_epsilon,
         max_grad_norm=recipe.max_gradient_norm,
         optim="adamw_torch_fused",  # without weight decay AdamW is Adam
         weight_decay=0.0,
-        seed=recipe.seed,
         full_determinism=recipe.deterministic,
         logging_steps=recipe.log_every,
         eval_strategy="steps",
@@ -195,10 +189,8 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         report_to=reporters(recipe.report_to),
         disable_tqdm=True,
         ddp_find_unused_parameters=False,  # there are none; looking for them costs a walk through the graph each step
-        ddp_timeout=recipe.ddp_timeout,
         ddp_broadcast_buffers=False,  # tables of sinusoids, the same everywhere
         ddp_bucket_cap_mb=None if on_cpu() else 100,  # fast links are best used by large messages
-        compress_gradients=recipe.compress_gradients,
         log_level="error",
         log_level_replica="error",
         use_cpu=on_cpu(),  # or bf16 is refused there
@@ -210,20 +202,18 @@ def is_padding_free(recipe: Recipe, config: VaswaniConfig, arguments: VaswaniTra
     """Return whether to train on batches without padding; by default only where attention takes them as they are.
 
     Raises:
-        UserError: where the recipe asks for them and restricted self-attention takes none, or the GPU has no attention
-            for them.
+        UserError: where the recipe asks for them and the model or the GPU has no attention for them.
     """
     dtype = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32
     states = torch.empty(0, dtype=dtype, device=arguments.device)
     is_quick = can_use_flash_attention(config, states) and not config.attention_dropout
     if recipe.padding_free == AUTO:
         return is_quick and recipe.attention == AUTO and config.attention_window is None
-    if recipe.padding_free and config.attention_window is not None:
-        raise UserError("padding_free is true and attention_window needs padded batches: leave one of them out")
-    if recipe.padding_free and not is_quick and not states.is_cpu:  # sentences would be padded to max_length each
+    # On another GPU sentences would be padded to max_length each.
+    if recipe.padding_free and (config.attention_window is not None or not (is_quick or states.is_cpu)):
         raise UserError(
-            "padding_free is true, which takes a GPU of compute capability 8.0, bf16 or fp16, equal d_k and d_v in"
-            " multiples of 8 up to 256, and no attention_dropout"
+            "padding_free takes a GPU of compute capability 8.0 with bf16 or fp16, equal d_k and d_v in multiples of 8"
+            " up to 256, no attention_dropout and no attention_window: leave it out"
         )
     return recipe.padding_free
 

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from os import PathLike
 
 # The machine's troubles, which another file would not cure: `main` reports them with status 1.
-_OF_THE_MACHINE = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.ESTALE}
+_OF_THE_MACHINE = {
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.ESTALE,
+}
 
 
 class UserError(ValueError):

@@ -19,7 +19,6 @@ from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data.tokenization import load_tokenizer, train_tokenizer
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.training import averaging
 from vaswani_transformer.training.averaging import (
     average_checkpoints,
     average_models,
@@ -37,15 +36,6 @@ def write(folder, weights):
 
 def write_all(folder, checkpoints):
     return [write(folder / f"checkpoint-{index}", weights) for index, weights in enumerate(checkpoints)]
-
-
-def test_by_hand(tmp_path):
-    checkpoints = [{"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[-4.0]])}, {"a": torch.zeros(2)}]
-    checkpoints[1]["b"] = torch.tensor([[1.0]])
-    averaged = average_checkpoints([str(folder) for folder in write_all(tmp_path, checkpoints)])  # paths may be text
-    assert averaged.keys() == {"a", "b"}
-    assert averaged["a"].tolist() == [0.5, 1.0]
-    assert averaged["b"].tolist() == [[-1.5]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -70,28 +60,10 @@ def test_sum_is_not_kept_in_the_type_of_storage(tmp_path, dtype):
     assert averaged["w"].double().item() == torch.tensor(sum(values) / 4).to(dtype).double().item()
 
 
-def test_type_is_that_of_the_first(tmp_path):
-    checkpoints = [{"w": torch.ones(2, dtype=torch.bfloat16)}, {"w": torch.zeros(2)}]
-    averaged = average_checkpoints(write_all(tmp_path, checkpoints))["w"]
-    assert averaged.dtype == torch.bfloat16
-    assert averaged.tolist() == [0.5, 0.5]
-
-
 def check_error(folders, *parts):
     message = error_of(average_checkpoints, folders)
     for part in parts:
         assert part in message
-
-
-def test_no_checkpoints():
-    check_error([], "no checkpoints to average")
-
-
-def test_missing_file(tmp_path):
-    folder = write(tmp_path / "whole", {"w": torch.ones(2)})
-    (tmp_path / "empty").mkdir()
-    check_error([folder, tmp_path / "empty"], str(tmp_path / "empty"), "model.safetensors")
-    check_error([tmp_path / "nowhere"], str(tmp_path / "nowhere"))
 
 
 def test_other_names(tmp_path):
@@ -189,14 +161,6 @@ def test_where_a_model_is_from_is_kept(models, run, tmp_path):
     assert (tmp_path / "of a run" / "import.json").read_text() == "[]"
 
 
-def test_smoothing_of_the_training_is_no_difference(models, tmp_path):
-    config = json.loads((models[0] / "config.json").read_text())
-    (models[0] / "config.json").write_text(json.dumps({**config, "label_smoothing": 0.1}))
-    del config["label_smoothing"]  # as earlier versions wrote it
-    (models[1] / "config.json").write_text(json.dumps(config))
-    average_models(models, tmp_path / "average")
-
-
 def test_sharded_checkpoints(models, tmp_path):
     shards = [
         save(VaswaniForConditionalGeneration.from_pretrained(model), tmp_path / f"shards-{index}", max_shard_size="4KB")
@@ -253,17 +217,6 @@ def test_nothing_is_overwritten_unasked(models, tmp_path):
     assert (output / "notes.txt").read_text() == "mine"
     (tmp_path / "file").write_text("")
     refused(models, tmp_path / "file", "cannot write to output folder")
-
-
-def test_a_failed_write_leaves_nothing(models, tmp_path, monkeypatch):
-    def fail(weights, path, metadata):
-        path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(averaging, "save_file", fail)
-    with pytest.raises(OSError, match="No space"):
-        average_models(models, tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [folder.name for folder in models]
 
 
 class Run:

@@ -6,7 +6,6 @@ starting Python anew for each would take most of the time. The slow tests start 
 
 import dataclasses
 import json
-import math
 import os
 import random
 import shutil
@@ -28,7 +27,7 @@ from training_runs import is_complete
 
 from vaswani_transformer import UserError, train
 from vaswani_transformer.training import run as training
-from vaswani_transformer.training.checkpoints import open_checkpoint, read_checkpoints
+from vaswani_transformer.training.checkpoints import read_checkpoints
 
 STEPS, EVERY = 12, 2
 
@@ -136,26 +135,6 @@ def die_in_training(recipe, count) -> int:
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_between_two_file_operations(recipe, undisturbed, tmp_path):
-    """The same run dies again and again, at start-up, within checkpoints, between them, and at the end."""
-    recipe = dataclasses.replace(recipe, output=str(tmp_path / "run"))
-    dice, kills, resumed_from = random.Random(4), 0, set()
-    while kills < 5:
-        resumed_from |= {max(steps_in(tmp_path / "run"), default=0)}
-        status = die_in_training(
-            recipe, dice.choice([dice.randint(1, 40), *(dice.randint(120, 360) for _ in range(3))])
-        )
-        if status == 0:
-            break  # so soon, with fewer kills: what matters is below
-        assert status == -signal.SIGKILL
-        kills += 1
-    if not (tmp_path / "run" / "model.safetensors").exists():
-        assert die_in_training(recipe, -1) == 0
-    assert kills >= 3 and len(resumed_from) >= 3, (kills, resumed_from)
-    check_same_end(tmp_path / "run", undisturbed)
-
-
-@pytest.mark.slow
 def test_killed_at_every_few_file_operations(recipe, undisturbed, tmp_path):
     """A fresh run each time, killed a little later than the one before, and resumed once."""
     count, step = 1, 23
@@ -213,39 +192,6 @@ def _leave_before_the_end() -> None:
     training.select_weights = leave
 
 
-def _find_space_at_the_start() -> None:
-    """As if someone else had filled the disk later."""
-    training.check_space = lambda *_: None
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to mount a file system")
-def test_a_file_system_that_is_full(recipe, undisturbed, tmp_path):
-    mounted = tmp_path / "mounted"
-    mounted.mkdir()
-    files = (undisturbed / "checkpoints" / f"checkpoint-{STEPS}").iterdir()
-    one = sum(4096 * math.ceil(path.stat().st_size / 4096) for path in files)
-    size = 8 * one
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(mounted)]
-    if subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
-        words = options(recipe, mounted / "run")
-        (mounted / "ballast").write_bytes(b"x" * (5 * one + one // 2))
-        status, shown = run_in_child(words, tmp_path, _find_space_at_the_start)
-        assert status == 1 and shown.startswith("error: ") and shown.count("\n") == 1 and "Traceback" not in shown, (
-            shown
-        )
-        assert "then the same command continues from step" in shown
-        assert not list(mounted.rglob(".writing*")) and read_checkpoints(mounted / "run" / "checkpoints")
-        (mounted / "ballast").unlink()
-        status, shown = run_in_child(words, tmp_path)
-        assert status == 0, shown
-        check_same_end(mounted / "run", undisturbed)
-    finally:
-        subprocess.run(["umount", str(mounted)], check=True)
-
-
 def interrupted(recipe, folder):
     """A run that has trained to its end and was killed before it chose its weights."""
     one = dataclasses.replace(recipe, output=str(folder))
@@ -267,24 +213,6 @@ def test_checkpoints_that_were_half_copied_are_not_used(recipe, undisturbed, tmp
     assert [checkpoint.step for checkpoint in read_checkpoints(folder.parent)][-1] == STEPS - EVERY
     assert train(one, progress=False).steps == STEPS  # goes on from the one before
     check_same_end(tmp_path / "run", undisturbed)
-
-
-@pytest.mark.parametrize("damage", ["no manifest", "a file is missing", "a torn manifest", "another step"])
-def test_what_a_whole_checkpoint_is(undisturbed, tmp_path, damage):
-    folder = tmp_path / f"checkpoint-{STEPS}"
-    shutil.copytree(undisturbed / "checkpoints" / f"checkpoint-{STEPS}", folder)
-    assert open_checkpoint(folder).reasons == {"validation", "end"}
-    (folder / "notes.txt").write_text("one's own")
-    assert is_complete(folder)
-    if damage == "no manifest":
-        (folder / "checkpoint.json").unlink()
-    elif damage == "a file is missing":
-        (folder / "rng_state.pth").unlink()
-    elif damage == "a torn manifest":
-        os.truncate(folder / "checkpoint.json", 30)
-    else:
-        folder = folder.rename(tmp_path / f"checkpoint-{STEPS + 1}")
-    assert not is_complete(folder)
 
 
 def test_another_tokenizer_or_other_data_is_refused_by_content(recipe, undisturbed, text, tmp_path):

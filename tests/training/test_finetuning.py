@@ -1,7 +1,6 @@
 """Fine-tuning with the tools that people have: stock Trainer, label smoothing of both trainers, PEFT."""
 
 import copy
-import json
 import re
 
 import finetuning
@@ -98,33 +97,6 @@ def test_stock_trainer_learns_validates_and_saves(folder, tmp_path):
     assert list(vt.Translator(model, loaded).translate([source])) == [target]
 
 
-def test_predicting_with_generate_does_not_shorten_outputs_for_good(folder, tmp_path):
-    """The Trainer writes transformers' default max_length of 20 tokens into the model's generation configuration."""
-    lengths = []
-
-    def compute_metrics(prediction):
-        lengths.extend((prediction.predictions != -100).sum(axis=1).tolist())
-        return {}
-
-    model = tiny_model(vocab_size=len(AutoTokenizer.from_pretrained(folder)), max_position_embeddings=128)
-    model.generation_config.update(eos_token_id=None, max_extra_tokens=30)  # never ends by itself
-    trainer = stock_trainer(
-        folder, tmp_path, count=12, model=model, compute_metrics=compute_metrics,
-        predict_with_generate=True, per_device_eval_batch_size=4,
-    )  # fmt: skip
-    trainer.evaluate()
-    assert len(lengths) == 12 and min(lengths) > 30
-    assert model.generation_config.max_length == 20  # or this test is not needed any more
-    trainer.save_model(tmp_path / "new")
-    saved = json.loads((tmp_path / "new" / "generation_config.json").read_text())
-    assert "max_length" not in saved and saved["max_extra_tokens"] == 30
-    ids = torch.randint(3, 300, (1, 7))
-    for one in (model, AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "new")):
-        assert one.generate(ids).shape[1] == 1 + 7 + 30
-        one.generation_config.max_length = 20  # a user's own, on the other hand, counts
-        assert one.generate(ids).shape[1] == 20
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_eight_accumulated_batches_give_the_gradient_of_one_large_batch(folder, tmp_path, smoothing):
     options = {"max_steps": 1, "count": 8, "max_grad_norm": 0.0, "label_smoothing_factor": smoothing}
@@ -218,14 +190,6 @@ def test_the_models_own_smoothing_under_the_stock_trainer(folder, tmp_path):
     assert evaluations == pytest.approx([plain, stocks, stocks], rel=1e-5)
 
 
-def test_a_second_loss_or_other_settings_are_refused(folder, tmp_path):
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    with pytest.raises(ValueError, match=r"compute_loss_func was given .* label_smoothing_factor"):
-        vt.VaswaniTrainer(model=model, compute_loss_func=lambda *_, **__: None)
-    with pytest.raises(ValueError, match="args are Seq2SeqTrainingArguments: give VaswaniTrainer a Vaswani"):
-        vt.VaswaniTrainer(model=model, args=Seq2SeqTrainingArguments(output_dir=str(tmp_path), use_cpu=True))
-
-
 def test_our_trainer_smooths_the_loss_of_other_models(folder, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "eos")}
@@ -307,32 +271,6 @@ def load_as_peft_model(folder, adapter):
     return PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained(folder), adapter)
 
 
-def load_as_auto_peft_model(folder, adapter):
-    from peft import AutoPeftModelForSeq2SeqLM
-
-    return AutoPeftModelForSeq2SeqLM.from_pretrained(adapter)
-
-
-def load_into_our_model(folder, adapter):
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    model.load_adapter(adapter)
-    return model
-
-
-def load_as_model(folder, adapter):
-    return AutoModelForSeq2SeqLM.from_pretrained(adapter)
-
-
-@pytest.mark.parametrize("load", [load_as_peft_model, load_as_auto_peft_model, load_into_our_model, load_as_model])
-@pytest.mark.filterwarnings("ignore:Unable to fetch remote file")  # PEFT looks for a tokenizer beside the adapters
-def test_saved_adapters_come_back_in_every_way(adapted, folder, batch, load, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    model, adapter, _ = adapted
-    loaded = load(folder, adapter)
-    torch.testing.assert_close(logits_of(loaded, batch), logits_of(model, batch), rtol=0, atol=1e-6)
-    assert torch.equal(beams_of(loaded, batch), beams_of(model, batch))
-
-
 def test_merged_model_is_an_ordinary_one(adapted, folder, batch, tmp_path, recwarn):
     model, adapter, _ = adapted
     exact = load_as_peft_model(folder, adapter).double()
@@ -351,24 +289,6 @@ def test_merged_model_is_an_ordinary_one(adapted, folder, batch, tmp_path, recwa
     torch.testing.assert_close(logits_of(loaded, batch), expected, rtol=0, atol=1e-5 * expected.abs().max().item())
     assert torch.equal(beams_of(loaded, batch), beams_of(model, batch))
     assert not [str(one.message) for one in recwarn if "tie" in str(one.message)]
-
-
-def test_adapters_on_all_linear_layers_and_norms_merge(folder, batch, tmp_path):
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    settings = peft.LoraConfig(
-        task_type="SEQ_2_SEQ_LM", target_modules="all-linear", modules_to_save=["layer_norm"], init_lora_weights=False
-    )
-    model = peft.get_peft_model(AutoModelForSeq2SeqLM.from_pretrained(folder), settings)
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and "layer_norm" in name:
-            parameter.data += 0.1 * torch.randn_like(parameter)
-    expected = logits_of(model, batch)
-    model.save_pretrained(tmp_path / "adapter")
-    merged = load_as_peft_model(folder, tmp_path / "adapter").merge_and_unload()
-    merged.save_pretrained(tmp_path / "merged")
-    logits = logits_of(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "merged"), batch)
-    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
 
 
 def test_our_trainer_trains_adapters(folder, tmp_path):

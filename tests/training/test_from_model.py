@@ -20,12 +20,12 @@ from training_runs import equal, stop_after, weights_of
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 import vaswani_transformer as vt
-from vaswani_transformer import UserError, train
+from vaswani_transformer import train
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data.prepare import prepare
 from vaswani_transformer.hub.card_facts import facts_of
 from vaswani_transformer.hub.model_card import render_card
-from vaswani_transformer.recipes.recipe import Recipe, check_recipe, load_recipe
+from vaswani_transformer.recipes.recipe import Recipe, check_recipe
 from vaswani_transformer.training import run as training
 from vaswani_transformer.training.initial_model import ADAPTED
 
@@ -161,14 +161,6 @@ def test_the_zero_vector_that_a_decoder_starts_from_stays_zero(source, recipe, t
     assert not after[pad].any() and (after != before).any(dim=1).sum() == len(before) - 1
 
 
-def test_weights_in_half_precision_are_trained_in_float32(source, recipe, tmp_path):
-    model, tokenizer = vt.load_model(source, device="cpu")
-    model.to(torch.bfloat16).save_pretrained(tmp_path / "half")
-    tokenizer.save_pretrained(tmp_path / "half")
-    result = train(changed(recipe, from_model=str(tmp_path / "half"), max_steps=2), progress=False)
-    assert {weight.dtype for weight in weights_of(result.folder).values()} == {torch.float32}
-
-
 # Resuming
 
 
@@ -187,16 +179,6 @@ def test_a_run_resumes_without_the_model_that_it_started_from(source, recipe, tm
     notes = [json.loads((folder / "started_from.json").read_text()) for folder in (straight.folder, result.folder)]
     assert notes[0] == notes[1] and notes[0]["model"] == "base" and len(notes[0]["weights_sha256"]) == 64
     assert (result.folder / "adapter").is_dir() == (rank is not None)
-
-
-def test_a_run_on_pairs_that_were_prepared_for_the_first_model_is_resumed(recipe, tmp_path):
-    """Whose tokenizer was made of a vocabulary of its own size, which the recipe of the second run does not name."""
-    first = changed(recipe, from_model=None, vocab_size=300, **TINY_OF_NEW, output=str(tmp_path / "first"))
-    prepare(first, tmp_path / "prepared", progress=False)
-    train(changed(first, prepared=str(tmp_path / "prepared"), max_steps=2), progress=False)
-    second = changed(recipe, from_model=str(tmp_path / "first"), prepared=str(tmp_path / "prepared"))
-    stop_after(3, second)
-    assert train(second, progress=False).steps == 6
 
 
 def test_the_model_that_a_training_starts_from_is_not_replaced(source, recipe, tmp_path):
@@ -249,12 +231,6 @@ def test_fields_that_the_model_decides_are_refused(recipe, fields, message):
     assert message in error_of(check_recipe, dataclasses.replace(recipe, **fields))
 
 
-def test_dropout_and_smoothing_are_set_by_the_training(recipe):
-    check_recipe(dataclasses.replace(recipe, dropout=0.3, label_smoothing=0.2))
-    with pytest.raises(UserError, match="d_model is 256 and a model to start from is given"):
-        load_recipe("small", {"from_model": "model"})
-
-
 def test_folders_that_are_no_models_of_ours_are_refused(source, recipe, tmp_path):
     def refused(name):
         message = error_of(train, changed(recipe, from_model=str(tmp_path / name)), progress=False)
@@ -275,13 +251,6 @@ def test_folders_that_are_no_models_of_ours_are_refused(source, recipe, tmp_path
     assert "exported to onnx" in refused("exported")
 
 
-def test_the_recipe_needs_a_model(text, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", "finetune", "--output", str(tmp_path / "run"), *options(text)]) == 2
-    assert "error: there is no model folder MODEL" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
 def test_learned_positions_limit_the_length(source, recipe, tmp_path):
     _, tokenizer = vt.load_model(source, device="cpu")
     config = tiny_config(vocab_size=len(tokenizer), position_encoding="learned", max_position_embeddings=40)
@@ -298,12 +267,6 @@ def test_a_process_that_is_not_told_its_gpu_is_not_alone(monkeypatch):
     assert "set LOCAL_RANK too" in error_of(training.join_process_group, Recipe())
     monkeypatch.setenv("WORLD_SIZE", "1")
     training.join_process_group(Recipe())
-
-
-def test_adapters_without_peft_are_one_line(recipe, monkeypatch):
-    monkeypatch.setitem(sys.modules, "peft", None)
-    message = error_of(train, changed(recipe, lora_rank=2), progress=False)
-    assert message == "lora_rank needs PEFT: pip install 'vaswani_transformer[finetune]'"
 
 
 def test_adapters_and_fsdp_are_refused(recipe, monkeypatch):
@@ -336,48 +299,6 @@ def test_the_plan_says_where_weights_come_from_and_what_is_trained(source, text,
         shapes = [w.shape for name, w in weights_of(source).items() if name.split(".")[-2] in ADAPTED and w.dim() == 2]
         trained = sum(rank * sum(shape) for shape in shapes)
         assert f"of which {trained:,} are trained" in lines and f"{total + trained:,} parameters" in lines
-
-
-def test_the_command_trains_on_a_translation_memory_prepared_with_the_models_tokenizer(source, tmp_path, capsys, text):
-    pairs = zip(*((text / f"train.{side}").read_text().splitlines() for side in ("en", "de")), strict=True)
-    units = "".join(
-        f'<tu><tuv xml:lang="en-US"><seg>{en}</seg></tuv><tuv xml:lang="de"><seg>{de}</seg></tuv></tu>'
-        for en, de in pairs
-    )
-    (tmp_path / "memory.tmx").write_text(f'<tmx version="1.4"><header/><body>{units}</body></tmx>')
-    recipe = [
-        "finetune",
-        "--from",
-        str(source),
-        "--train-data",
-        str(tmp_path / "memory.tmx"),
-        "--validation-size",
-        "20",
-    ]
-    recipe += ["--source-column", "en", "--target-column", "de"]
-    assert main(["prepare", *recipe, "--output", str(tmp_path / "prepared"), "--quiet"]) == 0
-    few = [
-        "--max-steps",
-        "2",
-        "--evaluate-every",
-        "2",
-        "--validation-bleu",
-        "0",
-        "--quiet",
-        "--output",
-        str(tmp_path / "run"),
-    ]
-    assert main(["train", *recipe, "--prepared", str(tmp_path / "prepared"), *few]) == 0
-    assert main(["translate", str(tmp_path / "run"), "--device", "cpu", "a dog"]) == 0
-    other = vt.train_tokenizer(["some other text"], vocab_size=280)
-    shutil.copytree(source, tmp_path / "other")
-    other.save_pretrained(tmp_path / "other")
-    capsys.readouterr()
-    recipe[2] = str(tmp_path / "other")
-    assert main(["train", *recipe, "--prepared", str(tmp_path / "prepared"), *few, "--overwrite"]) == 2
-    assert re.search(
-        r"error: the tokenizer .*other is not the one that .*prepared was prepared with", capsys.readouterr().err
-    )
 
 
 def test_the_card_names_the_model_that_was_started_from(source, recipe, tmp_path):

@@ -395,12 +395,3 @@ def test_a_cluster_stops_all_with_one_checkpoint(start, train_alone, tmp_path):
     assert process.wait(timeout=120) == 0, text.read_text()
     assert f"resuming from step {step}" in text.read_text()
     assert_same_run(train_alone(max_steps=step + 3, evaluate_every=100000), tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_a_batch_that_cannot_be_dealt_out_is_refused_once(start, tmp_path):
-    processes = start.by_hand(4, "--quiet", "--tokens-per-device", "60")
-    assert [process.wait(timeout=60) for process, _ in processes] == [2] * 4, said(processes)
-    [line] = errors(processes)
-    assert "pairs" in line and "tokens_per_batch" in line and "fewer processes" in line
-    assert "Traceback" not in said(processes)

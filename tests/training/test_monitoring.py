@@ -16,13 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_logs import log_of
 
-from vaswani_transformer import UserError, train
+from vaswani_transformer import train
 from vaswani_transformer.data.batching import IGNORE_INDEX
 from vaswani_transformer.data.parallel_text import load_pairs
 from vaswani_transformer.data.tokenization import load_tokenizer
-from vaswani_transformer.durations import duration
 from vaswani_transformer.training import run as training
-from vaswani_transformer.training.callbacks import LearningCurveCallback, TrainingProgressCallback
+from vaswani_transformer.training.callbacks import TrainingProgressCallback
 from vaswani_transformer.training.checkpoints import complete_checkpoints
 from vaswani_transformer.training.monitoring import NonFiniteLossError, ThroughputMeter
 
@@ -110,13 +109,6 @@ def test_tensorboard_holds_what_the_log_holds(recipe):
     assert not list((folder / "checkpoints").glob("runs*"))
 
 
-@pytest.mark.parametrize("name", ["tensorbord", "tensorboard,nonsense"])
-def test_an_unknown_reporter_is_refused_before_anything_is_written(recipe, name, tmp_path):
-    with pytest.raises(UserError, match="report_to"):
-        train(dataclasses.replace(recipe, report_to=name), progress=False)
-    assert not (tmp_path / "run" / "training_log.jsonl").exists()
-
-
 def test_the_curve_is_redrawn_while_training_goes_on(recipe, monkeypatch):
     pytest.importorskip("matplotlib")
     drawn = []
@@ -130,16 +122,6 @@ def test_the_curve_is_redrawn_while_training_goes_on(recipe, monkeypatch):
     monkeypatch.setattr(training, "CURVE_SECONDS", 0.0)
     train(recipe, progress=False)
     assert drawn.count((b"\x89PNG", False)) >= 3  # two validations, and the end before the model is there
-
-
-def test_curves_are_drawn_at_most_so_often(monkeypatch):
-    now, drawn = [0.0], []
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    callback = LearningCurveCallback(lambda: drawn.append(now[0]), seconds=60)
-    state = type("State", (), {"is_world_process_zero": True})
-    for now[0] in (0.0, 59.0, 61.0, 62.0, 120.0, 121.0):
-        callback.on_evaluate(None, state, None)
-    assert drawn == [61.0, 121.0]
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -201,11 +183,6 @@ def test_weights_that_a_gradient_ruined_reach_no_checkpoint(recipe, monkeypatch)
     with pytest.raises(NonFiniteLossError, match="weights are not finite after step 6, though all losses were"):
         train(recipe, progress=False)
     assert checkpoint_names(recipe) == ["checkpoint-3"]
-
-
-def test_durations():
-    shown = {0.4: "0 s", 59: "59 s", 60: "1 min 00 s", 3599.6: "1 h 00 min", 86399: "23 h 59 min", 90000: "1 d 1 h"}
-    assert {seconds: duration(seconds) for seconds in shown} == shown
 
 
 @given(st.floats(1, 1e6), st.integers(1, 999), st.floats(0, 1e3))

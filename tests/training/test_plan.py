@@ -4,13 +4,9 @@ import json
 import logging
 import re
 import socket
-import statistics
-import time
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import tiny_config
@@ -20,10 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vaswani_transformer import TokenBatchSampler, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.hardware import measure_peak
 from vaswani_transformer.recipes.recipe import load_recipe, recipe_names
 from vaswani_transformer.training.checkpoints import Checkpoint, steps_to_average, to_average
-from vaswani_transformer.training.flops import model_flops, neighbours
+from vaswani_transformer.training.flops import model_flops
 from vaswani_transformer.training.plan import EXPECTED_FILL, describe_plan, make_plan
 
 
@@ -82,18 +77,6 @@ def test_flops_of_restricted_attention_count_neighbours(window):
     expected = model_flops(full, sources, targets, training=False) - saved * each
     assert model_flops(config, sources, targets, training=False) == expected
     assert window == 500 or expected < model_flops(full, sources, targets, training=False)
-
-
-def test_flops_of_restricted_attention_by_hand():
-    # Of 5 positions with one neighbour to either side: 2 + 3 + 3 + 3 + 2 = 13 pairs, of 2 all 4.
-    assert [neighbours(np.array([n]), 2)[0] for n in (5, 2, 1)] == [13, 4, 1]
-    long = neighbours(np.array([10_000, 20_000]), 64)
-    assert long[1] / long[0] == pytest.approx(2, rel=0.01)  # O(r n), Table 1
-
-
-def test_flops_refuse_unequal_sides():
-    with pytest.raises(ValueError, match="2 source lengths for 3"):
-        model_flops(tiny_config(), [1, 2], [1, 2, 3])
 
 
 def plan_of(name: str, **changes):
@@ -220,16 +203,12 @@ def test_the_trial_predicts_the_time_of_a_training(corpus, capsys):
     assert step / 3 < (max(seconds) + 0.1) / 30 < 3 * step + 0.02
 
 
-def test_data_too_large_to_read_is_looked_at_and_found_as_training_finds_it(corpus, tmp_path, capsys, monkeypatch):
+def test_data_too_large_to_read_is_found_as_training_finds_it(corpus, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("vaswani_transformer.training.plan.LARGEST_READ", 1)
     monkeypatch.setenv("HOME", str(tmp_path))
     names = ["--train-source=~/tra*.en", "--train-target=~/tra*.de"]
     assert main(["train", "small", *corpus, *names, "--dry-run"]) == 0
     assert "are too much to read" in capsys.readouterr().out
-    pq.write_table(pa.table({"source": ["a"], "goal": ["b"]}), tmp_path / "a.parquet")
-    data = ["--train-source=none", "--train-target=none", "--train-data=~/a.parquet"]
-    assert main(["train", "small", *corpus, *data, "--dry-run"]) == 2
-    assert f"{tmp_path / 'a.parquet'}: there is no column 'target'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -264,14 +243,3 @@ def test_mistakes_end_as_in_training(corpus, mistake, tmp_path, capsys):
     assert results[0][1].startswith("error: ")
     if torch.cuda.is_available() and mistake == ["--precision=fp16"]:
         pytest.skip("fp16 trains here")
-
-
-def test_this_machine_is_measured():
-    measured = measure_peak("fp32", seconds=0.2)
-    left = torch.randn(512, 512)
-    rates = []
-    for _ in range(20):
-        begin = time.perf_counter()
-        left @ left
-        rates.append(2 * 512**3 / (time.perf_counter() - begin))
-    assert 0.1 < measured / statistics.median(rates) < 10  # other programs may run beside

@@ -215,10 +215,7 @@ def describe_plan(plan: Plan) -> str:
     rows = [
         ("model", f"{plan.parameters:,} parameters ({kind}, vocabulary {plan.config.target_vocab_size:,}){trained}"),
         ("data", f"{' '.join(filter(None, names)) or 'none named'} ({plan.origin})"),
-        (
-            "",
-            f"{pairs} pairs of {mark}{plan.source_length:.1f} source and {mark}{plan.target_length:.1f} target tokens",
-        ),
+        ("", f"{pairs} pairs of {lengths[0]} source and {lengths[1]} target tokens"),
         ("step", f"{tokens[0]} source and {tokens[1]} target tokens on average, padding not counted"),
         ("", f"in {plan.micro_batches // plan.processes} parts on each of {plan.processes} processes"),
         ("epochs", epochs),

@@ -79,9 +79,6 @@ class TeacherOptions:
         return {"do_sample": False, "num_beams": beams, "num_return_sequences": beams if self.interpolate else 1}
 
 
-Teaching = TeacherOptions  # until the command line has the new name
-
-
 def distill(
     teachers: Sequence[str],
     recipe: Recipe,

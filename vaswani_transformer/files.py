@@ -65,11 +65,6 @@ def is_local(path: Path) -> bool:
     return isinstance(path, Path)
 
 
-def is_there(path: Path) -> bool:
-    """Return whether a name is taken, be it by a link to nothing."""
-    return os.path.lexists(path) if is_local(path) else path.exists()
-
-
 def sync(path: Path) -> None:
     """Wait until a file's content, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -107,9 +102,6 @@ def map_in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list
         return list(executor.map(function, items))
 
 
-together = map_in_threads  # until its callers have the new name
-
-
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield a name to write a file under; it replaces `path` once all of it is on the disk.
@@ -144,14 +136,6 @@ def publish(folder: Path, final: Path) -> None:
     sync(folder)
     folder.rename(final)
     sync(final.parent)
-
-
-def set_aside(path: Path) -> Path:
-    """Rename what lies under a name that is needed, if anything does; returns its `free_name`."""
-    free = free_name(path)
-    if os.path.lexists(path):
-        path.rename(free)
-    return free
 
 
 def free_name(path: Path) -> Path:

@@ -149,9 +149,6 @@ def available_cpus() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-own_processors = available_cpus  # until its callers have the new name
-
-
 def control_group_limit(name: str, root: Path = Path("/")) -> float:
     """Return what Linux' control groups (version 2) grant this process; infinity without a limit.
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from ..hardware import own_processors
+from ..hardware import available_cpus
 from ..model.loss_vaswani import IGNORE_INDEX
 
 MOST_PADDED = 1.5  # most positions of a padded batch, as a share of its limit of tokens; 1.1 are usual
@@ -319,7 +319,7 @@ class WindowedBatchSampler:
         places = np.searchsorted(ends, np.arange(1, number) * pairs / number) + 1
         self._windows = [part for part in np.split(shards, np.unique(places)) if len(part)]
         # Sorting needs no lock of Python's; a window that is sorted takes memory, so that no more are begun than help.
-        with ThreadPoolExecutor(min(8, len(own_processors()))) as executor:
+        with ThreadPoolExecutor(min(8, len(available_cpus()))) as executor:
             samplers = executor.map(lambda window: self._sampler(window)[0], range(len(self._windows)))
             facts = [(len(sampler), sampler.part_tokens, sampler.tokens) for sampler in samplers]
         self._numbers = [number for number, _, _ in facts]

@@ -18,7 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..errors import UserError, reading
-from ..hardware import own_processors
+from ..hardware import available_cpus
 
 Task = Callable[[int], Any]  # from its number to a result that can be pickled
 LOCAL, RAY = "local", "ray"
@@ -56,7 +56,7 @@ def run_tasks(
 
 def default_workers(parts: int) -> int:
     """One worker per CPU, but no more than there are parts: a worker takes seconds to start."""
-    return max(1, min(len(own_processors()), parts))
+    return max(1, min(len(available_cpus()), parts))
 
 
 def check_engine(engine: str) -> None:
@@ -101,7 +101,7 @@ def _start(started: Any, workers: int) -> None:
         os.environ["LOCAL_RANK"] = str(started.value)  # by which it takes a GPU
         started.value += 1
     for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):
-        os.environ.setdefault(name, str(max(1, len(own_processors()) // workers)))
+        os.environ.setdefault(name, str(max(1, len(available_cpus()) // workers)))
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 

@@ -9,13 +9,14 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 .venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'constraints.txt is for Python 3.11 or newer: make PYTHON=python3.11 ...')"
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'constraints.txt is for Python 3.11 or newer: make PYTHON=python3.11 ...')"
+	@echo "setting up .venv, once (minutes)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: .venv/installed  ## set up, train on a generated corpus (minutes), show what was learned
-	$(BIN)/vaswani demo
+	@$(BIN)/vaswani demo
 
 test: .venv/installed  ## set up, run the fast tests
 	$(BIN)/python -m pytest -q -n auto --dist loadfile --durations 20

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_folders import PAIRS, write_model
 
-from vaswani_transformer import align, attend, load_model, name_heads, pharaoh, train_tokenizer
+from vaswani_transformer import align, load_model, name_heads, pharaoh, train_tokenizer
 from vaswani_transformer.attention.heads import HeadStatistics, delimiters, heads_as_markdown, measures_of, read_links
-from vaswani_transformer.attention.weights import KINDS
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.experiments.positions import offset_matrix
 
@@ -60,11 +59,6 @@ ENDS = np.arange(LENGTH) == LENGTH - 1
 )
 def test_heads_made_by_hand_are_called_what_they_do(weights, kind, name):
     assert self_attention(weights, ENDS, kind)["role"] == name
-
-
-def test_even_attention_of_a_short_sentence_has_no_position():
-    # Of three tokens even attention gives each a third and all of them are near: neither makes a head positional.
-    assert self_attention(np.full((3, 3), 1 / 3), np.zeros(3, bool))["role"] == "broad"
 
 
 @settings(max_examples=50)
@@ -201,23 +195,6 @@ def test_batches_translations_and_alignments_change_nothing_that_they_should_not
     assert "line 3 of the alignments links" in error_of(name_heads, model, tokenizer, pairs, [[], [], [(9, 0)], []])
     assert "alignments of 1 pairs only" in error_of(name_heads, model, tokenizer, pairs, [[]])
     assert "no pair to look at" in error_of(name_heads, model, tokenizer, [("", "x")])
-
-
-def test_delimiters_are_those_of_the_tokens_shown(tmp_path):
-    model, tokenizer = load_model(write_model(tmp_path / "model"))
-    source, target = "the dog, a cat.", "der Hund - , ein."
-    weights = attend(model, tokenizer, source, target)
-    report = name_heads(model, tokenizer, [(source, target)])
-    ends = {"</s>", "<s>", ",", ".", "-"}
-    for kind in KINDS:
-        array, queries, keys = weights.of(kind)
-        rows = [row for row, token in enumerate(queries) if token not in ends]
-        columns = [column for column, token in enumerate(keys) if token in ends]
-        assert len(columns) >= 3 and len(queries) - len(rows) >= 3
-        expected = array[:, :, rows][..., columns].sum(axis=-1).mean(axis=-1)
-        for head in report["kinds"][kind]["heads"]:
-            place = head["layer"] - 1, head["head"] - 1
-            assert head["measures"]["delimiter"] == pytest.approx(expected[place], abs=1e-6)
 
 
 def test_the_command_writes_the_report(tmp_path, capsys):

@@ -145,17 +145,6 @@ def test_without_a_target_it_is_the_one_that_the_search_finds(tmp_path):
     assert again.target_tokens[-1] == "</s>"
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_leaves_the_model_as_it_was(tokenizer, implementation):
-    model = tiny_model(vocab_size=len(tokenizer), attn_implementation=implementation).train()
-    same = tiny_model(vocab_size=len(tokenizer))
-    assert (attend(model, tokenizer, SOURCE, TARGET).encoder == attend(same, tokenizer, SOURCE, TARGET).encoder).all()
-    attend(model, tokenizer, SOURCE, max_new_tokens=2)
-    with pytest.raises(ValueError, match="no_such_option"):
-        attend(model, tokenizer, SOURCE, no_such_option=1)
-    assert model.training and model.config._attn_implementation == implementation
-
-
 def test_stacks_without_layers_have_no_weights(tokenizer):
     model = tiny_model(vocab_size=len(tokenizer), encoder_layers=0)
     assert attend(model, tokenizer, "dog", "Hund").encoder.shape[:2] == (0, 3)
@@ -231,24 +220,6 @@ def test_the_command_draws_all_and_replaces_nothing_unasked(folder, tmp_path, ca
     assert (output / "encoder.png").read_bytes() != before
 
 
-def test_a_kind_without_layers_has_no_picture(tmp_path, capsys):
-    folder = write_model(tmp_path / "model", encoder_layers=0)
-    assert run(folder, "the dog", "--target", "der Hund", "--output", tmp_path / "out") == 0
-    assert {path.stem for path in (tmp_path / "out").iterdir()} == {"attention", "decoder", "encoder-decoder"}
-    assert "no picture of encoder self-attention, which has no layers" in capsys.readouterr().out
-    for options in (["--kind", "encoder"], ["--kind", "encoder", "--output", tmp_path / "one.png"]):
-        assert run(folder, "the dog", "--output", tmp_path / "other", *options) == 2
-        assert "encoder self-attention has no layers" in capsys.readouterr().err
-
-
-def test_the_command_draws_one_file(folder, tmp_path, capsys):
-    for name in ("one.png", "one.html"):
-        options = ["--layer", 1, "--head", 2, "--max-new-tokens", 3, "--output", tmp_path / name]
-        assert run(folder, "the dog", *options) == 0
-        assert [path.name for path in tmp_path.iterdir()] == [name]
-        (tmp_path / name).unlink()
-
-
 def test_without_matplotlib_there_is_still_the_page(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("vaswani_transformer.plots.importlib.util.find_spec", lambda name: None)
     assert run(folder, "the dog", "--output", tmp_path / "all") == 2
@@ -286,15 +257,6 @@ def test_mistakes_in_the_command_are_one_line_and_write_nothing(
     error = capsys.readouterr().err
     assert message in error and error.startswith("error: ") and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_a_place_where_nothing_can_be_written_is_refused_before_any_work(folder, tmp_path, capsys):
-    (tmp_path / "file").write_text("here\n")
-    file = tmp_path / "file"
-    for words in (["a dog", "--output", file / "x.png"], ["--report", file, "--output", file / "new" / "x.md"]):
-        assert run("no_model", *words) == 2
-        assert f"is within the file {tmp_path / 'file'}: give another folder" in capsys.readouterr().err
-    assert (tmp_path / "file").read_text() == "here\n"
 
 
 def test_an_exported_model_is_refused(tmp_path, capsys):

@@ -39,15 +39,6 @@ def test_seed_and_shares(trees, seed):
     assert Exchange(trees, seed, constituents=0, words=0).version() == trees
 
 
-def test_trees_do_change():
-    words = [Tree("NN", word=word) for word in "abcdefgh"]
-    trees = [Tree("ROOT", (Tree("S", (Tree("NP", (word,)), Tree("NP", (word, word)))),)) for word in words]
-    exchange = Exchange(trees, constituents=0.3, words=0.3)
-    first, second = exchange.version(), exchange.version()
-    assert first != trees and first != second
-    assert [len(tree.words()) for tree in first] == [3] * 8  # one word for one, two or three for two
-
-
 def test_a_quarter_of_the_short_constituents_by_themselves():
     phrases = [
         Tree("NP", tuple(Tree("NN", word=f"{word}{at}") for at in range(size)))

@@ -1,20 +1,16 @@
 """The parser's commands on a small treebank, from trees to scores."""
 
-import contextlib
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
-from random_trees import GUM, TINY, tree_of, treebank
+from random_trees import GUM, tree_of, treebank
 
 from vaswani_transformer import UserError, load_model, load_recipe
-from vaswani_transformer.distributed import Processes
 from vaswani_transformer.evaluation.records import read_evaluation
 from vaswani_transformer.hub.model_card import METRICS
 from vaswani_transformer.hub.push import publish
-from vaswani_transformer.parsing import parser
 from vaswani_transformer.parsing.evalb import Baselines
 from vaswani_transformer.parsing.linearization import linearize, without_words
 from vaswani_transformer.parsing.parser import Parser, TextForm, load_trees, parsing_recipe, read_parse
@@ -152,36 +148,6 @@ def test_each_bracket_and_tag_is_one_token(trees):
         assert tokenizer.decode(encoded, skip_special_tokens=True) == sentence_text(words)
 
 
-def test_bad_trees_in_training(trees, run, tmp_path):
-    bad = tmp_path / "bad.trees"
-    bad.write_text((trees / "train.trees").read_text() + "(ROOT (S (NN a)\n(ROOT (X (-NONE- *)))\n")
-    command = ("train", "--trees", bad, "--dev", trees / "dev.trees", "--output", tmp_path / "run", *TINY)
-    assert f"{bad}, line 61: 2 bracket(s) not closed before line 62" in run(*command, status=2).err
-    assert not (tmp_path / "run").exists()
-    assert len(load_trees(bad, skip_bad=True)) == 60
-    empty = tmp_path / "empty.trees"
-    empty.write_text("\n")
-    command = ("train", "--trees", empty, "--dev", trees / "dev.trees", "--output", tmp_path / "run", *TINY)
-    assert "holds no trees" in run(*command, status=2).err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("evaluate", "--trees", "{trees}/dev.trees"), "give a MODEL to evaluate"),
-        (("evaluate", "{model}", "--trees", "{trees}/none.trees"), "none.trees: No such file"),
-        (("evaluate", "--predicted", "{trees}/train.trees", "--trees", "{trees}/dev.trees"), "8 gold trees and 60"),
-        (("predict", "{trees}", "x"), "holds no model"),
-        (("predict", "{model}", "x", "--input", "y"), "SENTENCE and --input cannot be combined"),
-        (("predict", "{model}", "a b c d", "--max-new-tokens", "3"), "at least 5 tokens"),
-        (("predict", "{model}", "x", "--beams", "0"), 'Invalid value "0" for --beams'),
-    ],
-)
-def test_mistakes_end_in_one_line(model, trees, run, words, message):
-    err = run(*(word.format(model=model, trees=trees) for word in words), status=2).err
-    assert message in err and err.startswith("error: ") and err.count("\n") == 1
-
-
 def test_trees_over_other_words(trees, run, tmp_path):
     lines = (trees / "dev.trees").read_text().splitlines()
     (tmp_path / "other.trees").write_text("\n".join([*lines[:2], lines[2].replace("the", "some"), *lines[3:]]) + "\n")
@@ -203,22 +169,6 @@ def test_recipes(tmp_path, trees):
     recipe = load_recipe("parser-small", {"output": str(tmp_path), "train_source": "a"})
     with pytest.raises(UserError, match="train_source is 'a'"):
         parsing_recipe(recipe, [], [])
-
-
-@pytest.mark.parametrize("local_rank", ["0", "1"])
-def test_another_machine_replaces_its_text_of_other_trees(tmp_path, trees, monkeypatch, local_rank):
-    recipe = load_recipe("parser-small", {"output": str(tmp_path), "overwrite": True})
-    some, other = load_trees(trees / "train.trees"), load_trees(trees / "dev.trees")
-    source = parsing_recipe(recipe, some, other).train_source
-    earlier = Path(source).read_text()
-    store = torch.distributed.HashStore()
-    for key in ("ready/0", f"ready/{5 - int(local_rank)}"):  # the processes that this one waits for
-        store.set(key, "")
-    monkeypatch.setenv("LOCAL_RANK", local_rank)
-    joined = contextlib.nullcontext(Processes(5, store))
-    monkeypatch.setattr(parser, "joined_processes", lambda: joined)
-    parsing_recipe(recipe, other, some)
-    assert (Path(source).read_text() == earlier) == (local_rank == "1")
 
 
 @pytest.mark.parametrize("name", GUM)

@@ -3,7 +3,6 @@
 import shutil
 
 import pytest
-import torch
 from random_trees import TINY, tree_of
 
 from vaswani_transformer import UserError, load_model
@@ -33,24 +32,6 @@ def test_a_refused_training_changes_nothing(model, trees, run, tmp_path, change)
     assert contents(folder) == before
 
 
-REFUSED_LATE = [
-    (["--attention", "nonesuch"], "attention 'nonesuch'"),
-    (["--precision", "fp16"], "fp16"),
-    (["--report-to", "nonesuch"], "report_to 'nonesuch' cannot be used"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED_LATE)
-def test_what_training_itself_refuses_changes_nothing_either(model, trees, run, tmp_path, options, message):
-    if options[-1] == "fp16" and torch.cuda.is_available():
-        pytest.skip("a GPU trains in fp16")
-    folder = shutil.copytree(model, tmp_path / "run")
-    before = contents(folder)
-    err = run(*training(trees, folder, "--overwrite", "--augment", "2", *options), status=2).err
-    assert message in err and err.count("\n") == 1
-    assert contents(folder) == before
-
-
 @pytest.mark.usefixtures("without_training")
 def test_a_text_of_the_users_is_refused_and_a_missing_one_is_made_again(trees, run, tmp_path):
     (tmp_path / "run" / "text").mkdir(parents=True)
@@ -60,11 +41,6 @@ def test_a_text_of_the_users_is_refused_and_a_missing_one_is_made_again(trees, r
     shutil.rmtree(tmp_path / "run")
     run(*training(trees, tmp_path / "run"))
     assert (tmp_path / "run" / "text" / "train.words").read_text().startswith("the dog sees a cat .\n")
-
-
-def test_a_vocabulary_without_room_leaves_no_folder(trees, run, tmp_path):
-    err = run(*training(trees, tmp_path / "run", "--vocab-size", "100"), status=2).err
-    assert "vocab_size is 100" in err and not (tmp_path / "run").exists()
 
 
 def test_an_interrupted_training_goes_on_with_the_same_trees_only(model, trees, run, tmp_path):
@@ -176,18 +152,6 @@ def test_mistakes_end_in_one_line(model, run, sentences, words, message):
     assert message in err and err.startswith("error: ") and err.count("\n") == 1
 
 
-def test_one_process_parses(model, run, monkeypatch):
-    monkeypatch.setattr("vaswani_transformer.distributed.is_launched", lambda: True)
-    assert "runs in one process" in run("predict", model, "the dog", status=2).err
-
-
-def test_sentences_may_stand_behind_options(model, run):
-    alone = run("predict", model, "the dog", "a cat").out
-    assert run("predict", model, "the dog", "--window", "5", "a cat").out == alone
-    assert run("predict", "--beams", "3", model, "--", "the dog", "a cat").out == alone
-    assert tree_of(run("predict", model, "--beams", "1", "--", "-LRB-").out).words() == ["-LRB-"]
-
-
 def test_words_end_where_those_of_trees_do(model, run, tmp_path):
     """White space that is not ASCII's is part of a word, for the parser as for readers of trees."""
     sentence = "10\u00a0000\t dogs\u2009here\u2028now ."
@@ -247,22 +211,3 @@ def test_bad_trees_are_left_out_where_asked_and_counted(model, trees, run, tmp_p
     assert "--predicted and --skip-bad cannot be combined" in err
     err = run("evaluate", "--trees", trees / "dev.trees", "--predicted", bad, status=2).err
     assert "bad.trees, line 9" in err and "--skip-bad" not in err
-
-
-def test_what_the_recorded_command_says(model, trees, run, tmp_path):
-    run("evaluate", model, "--trees", trees / "dev.trees", "--no-constrained", "--json", tmp_path / "scores.json")
-    assert '--trees dev.trees --no-constrained"' in (tmp_path / "scores.json").read_text()
-
-
-@pytest.mark.usefixtures("without_training")
-@pytest.mark.parametrize(("recipe", "words"), [("parser", False), ("parser-small", True)])
-def test_which_recipes_write_words(trees, run, tmp_path, recipe, words):
-    sizes = [*TINY, "--d-k", "8", "--d-v", "8", "--num-beams", "1", "--validation-bleu", "0", "--best-by", "loss"]
-    given = ["--trees", trees / "train.trees", "--dev", trees / "dev.trees", "--output", tmp_path / "run"]
-    run("train", recipe, *given, *sizes)
-    first = (tmp_path / "run" / "text" / "dev.brackets").read_text().split()[0]
-    assert first == ("the" if words else "(S")
-
-
-def test_augment_below_zero_is_refused(trees, run, tmp_path):
-    assert "--augment is -1" in run(*training(trees, tmp_path / "run", "--augment", "-1"), status=2).err

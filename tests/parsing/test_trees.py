@@ -88,16 +88,6 @@ def test_bad_trees_are_told_with_file_line_and_problem(text, line, problem):
     assert message.startswith(f"file, line {line}: ") and problem in message and "\n" not in message
 
 
-def test_where_a_tree_begins_is_told_where_that_is_another_line():
-    def begins(text):
-        with pytest.raises(UserError) as caught:
-            read(text)
-        return str(caught.value).partition("(the tree begins in ")[2].partition(")")[0]
-
-    assert begins("(S (NN a))\n(S\n  (NN b)\n  (NP))") == "line 2"
-    assert begins("(S\n  (NN a)\n(S (NN b))") == "" == begins("(S (NP))")
-
-
 @pytest.mark.parametrize(("text", "line", "problem"), BAD)
 def test_bad_trees_are_left_out_if_asked_and_the_others_stay(text, line, problem):
     good = "(S (NN before))\n"

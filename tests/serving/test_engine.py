@@ -10,7 +10,6 @@ from served import SENTENCES, Engine, translated
 
 from vaswani_transformer import Translator
 from vaswani_transformer.decoding.glossary import Glossary, Term
-from vaswani_transformer.errors import UserError
 
 folder, loaded, engine = served.folder, served.loaded, served.engine
 
@@ -71,14 +70,6 @@ def test_settings_that_only_generate_follows(engine, loaded, settings):
     assert [own[0].text for own in answers] == translated(loaded, SENTENCES[:20], **settings)
 
 
-def test_given_beginnings(engine, loaded):
-    answers = asyncio.run(all_of(engine, SENTENCES[:5], prefix="Ein Hund"))
-    assert [own[0].text for own in answers] == translated(loaded, [(one, "Ein Hund") for one in SENTENCES[:5]])
-    assert all(own[0].text.startswith("Ein Hund") for own in answers)
-    with pytest.raises(UserError, match="leaves no room"):
-        engine.tokenize([("A dog.", "Ein Hund " * 20)])
-
-
 def test_a_short_request_does_not_wait_for_a_long_one(engine):
     async def run():
         before = 0
@@ -124,20 +115,6 @@ def test_no_kind_of_options_waits_for_ever(engine, monkeypatch):
         return between
 
     assert asyncio.run(run()) < 200
-
-
-def test_many_kinds_of_options_leave_nothing_behind(engine, loaded):
-    async def run():
-        return await asyncio.gather(
-            *(all_of(engine, SENTENCES[:2], length_penalty=number / 100) for number in range(40))
-        )
-
-    answers = asyncio.run(run())
-    for number in (0, 39):
-        expected = translated(loaded, SENTENCES[:2], length_penalty=number / 100)
-        assert [own[0].text for own in answers[number]] == expected
-    asyncio.run(all_of(engine, SENTENCES[:1]))
-    assert len(engine._groups) <= 9
 
 
 def test_sentences_with_terms_get_what_they_get_alone(engine, loaded):

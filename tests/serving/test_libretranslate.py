@@ -113,12 +113,6 @@ def test_errors_have_its_form_and_its_words(post):
     assert error_of(post("/translate", data=LANGUAGES)) == "Invalid request: missing q parameter"
 
 
-def test_two_languages_without_a_model(make, folder):
-    app = make(f"en-de={folder}", f"fr-es={folder}")
-    line = error_of(ask(app, "POST", "/translate", json={"q": "A dog.", "source": "en", "target": "es"}))
-    assert line == "es is not available as a target language from en"
-
-
 def test_pages_of_html(post, loaded):
     """As the package translates documents; alternatives are empty, as LibreTranslate's are."""
     model, tokenizer = loaded
@@ -137,47 +131,6 @@ def test_pages_of_html(post, loaded):
     assert post("/translate", data=request) == (200, {"translatedText": expected[1]})
     answer = post("/translate", data=request | {"alternatives": 1, "source": "auto"})[1]
     assert answer["alternatives"] == [] and answer["detectedLanguage"]["language"] == "en"
-
-
-def test_pages_and_sentences_are_searched_together(make, loaded):
-    app, sizes = make(), []
-    page = "".join(f"<p>{sentence}</p>" for sentence in SENTENCES)
-
-    async def run():
-        async with client_of(app) as client:
-            await client.post("/translate", json={"q": "A.", **LANGUAGES})
-            (engine,) = app.state.service.models.loaded.values()
-            engine.note_batch = sizes.append
-            wanted = [{"q": page, "format": "html", **LANGUAGES}, {"q": SENTENCES, **LANGUAGES}]
-            answers = await asyncio.gather(*(client.post("/translate", json=one) for one in wanted))
-            return [answer.json()["translatedText"] for answer in answers]
-
-    pages, sentences = asyncio.run(run())
-    assert sentences == translated(loaded, SENTENCES)
-    kept = [text or source for text, source in zip(sentences, SENTENCES, strict=True)]  # some outputs are empty
-    assert pages == "".join(f"<p>{sentence}</p>" for sentence in kept)
-    longest = max(len(loaded[1](sentence)["input_ids"]) for sentence in SENTENCES)
-    assert max(sizes) > len(SENTENCES) or 4 * max(sizes) * longest > 2048
-
-
-def test_requests_of_weblate(make, loaded):
-    """`weblate/machinery/libretranslate.py`: both requests, and what it reads of the answers."""
-    app = make(keys=["secret"])
-
-    async def run():
-        async with client_of(app) as client:
-            codes = [one["code"] for one in (await client.get("/languages")).json()]
-            sources = SENTENCES[:3]
-            body = {"api_key": "secret", "q": sources, "source": "en", "target": "de"}
-            many = (await client.post("/translate", json=body)).json()["translatedText"]
-            form = {"api_key": "secret", "q": sources[0], "source": "en", "target": "de"}
-            single = (await client.post("/translate", data=form)).json()["translatedText"]
-            marked = await client.post("/translate", json=body | {"q": [f"<b>{sources[0]}</b>"], "format": "html"})
-            assert marked.json()["translatedText"] == [f"<b>{single}</b>"]
-            return codes, many, single
-
-    codes, many, single = asyncio.run(run())
-    assert codes == ["en", "de"] and many == translated(loaded, SENTENCES[:3]) and single == many[0]
 
 
 def test_its_python_client(make, loaded):

@@ -2,13 +2,10 @@
 
 import asyncio
 import itertools
-import os
 import random
 import subprocess
 import sys
-import time
 
-import psutil
 import pytest
 import served
 from conftest import ROOT
@@ -61,37 +58,3 @@ def test_the_benchmark_measures_every_server(tmp_path):
     assert len(rows) == 1 + 3 and all(float(row[3]) > 0 for row in rows)
     table = subprocess.run([*command, "--soak", "5"], check=True, capture_output=True, text=True).stdout
     assert len(table.splitlines()) == 12
-
-
-@pytest.mark.slow
-def test_memory_stays_as_it_is(make):
-    """A shorter soak; `scripts/benchmarks/serving.py --soak` is one of any length."""
-    app, drawn, process = make(limits=Limits(queue=200)), random.Random(0), psutil.Process(os.getpid())
-    memory = []
-
-    async def client(end: float) -> None:
-        async with client_of(app) as client:
-            while time.monotonic() < end:
-                text = " ".join(drawn.choices(SENTENCES, k=drawn.choice([1, 1, 1, 5, 100])))
-                kind = drawn.randrange(4)
-                if kind == 0:
-                    await client.post("/translate", content=b"{")
-                elif kind == 1:
-                    options = {"stream": True, "scores": True, "length_penalty": drawn.random()}
-                    await client.post("/v1/translations", json={"text": text, **LANGUAGES, **options})
-                elif kind == 2:
-                    task = asyncio.create_task(client.post("/translate", json={"q": text, **LANGUAGES}))
-                    await asyncio.sleep(0.05 * drawn.random())
-                    task.cancel()  # it leaves
-                else:
-                    await client.post("/translate", json={"q": text, **LANGUAGES, "alternatives": 2})
-
-    async def run(seconds: float) -> None:
-        end = time.monotonic() + seconds
-        await asyncio.gather(*(client(end) for _ in range(20)))
-
-    for _ in range(6):
-        asyncio.run(run(30))
-        memory.append(process.memory_info().rss / 2**20)
-    assert max(memory[3:]) - max(memory[:3]) < 10, memory
-    assert app.state.service.models.pending == 0

@@ -63,20 +63,6 @@ def test_a_broken_model_is_not_available_and_the_others_are(make, folder, loaded
     assert ask(app, "POST", "/v1/translations", json=wanted)[1]["translations"][0]["text"] == expected
 
 
-def test_the_memory_of_a_container_counts(make, folder, monkeypatch):
-    models = make(f"en-de={folder}", f"de-en={folder}", f"fr-de={folder}").state.service.models
-
-    async def run():
-        counts = []
-        for limit in (2**60, 2**60, 1):
-            monkeypatch.setattr("vaswani_transformer.serving.models.memory_limit", lambda limit=limit: limit)
-            async with models.engine(models.places[len(counts)]):
-                counts.append(len(models.loaded))
-        return counts
-
-    assert asyncio.run(run()) == [1, 2, 1]
-
-
 def test_each_is_loaded_once_when_it_is_first_asked_for(make, folder):
     events = []
 

@@ -15,7 +15,7 @@ import served
 from browser import look, wait_for
 from served import SENTENCES, Limits, client_of, running, translated
 
-from vaswani_transformer import Translator, align
+from vaswani_transformer import align
 from vaswani_transformer.attention.weights import attend
 from vaswani_transformer.decoding.scoring import score_tokens
 
@@ -213,31 +213,6 @@ def test_words_show_what_they_belong_to_and_how_sure_the_model_is(browser, make,
 
 
 @pytest.mark.slow
-def test_alternatives_with_scores(browser, make, loaded, expected):
-    found = Translator(*loaded, num_return_sequences=4, scores=True)
-    ((*known,),) = found.hypotheses(TEXT[1:2])
-    with opened(browser, make()):
-        translate(browser, " ".join(TEXT), " ".join(expected))
-        elements(browser, "#next")[0].click()
-        slow = "const own = fetch; window.fetch = (...all) => new Promise((done) => setTimeout(done, 300)).then(() => "
-        browser.execute_script(slow + "own(...all))")
-        elements(browser, "#alternatives")[0].click()
-        elements(browser, "#text")[0].send_keys(" ")  # while they are under way
-        wait_for(lambda: elements(browser, "#list .scores"))
-        lines = [element.text for element in elements(browser, "#list .text")]
-        assert lines == [one.text for one in known] and lines[0] == expected[1]
-        scores = [element.text for element in elements(browser, "#list .scores")]
-        assert [line.split(" · ")[0] for line in scores] == [
-            f"score {one.score:.2f}".replace("-", "−") for one in known
-        ]
-        elements(browser, "#list button")[2].click()
-        assert wait_for(lambda: output_of(browser) == f"{expected[0]} {lines[2]} {expected[2]} ")
-        assert [word.text for word in elements(browser, "#target-words .word")] == lines[2].split()
-        pressed = [element.get_attribute("aria-pressed") for element in elements(browser, "#list button")]
-        assert pressed == ["false", "false", "true", "false"]
-
-
-@pytest.mark.slow
 def test_the_attention_page_opens(browser, make, expected):
     with opened(browser, make(keys=["right"])):
         browser.execute_script("sessionStorage.apiKey = 'right'")
@@ -302,26 +277,6 @@ def test_hostile_text_stays_text(browser, make, loaded):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_known", [True, False])
-def test_a_model_that_gives_no_details_still_translates(browser, make, expected, monkeypatch, is_known):
-    """An exported one, and one that refuses them for a text."""
-    from vaswani_transformer.errors import UserError
-
-    def refuse(*arguments):
-        raise UserError("alignments are not possible")
-
-    monkeypatch.setattr("vaswani_transformer.serving.translations.align", refuse)
-    monkeypatch.setattr("vaswani_transformer.serving.models.is_exported", lambda folder: is_known)
-    with opened(browser, make()):
-        translate(browser, TEXT[0], expected[0])
-        assert text_of(browser, "#error") == "" and not elements(browser, "#attention")[0].is_displayed()
-        elements(browser, "#alternatives")[0].click()
-        wait_for(lambda: len(elements(browser, "#list .scores")) == 4)
-        found = problems(browser)
-        assert not found if is_known else found and all("status of 400" in line for line in found)
-
-
-@pytest.mark.slow
 def test_confidence_and_repetition_are_shown_where_the_server_has_them(browser, make):
     words = [
         {"text": "eins", "confidence": 0.9},
@@ -350,61 +305,6 @@ def test_confidence_and_repetition_are_shown_where_the_server_has_them(browser, 
         assert "was stopped" in text_of(browser, "#repeats")
         elements(browser, "#alternatives")[0].click()
         assert wait_for(lambda: text_of(browser, "#list .scores")) == "score −1.00 · 60 % sure · shown above"
-
-
-@pytest.mark.slow
-def test_words_without_spaces(browser, make):
-    tokens = [(" 我的", 0.9), ("狗", 0.4), ("", 0.5), ("。", 1.0), ("</s>", 1.0)]
-    best = {
-        "text": "我的狗。",
-        "target_words": ["我", "的", "狗。"],
-        "alignment": [[0, 0], [0, 1], [1, 2]],
-        "tokens": [{"text": text, "log_probability": math.log(share)} for text, share in tokens],
-    }
-    sentence = {"text": 0, "before": "", "source": "My dog.", "source_words": ["My", "dog."], "translations": [best]}
-    events = f"event: sentence\ndata: {json.dumps(sentence)}\n\nevent: end\ndata: {json.dumps({'after': ['']})}\n\n"
-    with opened(browser, make()):
-        browser.execute_script("[window.events] = arguments; window.fetch = async () => new Response(events)", events)
-        translate(browser, "My dog.", "我的狗。")
-        for row in ("#target-words", "#output"):
-            words = elements(browser, f"{row} .word")
-            assert [word.text for word in words] == ["我", "的", "狗。"]
-            titles = [word.get_attribute("title") for word in words]
-            assert all("90 % sure" in title for title in titles[:2]) and "20 % sure" in titles[2]
-
-
-@pytest.mark.slow
-def test_a_long_text_gets_details_where_one_looks(browser, make, expected):
-    number = 6000 // len(" ".join(TEXT))
-    with opened(browser, make()):
-        write(browser, "x")
-        output_of(browser)
-        browser.execute_script("document.getElementById('text').value = arguments[0]", " ".join(TEXT * number))
-        elements(browser, "#text")[0].send_keys(" ")
-        wait_for(lambda: output_of(browser) == " ".join(expected * number) + " ")
-        sentences = elements(browser, "#output .sentence")
-        assert len(sentences) == 3 * number
-        titles = "return [...arguments[0].querySelectorAll('.word')].map((word) => word.title)"
-        assert not any(browser.execute_script(titles, sentences[4]))
-        focus = "document.querySelector('#target-words .word').focus()"
-        browser.execute_script(f"arguments[0].click(); {focus}", sentences[4])
-        wait_for(lambda: all("% sure" in title for title in browser.execute_script(titles, sentences[4])))
-        assert text_of(browser, "#number") == f"5 of {3 * number}"
-        assert text_of(browser, "#target-words .word") == expected[1]
-        assert browser.switch_to.active_element == elements(browser, "#target-words .word")[0]
-        assert all(word.get_attribute("aria-label") for word in elements(browser, "#target-words .word"))
-        assert not any(browser.execute_script(titles, sentences[5]))
-
-
-@pytest.mark.slow
-def test_an_answer_that_breaks_off(browser, make, loaded, expected):
-    with opened(browser, make()):
-        code = (
-            "window.fetch = async () => new Response(new ReadableStream({pull: (stream) => stream.error(new Error())}))"
-        )
-        browser.execute_script(code)
-        write(browser, TEXT[0])
-        wait_for(lambda: text_of(browser, "#error") == "The answer broke off. The text may be too long.")
 
 
 @pytest.mark.slow

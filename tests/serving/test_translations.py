@@ -58,12 +58,6 @@ def test_options_of_the_search(post, loaded):
     assert [one["text"] for one in answer["translations"]] == translated(loaded, SENTENCES[:4], **names)
 
 
-def test_lines_as_they_are(post, loaded):
-    line = " ".join(SENTENCES[:2])
-    answer = post("/v1/translations", json={"text": line, "target": "de", "split_sentences": False})[1]
-    assert answer["translations"][0]["text"] == translated(loaded, [line])[0]
-
-
 def test_prefixes(post, loaded):
     texts, prefixes = [" ".join(SENTENCES[:2]), SENTENCES[2]], ["Ein", ""]
     answer = post("/v1/translations", json={"text": texts, "target": "de", "prefix": prefixes})[1]
@@ -123,21 +117,6 @@ def test_glossaries(make, loaded):
     plain = {"text": "Nothing of it.", "target": "de"}
     answers = [ask(app, "POST", "/v1/translations", json=plain | more) for more in ({}, {"glossary": terms})]
     assert answers[0] == answers[1]
-
-
-def test_large_glossaries_and_overlapping_terms(make, loaded):
-    app = make(limits=Limits(characters=10**6))
-    many = [{"source": f"word{number}", "target": f"Wort {number}"} for number in range(10_000)]
-    wanted = {"text": ["A word77 and word7.", " ".join(SENTENCES)], "target": "de"}
-    status, answer = ask(app, "POST", "/v1/translations", json=wanted | {"glossary": many})
-    assert status == 200 and all(term in answer["translations"][0]["text"] for term in ("Wort 77", "Wort 7"))
-    overlapping = [
-        {"source": "a dog", "target": "x"},
-        {"source": "dog", "target": "y"},
-        {"source": "dog and", "target": "z"},
-    ]
-    answer = ask(app, "POST", "/v1/translations", json={"text": "A dog and", "target": "de", "glossary": overlapping})
-    assert "x" in answer[1]["translations"][0]["text"]
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_by_default_they_are_unloaded_when_memory_is_short(make, folder, monkeyp
         total = 1
 
     app = make(f"en-de={folder}", f"de-en={folder}")
-    size = app.state.service.models.places[0].bytes
+    size = app.state.service.models.served[0].bytes
     assert size > 2 * (folder / "model.safetensors").stat().st_size
     monkeypatch.setattr("psutil.virtual_memory", Memory)
     for total, expected in ((4 * size, ["en-de", "de-en"]), (4 * size - 1, ["de-en"])):

@@ -49,7 +49,7 @@ def test_it_is_no_translation_model(app, make, model, folder):
         status, answer = ask(app, "POST", "/v1/translations", json={"text": "a", **languages})
         assert status == 400 and "not supported" in answer["error"]
     both = make(f"en-de={folder}", str(model))
-    assert [place.name for place in both.state.service.models.places] == ["en-de"]
+    assert [place.name for place in both.state.service.models.served] == ["en-de"]
     assert ask(both, "GET", "/frontend/settings")[1]["parser"]
 
 
@@ -58,7 +58,7 @@ def test_it_is_no_translation_model(app, make, model, folder):
     [
         ("a " * 101, "the sentence has 101 words, at most 100"),
         ("a" * 1001, "exceeds text limit (1000)"),
-        ([], "not a text or a list of texts"),
+        ([], "Invalid request: text"),
         ("a\0b", "NUL"),
     ],
 )

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -16,7 +17,7 @@ from .. import __version__
 from ..errors import UserError
 from . import libretranslate, page, parses, translations
 from .limiter import Metrics, RequestLimiter, error_response
-from .models import ModelPlace, Models
+from .models import Models, ServedModel
 from .service import Limits, Service
 
 _DESCRIPTION = """\
@@ -27,7 +28,7 @@ to do (`Retry-After` has seconds), or a model that cannot be loaded."""
 
 
 def make_app(
-    places: Sequence[ModelPlace],
+    served: Sequence[ServedModel],
     load: Callable[[Path], tuple[Any, Any]],
     *,
     limits: Limits | None = None,
@@ -39,7 +40,7 @@ def make_app(
     """Return the application, which an ASGI server runs once.
 
     Args:
-        places: the models to serve.
+        served: the models to serve.
         load: gives the model and the tokenizer of a folder.
         limits: what is taken.
         most_models, tokens_per_batch: as of `Models`.
@@ -47,7 +48,7 @@ def make_app(
         log_text: whether texts are written into the log.
     """
     limits = limits or Limits()
-    models = Models(places, load, most_models, tokens_per_batch, lambda *batch: metrics.note_batch(*batch))
+    models = Models(served, load, most_models, tokens_per_batch, lambda *batch: metrics.note_batch(*batch))
 
     @contextlib.asynccontextmanager
     async def lifespan(app):
@@ -62,7 +63,7 @@ def make_app(
         paths |= {route.path for route in part.router.routes}
     app.add_api_route("/metrics", _metrics, include_in_schema=False)
     app.state.metrics = metrics = Metrics(models, paths)
-    for kind in (UserError, RequestValidationError, HTTPException):
+    for kind in (UserError, ValidationError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_middleware(RequestLimiter, limits=limits, metrics=metrics, log_text=log_text)
     headers = ["Authorization", "Content-Type"]
@@ -78,7 +79,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return error_response(error.status_code, error.detail, error.headers)
     message = str(error)
-    if isinstance(error, RequestValidationError):  # the first mistake, without what was sent
+    if isinstance(error, RequestValidationError | ValidationError):  # the first mistake, without what was sent
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"] if part != "body")
         message = f"{field + ': ' if field else ''}{first['msg']}"

@@ -32,7 +32,7 @@ Pair = tuple[str, str]  # codes of source and target language
 
 
 @dataclass(frozen=True)
-class ModelPlace:
+class ServedModel:
     """A model that is served; a parser has no languages."""
 
     source: str  # code of the language
@@ -58,15 +58,15 @@ class ModelPlace:
         return {"confidence": True} if is_exported(self.folder) else {"alignments": True, "confidence": True}
 
 
-def find_models(names: Sequence[str]) -> list[ModelPlace]:
-    """What is served, from folders, or languages and folders such as `en-de=FOLDER`.
+def find_models(names: Sequence[str]) -> list[ServedModel]:
+    """Return what is served, from folders, or languages and folders such as `en-de=FOLDER`.
 
-    A folder that is not there is reported and left out, unless it is the only one: the others go on.
+    A missing folder is reported and left out, unless it is the only one.
 
     Raises:
         UserError: for a folder whose languages are not known, languages that are given twice, or if none is there.
     """
-    places: dict[Pair, ModelPlace] = {}
+    models: dict[Pair, ServedModel] = {}
     for name in names:
         match = re.fullmatch(rf"({_CODE})-({_CODE})=(.+)", name, re.DOTALL)
         folder = Path(match[3] if match else name)
@@ -76,17 +76,17 @@ def find_models(names: Sequence[str]) -> list[ModelPlace]:
         languages = match.group(1, 2) if match else ("", "") if _is_parser(folder) else known_languages(folder)
         if len(languages) != 2:
             raise UserError(f"the languages of {folder} are not known: give them too, as in en-de={folder}")
-        place = ModelPlace(*(code.replace("_", "-") for code in languages), folder)
-        if (pair := (place.source.lower(), place.target.lower())) in places:
-            raise UserError(f"{places[pair].folder} and {folder} are both for {place.name}: give one of them")
-        places[pair] = place
-    if not places:
+        served = ServedModel(*(code.replace("_", "-") for code in languages), folder)
+        if (pair := (served.source.lower(), served.target.lower())) in models:
+            raise UserError(f"{models[pair].folder} and {folder} are both for {served.name}: give one of them")
+        models[pair] = served
+    if not models:
         raise UserError(f"there is no model folder {', '.join(names)}: give the folder of a model")
-    return list(places.values())
+    return list(models.values())
 
 
 def _is_parser(folder: Path) -> bool:
-    """Whether its tokenizer has brackets and tags of trees."""
+    """Return whether its tokenizer has brackets and tags of trees."""
     with contextlib.suppress(OSError, UserError):
         return TREE_TOKENS in read_json(folder / "tokenizer_config.json", "copy it again")
     return False
@@ -96,7 +96,7 @@ class Models:
     """Loads models when they are first asked for, and unloads the least recently used when there are too many.
 
     Args:
-        places: what there is.
+        models: what there is.
         load: gives a model and its tokenizer.
         most: how many may be loaded; by default as many as fit half of the memory by the size of their files.
         tokens_per_batch, note_batch: as of `Engine`; `note_batch` gets the model's name too.
@@ -104,86 +104,81 @@ class Models:
 
     def __init__(
         self,
-        places: Sequence[ModelPlace],
+        models: Sequence[ServedModel],
         load: Callable[[Path], tuple[Any, Any]],
         most: int | None = None,
         tokens_per_batch: int = 2048,
         note_batch: Callable[[str, int], Any] = lambda name, size: None,
     ):
-        self.places = [place for place in places if place.target]
-        self.parser = next((place for place in places if not place.target), None)
+        self.served = [model for model in models if model.target]
+        self.parser = next((model for model in models if not model.target), None)
         self._load, self._most = load, most
         self._tokens_per_batch, self._note_batch = tokens_per_batch, note_batch
-        self.loaded: dict[ModelPlace, Engine] = {}  # the least recently used first
-        self._users: dict[ModelPlace, int] = defaultdict(int)  # those that wait for it too
-        self._loading: dict[ModelPlace, asyncio.Task] = {}
+        self.loaded: dict[ServedModel, Engine] = {}  # the least recently used first
+        self._users: dict[ServedModel, int] = defaultdict(int)  # those that wait for it too
+        self._loading: dict[ServedModel, asyncio.Task] = {}
         self._changing = asyncio.Lock()  # one model is loaded or unloaded at a time
-        self._leaving: ModelPlace | None = None  # takes no further users, and is unloaded after the last of them
+        self._leaving: ServedModel | None = None  # takes no further users, and is unloaded after the last of them
         self._changed = asyncio.Event()  # there is a user less, or what was leaving is unloaded
 
     @property
     def pending(self) -> int:
-        """Sentences that wait or are searched."""
+        """Return the number of sentences that wait or are searched."""
         return sum(engine.pending for engine in self.loaded.values())
 
-    def find(self, source: str, target: str) -> ModelPlace | None:
-        """The model for these languages; capitals do not matter."""
-        wanted = source.lower(), target.lower()
-        return next((one for one in self.places if (one.source.lower(), one.target.lower()) == wanted), None)
-
     @contextlib.asynccontextmanager
-    async def engine(self, place: ModelPlace, needs: str = "") -> AsyncIterator[Engine]:
-        """The engine of a model, as `engine_of`; in float32 where int8 by CTranslate2 cannot follow what it `needs`."""
-        async with self.engine_of(place) as engine:
-            if not needs or engine.is_ours or is_exported(place.folder):
+    async def engine(self, served: ServedModel, needs: str = "") -> AsyncIterator[Engine]:
+        """Yield the engine of a model as `engine_of`, in float32 where CTranslate2 cannot follow what it `needs`."""
+        async with self.engine_of(served) as engine:
+            if not needs or engine.is_ours or is_exported(served.folder):
                 yield engine
                 return
-        async with self.engine_of(replace(place, needs="requests that CTranslate2 cannot follow")) as engine:
+        async with self.engine_of(replace(served, needs="requests that CTranslate2 cannot follow")) as engine:
             yield engine
 
     @contextlib.asynccontextmanager
-    async def engine_of(self, place: ModelPlace) -> AsyncIterator[Engine]:
-        """The engine of a model, which stays loaded in the body.
+    async def engine_of(self, served: ServedModel) -> AsyncIterator[Engine]:
+        """Yield the engine of a model, which stays loaded in the body.
 
         Raises:
             HTTPException: it cannot be loaded, which the server's log explains.
         """
-        while place == self._leaving:
+        while served == self._leaving:
             await self._change()
-        self._users[place] += 1  # before it is loaded, or it could be unloaded before it is used
+        self._users[served] += 1  # before it is loaded, or it could be unloaded before it is used
         try:
-            while place not in self.loaded:
-                if place not in self._loading:
-                    self._loading[place] = asyncio.create_task(self._add(place))
-                await asyncio.shield(self._loading[place])  # it is loaded also if who has asked for it has left
-            engine = self.loaded[place] = self.loaded.pop(place)
+            while served not in self.loaded:
+                if served not in self._loading:
+                    self._loading[served] = asyncio.create_task(self._add(served))
+                await asyncio.shield(self._loading[served])  # it is loaded also if who has asked for it has left
+            engine = self.loaded[served] = self.loaded.pop(served)
             yield engine
         finally:
-            self._users[place] -= 1
+            self._users[served] -= 1
             self._changed.set()
 
     async def _change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
 
-    async def _add(self, place: ModelPlace) -> None:
+    async def _add(self, served: ServedModel) -> None:
         try:
             async with self._changing:
-                await self._make_room(place)
-                more = {"needs": [place.needs]} if place.needs else {}
-                model, tokenizer = await asyncio.to_thread(self._load, place.folder, **more)
-                note = partial(self._note_batch, place.name)
-                self.loaded[place] = Engine(model, tokenizer, self._tokens_per_batch, note)
+                await self._make_room(served)
+                more = {"needs": [served.needs]} if served.needs else {}
+                model, tokenizer = await asyncio.to_thread(self._load, served.folder, **more)
+                note = partial(self._note_batch, served.name)
+                self.loaded[served] = Engine(model, tokenizer, self._tokens_per_batch, note)
         except Exception as error:
-            logger.error(f"the model for {place.name} cannot be loaded: {one_line(error)}")
-            raise HTTPException(503, f"the model for {place.name} is not available") from error
+            logger.error(f"the model for {served.name} cannot be loaded: {one_line(error)}")
+            raise HTTPException(503, f"the model for {served.name} is not available") from error
         finally:
-            del self._loading[place]
-        logger.info(f"loaded {place.folder} for {place.name}")
+            del self._loading[served]
+        logger.info(f"loaded {served.folder} for {served.name}")
 
-    async def _make_room(self, place: ModelPlace) -> None:
+    async def _make_room(self, served: ServedModel) -> None:
         """Unload models until there is room for another."""
-        while self.loaded and self._is_full(place):
+        while self.loaded and self._is_full(served):
             idle = (one for one in self.loaded if not self._users[one])
             self._leaving = oldest = next(idle, next(iter(self.loaded)))
             try:
@@ -195,13 +190,13 @@ class Models:
                 self._changed.set()
             logger.info(f"unloaded {oldest.folder}")
 
-    def _is_full(self, place: ModelPlace) -> bool:
+    def _is_full(self, served: ServedModel) -> bool:
         if self._most is not None:
             return len(self.loaded) >= self._most
-        size = place.bytes + sum(other.bytes for other in self.loaded)
+        size = served.bytes + sum(other.bytes for other in self.loaded)
         return size > _SHARE * min(psutil.virtual_memory().total, memory_limit())
 
     async def close(self) -> None:
         """Unload all, when what runs is finished."""
-        for place in list(self.loaded):
-            await asyncio.to_thread(self.loaded.pop(place).close)
+        for served in list(self.loaded):
+            await asyncio.to_thread(self.loaded.pop(served).close)

@@ -58,10 +58,10 @@ async def attention(
     service.check([text, translation])
     if (size := max(len(text), len(translation))) > _MOST_CHARACTERS:
         raise HTTPException(400, f"a sentence has {size} characters, too many to show, at most {_MOST_CHARACTERS}")
-    place = service.place(source, target)
-    service.note(request, place, [text])
+    served = service.model_for(source, target)
+    service.note(request, served, [text])
     async with service.attending:
-        async with service.models.engine(place, "attention") as engine:
+        async with service.models.engine(served, "attention") as engine:
             weights = await engine.call(_weights, engine, text, translation)
         from ..attention.page import attention_page
 

@@ -1,5 +1,7 @@
 """Trees of sentences, where a parser is served (Section 6.3)."""
 
+from typing import Annotated
+
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,7 +20,7 @@ class ParsesRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    text: str | list[str] = Field(
+    text: str | Annotated[list[str], Field(min_length=1)] = Field(
         description="a sentence, words and punctuation marks separated by spaces, or several", examples=["Dogs bark ."]
     )
 
@@ -37,16 +39,16 @@ class ParsesAnswer(BaseModel):
 
 
 @router.post("/v1/parses")
-async def parse(request: Request, wanted: ParsesRequest) -> ParsesAnswer:
+async def parse(request: Request, body: ParsesRequest) -> ParsesAnswer:
     """Parse sentences with the parser that is served."""
     service: Service = request.app.state.service
     service.check_key(request.headers)
-    texts, place = texts_of(wanted.text, "text"), service.models.parser
+    texts, served = texts_of(body.text), service.models.parser
     service.check(texts)
-    if place is None:
+    if served is None:
         raise HTTPException(400, "no parser is served: give the server the folder of `vaswani parse train`")
-    service.note(request, place, texts)
-    async with service.models.engine(place, "parses") as engine:
+    service.note(request, served, texts)
+    async with service.models.engine(served, "parses") as engine:
         return ParsesAnswer(parses=[await engine.call(_parse, engine, words_of(text)) for text in texts])
 
 

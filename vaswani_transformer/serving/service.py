@@ -13,9 +13,9 @@ from starlette.exceptions import HTTPException
 
 from ..decoding.glossary import Glossary
 from ..decoding.translator import Hypothesis, Piece
-from ..errors import UserError
+from ..errors import UserError, reading
 from .engine import Engine, Options
-from .models import ModelPlace, Models
+from .models import Models, ServedModel
 from .text import SplitText
 
 logger = logging.getLogger(__name__)
@@ -39,11 +39,11 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Wish:
+class TranslationRequest:
     """What is to be translated, and how; what is None is as the model was saved."""
 
     texts: Sequence[str]
-    prefixes: Sequence[str] | None = None  # the beginning of each text's translation
+    prefixes: Sequence[str] | None = None  # of each text's translation
     nbest: int = 1
     beams: int | None = None
     length_penalty: float | None = None
@@ -55,7 +55,7 @@ class Wish:
 
     @property
     def needs(self) -> str:
-        """What CTranslate2 cannot follow."""
+        """Return what CTranslate2 cannot follow."""
         asked = {"a glossary": self.glossary, "a prefix": any(self.prefixes or ()), "alignments": self.alignments}
         return next((name for name, value in asked.items() if value), "")
 
@@ -68,7 +68,7 @@ class Translating:
         self._places = [(number, place) for number, text in enumerate(texts) for place in range(len(text.sentences))]
 
     async def sentences(self) -> AsyncIterator[tuple[int, int, list[Hypothesis]]]:
-        """The number of a text, of its sentence, and the sentence's hypotheses, best first, as they are ready."""
+        """Yield the number of a text, of its sentence, and the sentence's hypotheses, best first, as they are ready."""
         found = self.engine.translate(self._pieces, self._options, self._scores)
         async with contextlib.aclosing(found):
             async for number, hypotheses in found:
@@ -76,7 +76,7 @@ class Translating:
                 yield *self._places[number], known or hypotheses[:1]
 
     async def all(self) -> list[list[list[Hypothesis]]]:
-        """The hypotheses of each sentence of each text."""
+        """Return the hypotheses of each sentence of each text."""
         results = [[[] for _ in text.sentences] for text in self.texts]
         async with contextlib.aclosing(self.sentences()) as found:
             async for number, place, hypotheses in found:
@@ -94,7 +94,7 @@ class Service:
 
     @property
     def needs_key(self) -> bool:
-        """Whether a translation needs an API key."""
+        """Return whether a translation needs an API key."""
         return bool(self._keys)
 
     def check_key(self, headers: Mapping[str, str], key: Any = None) -> None:
@@ -109,70 +109,56 @@ class Service:
         if not any(hmac.compare_digest(given, known) for known in self._keys):
             raise HTTPException(403, "Invalid API key")
 
-    def note(self, request, place: ModelPlace, texts: Sequence[str]) -> None:
+    def note(self, request, served: ServedModel, texts: Sequence[str]) -> None:
         """Note for log and metrics what a request is about."""
         size = sum(map(len, texts))
-        request.app.state.metrics.characters.labels(place.name).inc(size)
-        request.state.notes.update(model=place.name, characters=size, texts=texts)
+        request.app.state.metrics.characters.labels(served.name).inc(size)
+        request.state.notes.update(model=served.name, characters=size, texts=texts)
 
-    def place(self, source: str, target: str) -> ModelPlace:
-        """The model from one language to another; the source may be `auto` if only one model has the target.
+    def model_for(self, source: str, target: str) -> ServedModel:
+        """Return the model between two languages, in any case; `auto` is the source if only one model has the target.
 
         Raises:
             HTTPException: there is none.
         """
-        places = self.models.places
-        if source.lower() == "auto":
-            known = [place for place in places if place.target.lower() == target.lower()]
-            if len(known) > 1:
-                languages = ", ".join(place.source for place in known)
-                raise HTTPException(400, f"auto is not supported for {target}: source must be one of {languages}")
-            if known:
-                return known[0]
-        elif place := self.models.find(source, target):
-            return place
-        for code, side in ((source, "source"), (target, "target")):
-            if code.lower() not in {"auto", *(getattr(place, side).lower() for place in places)}:
-                raise HTTPException(400, f"{code:.20} is not supported")
-        raise HTTPException(400, f"{target} is not available as a target language from {source}")
+        models = [model for model in self.models.served if model.target.lower() == target.lower()]
+        if source.lower() != "auto":
+            models = [model for model in models if model.source.lower() == source.lower()]
+        if len(models) != 1:
+            known = ", ".join(model.name for model in self.models.served)
+            raise HTTPException(400, f"{source:.20} to {target:.20} is not supported: there are {known}")
+        return models[0]
 
     def check(self, texts: Sequence[str]) -> None:
         """Raise `HTTPException` for texts that are too long or cannot be encoded."""
-        size = sum(map(len, texts))
-        if size > self.limits.characters:
-            limit = self.limits.characters
+        size, limit = sum(map(len, texts)), self.limits.characters
+        if size > limit:
             raise HTTPException(400, f"Invalid request: request ({size}) exceeds text limit ({limit})")
-        for text in texts:
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise HTTPException(400, "Invalid request: the text has half a surrogate pair") from error
+        with reading("the text"):
+            "".join(texts).encode()  # which half a surrogate pair cannot be
 
     @contextlib.asynccontextmanager
-    async def translating(self, place: ModelPlace, wish: Wish) -> AsyncIterator[Translating]:
+    async def translating(self, served: ServedModel, job: TranslationRequest) -> AsyncIterator[Translating]:
         """Tokenise what is to be translated, with the model loaded.
 
         Raises:
             HTTPException: texts that are too long, a queue that is full, or a model that cannot be loaded.
-            UserError: for a beginning that is too long, or a glossary that the model cannot follow.
+            UserError: for a prefix that is too long, or a glossary that the model cannot follow.
         """
-        terms = wish.glossary.terms.values() if wish.glossary else ()
+        terms = job.glossary.terms.values() if job.glossary else ()
         glossary = [text for term in terms for text in (term.source, *term.targets)]
-        self.check([*wish.texts, *(wish.prefixes or []), *glossary])
-        async with self.models.engine(place, wish.needs) as engine:
-            texts, pieces = await asyncio.to_thread(_prepare, engine, place.source, wish)
+        self.check([*job.texts, *(job.prefixes or []), *glossary])
+        async with self.models.engine(served, job.needs) as engine:
+            texts, pieces = await asyncio.to_thread(_prepare, engine, served.source, job)
             pending = self.models.pending
             if pending and pending + len(pieces) > self.limits.queue:
                 raise full()
-            yield Translating(engine, texts, pieces, _options(engine.model, wish), wish.scores)
+            yield Translating(engine, texts, pieces, _options(engine.model, job), job.scores)
 
 
-def texts_of(value: Any, name: str) -> list[str]:
-    """A text, or a list of them, as a list."""
-    texts = value if isinstance(value, list) else [value]
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise HTTPException(400, f"Invalid request: {name} parameter is not a text or a list of texts")
-    return texts
+def texts_of(value: str | list[str]) -> list[str]:
+    """Return a text, or a list of them, as a list."""
+    return value if isinstance(value, list) else [value]
 
 
 def _digest(key: str) -> bytes:
@@ -180,19 +166,19 @@ def _digest(key: str) -> bytes:
 
 
 def full() -> HTTPException:
-    """The refusal of a request for which there is no place."""
+    """Return the refusal of a request that is one too many."""
     return HTTPException(503, "the server has too much to do: try again later", {"Retry-After": "1"})
 
 
-def _prepare(engine: Engine, language: str, wish: Wish) -> tuple[list[SplitText], list[Piece]]:
-    texts = [SplitText(text, language, engine.divide, wish.split) for text in wish.texts]
+def _prepare(engine: Engine, language: str, job: TranslationRequest) -> tuple[list[SplitText], list[Piece]]:
+    texts = [SplitText(text, language, engine.divide, job.split) for text in job.texts]
     sentences = [(sentence, "") for text in texts for sentence in text.sentences]
     first = 0
-    for text, prefix in zip(texts, wish.prefixes or [""] * len(texts), strict=True):
+    for text, prefix in zip(texts, job.prefixes or [""] * len(texts), strict=True):
         if text.sentences:
             sentences[first] = text.sentences[0], prefix
         first += len(text.sentences)
-    pieces = engine.tokenize(sentences, wish.glossary, _options(engine.model, wish))
+    pieces = engine.tokenize(sentences, job.glossary, _options(engine.model, job))
     for piece in pieces:
         if piece.terms and piece.terms.size > _TERMS:
             raise UserError(
@@ -202,12 +188,12 @@ def _prepare(engine: Engine, language: str, wish: Wish) -> tuple[list[SplitText]
     return texts, pieces
 
 
-def _options(model: Any, wish: Wish) -> Options:
-    """Options for `generate()`: those given, and what they ask for."""
-    own, beams = model.generation_config, wish.beams
-    if wish.nbest > (beams or own.num_beams or 1):
-        beams = wish.nbest
-    options = {"length_penalty": wish.length_penalty, "max_new_tokens": wish.max_new_tokens, "num_beams": beams}
-    if wish.nbest != (own.num_return_sequences or 1):
-        options["num_return_sequences"] = wish.nbest
+def _options(model: Any, job: TranslationRequest) -> Options:
+    """Return the options for `generate()` that were given, and what they imply."""
+    own, beams = model.generation_config, job.beams
+    if job.nbest > (beams or own.num_beams or 1):
+        beams = job.nbest
+    options = {"length_penalty": job.length_penalty, "max_new_tokens": job.max_new_tokens, "num_beams": beams}
+    if job.nbest != (own.num_return_sequences or 1):
+        options["num_return_sequences"] = job.nbest
     return tuple(sorted((name, value) for name, value in options.items() if value is not None))

@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import StreamingResponse
@@ -18,12 +18,14 @@ from ..decoding.translator import Hypothesis
 from ..errors import UserError
 from ..model.settings_vaswani import SETTING_RANGES
 from .engine import Engine
-from .models import ModelPlace
-from .service import Service, Translating, Wish, texts_of
+from .models import ServedModel
+from .service import Service, Translating, TranslationRequest, texts_of
 from .text import SplitText
 
 _BEAMS = 32  # at most
 _LEAST, _MOST = SETTING_RANGES["length_penalty"][1:]
+
+Texts = str | Annotated[list[str], Field(min_length=1)]
 
 router = APIRouter(tags=["translations"])
 logger = logging.getLogger(__name__)
@@ -43,14 +45,14 @@ class TranslationsRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    text: str | list[str] = Field(description="a text of any number of sentences, or several", examples=["Two dogs."])
+    text: Texts = Field(description="a text of any number of sentences, or several", examples=["Two dogs."])
     source: str = Field("auto", description="code of its language; auto where one model only has the target")
     target: str = Field(description="code of the language to translate to", examples=["de"])
     nbest: int = Field(1, ge=1, le=_BEAMS, description="translations of each sentence")
     beams: int | None = Field(None, ge=1, le=_BEAMS, description="running hypotheses, at least nbest")
     length_penalty: float | None = Field(None, ge=_LEAST, le=_MOST, description="alpha of the length normalisation")
     max_new_tokens: int | None = Field(None, ge=1, le=1000, description="longest translation of a sentence, in tokens")
-    prefix: str | list[str] | None = Field(None, description="how the translation of each text has to begin")
+    prefix: Texts | None = Field(None, description="how the translation of each text has to begin")
     split_sentences: bool = Field(True, description="translate sentence by sentence; else line by line")
     scores: bool = Field(False, description="log-probability and score of each translation")
     token_scores: bool = Field(False, description="its tokens with their log-probabilities")
@@ -117,37 +119,31 @@ class TranslationsAnswer(BaseModel):
 
 
 @router.post("/v1/translations", response_model_exclude_none=True)
-async def translate(request: Request, wanted: TranslationsRequest) -> TranslationsAnswer:
+async def translate(request: Request, body: TranslationsRequest) -> TranslationsAnswer:
     """Translate texts, with n-best lists, scores, alignments, prefixes, or as a stream.
 
     A stream has an event `sentence` with `text` (number of the text, from 0), `before`, `source` and `translations` for
-    each sentence, and an event `end` with what stands behind the last sentence of each text, or `error`.
+    each sentence, and an event `end` with what follows the last sentence of each text, or `error`.
     """
     service: Service = request.app.state.service
     service.check_key(request.headers)
-    texts, prefixes = texts_of(wanted.text, "text"), None
-    if wanted.prefix is not None:
-        prefixes = texts_of(wanted.prefix, "prefix")
-        if len(prefixes) != len(texts):
-            raise HTTPException(400, f"Invalid request: {len(texts)} texts and {len(prefixes)} prefixes")
-    if wanted.prefix is not None and wanted.glossary:
-        raise HTTPException(400, "Invalid request: prefix and glossary cannot be combined: leave one of them out")
-    place = service.place(wanted.source, wanted.target)
+    texts, prefixes = texts_of(body.text), None if body.prefix is None else texts_of(body.prefix)
+    if prefixes is not None and (body.glossary or len(prefixes) != len(texts)):
+        raise HTTPException(400, "Invalid request: prefix has one text for each text, and no glossary beside it")
+    served = service.model_for(body.source, body.target)
     names = ("nbest", "beams", "length_penalty", "max_new_tokens", "scores", "alignments")
-    options = {name: getattr(wanted, name) for name in names}
-    wish = Wish(texts, prefixes, split=wanted.split_sentences, glossary=_glossary(wanted.glossary), **options)
-    service.note(request, place, texts)
-    async with service.translating(place, wish) as work:
-        details = _Details(wanted)
-        if wanted.stream:  # all has been checked, so that the stream will not fail
-            return StreamingResponse(_events(service, place, wish, details), media_type="text/event-stream")
-        found = await work.all()
+    options = {name: getattr(body, name) for name in names}
+    job = TranslationRequest(texts, prefixes, split=body.split_sentences, glossary=_glossary(body.glossary), **options)
+    service.note(request, served, texts)
+    async with service.translating(served, job) as work:
+        if body.stream:  # all has been checked, so that the stream will not fail
+            return StreamingResponse(_events(service, served, job, body), media_type="text/event-stream")
         answers = []
-        for text, own in zip(work.texts, found, strict=True):
-            sentences = [await details.sentence(work, text, number, one) for number, one in enumerate(own)]
-            answers.append(TextAnswer(text=text.joined([one[0].text for one in own]), sentences=sentences))
+        for text, sentences in zip(work.texts, await work.all(), strict=True):
+            details = [await _sentence(body, work, text, *numbered) for numbered in enumerate(sentences)]
+            answers.append(TextAnswer(text=text.joined([ranked[0].text for ranked in sentences]), sentences=details))
         return TranslationsAnswer(
-            model=place.name, precision=work.engine.precision, source=place.source, target=place.target,
+            model=served.name, precision=work.engine.precision, source=served.source, target=served.target,
             translations=answers,
         )  # fmt: skip
 
@@ -157,64 +153,56 @@ def _glossary(terms: list[GlossaryTerm]) -> Glossary:
     return make_glossary((f"entry {number} of the glossary", *entry) for number, entry in enumerate(entries, start=1))
 
 
-@dataclass(frozen=True)
-class _Details:
-    """What is answered about each sentence."""
-
-    wanted: TranslationsRequest
-
-    async def sentence(
-        self, work: Translating, text: SplitText, number: int, found: list[Hypothesis]
-    ) -> SentenceAnswer:
-        """A sentence with its translations."""
-        names = ("text", "score", "log_probability") if self.wanted.scores else ("text",)
-        known = [{name: getattr(one, name) for name in names} | {"repeats": one.repeats or None} for one in found]
-        source, wanted = text.sentences[number], self.wanted
-        if wanted.token_scores or wanted.alignments or wanted.confidence:
-            more = await work.engine.call(self._more, work.engine, source, [one.text for one in found])
-            known = [{**one, **other} for one, other in zip(known, more, strict=True)]
-        return SentenceAnswer(
-            source=source,
-            source_words=words_of(source) if wanted.alignments else None,
-            before=text.before(number),
-            translations=known,
-        )
-
-    def _more(self, engine: Engine, source: str, targets: list[str]) -> list[dict]:
-        """What the model says of the translations of a sentence."""
-        arguments = engine.model, engine.tokenizer, [source] * len(targets), targets
-        details: list[dict] = [{} for _ in targets]
-        if self.wanted.token_scores:
-            for one, score in zip(details, score_tokens(*arguments), strict=True):
-                pairs = zip(score.tokens, score.log_probabilities, strict=True)
-                one["tokens"] = [{"text": text, "log_probability": value} for text, value in pairs]
-        if self.wanted.confidence:
-            for one, words in zip(details, word_confidences(*arguments), strict=True):
-                one["confidence"] = mean_confidence(words)
-                one["words"] = [{"text": text, "confidence": value} for text, value in words]
-        if self.wanted.alignments:
-            from ..attention.alignments import align
-
-            if not engine.is_ours:
-                raise UserError("alignments are not possible with an exported model: leave them out")
-            for one, target, links in zip(details, targets, align(*arguments), strict=True):
-                one |= {"alignment": links, "target_words": words_of(target)}
-        return details
+async def _sentence(
+    body: TranslationsRequest, work: Translating, text: SplitText, number: int, ranked: list[Hypothesis]
+) -> SentenceAnswer:
+    """Return a sentence with its translations, and what the request asks about them."""
+    names = ("text", "score", "log_probability") if body.scores else ("text",)
+    details = [{name: getattr(each, name) for name in names} | {"repeats": each.repeats or None} for each in ranked]
+    source, engine = text.sentences[number], work.engine
+    if body.token_scores or body.alignments or body.confidence:
+        more = await engine.call(_details, body, engine, source, [each.text for each in ranked])
+        details = [known | others for known, others in zip(details, more, strict=True)]
+    words = words_of(source) if body.alignments else None
+    return SentenceAnswer(source=source, source_words=words, before=text.before(number), translations=details)
 
 
-async def _events(service: Service, place: ModelPlace, wish: Wish, details: _Details) -> AsyncIterator[str]:
+def _details(body: TranslationsRequest, engine: Engine, source: str, targets: list[str]) -> list[dict]:
+    """Return what the model says of each translation of a sentence; for the engine's thread."""
+    arguments = engine.model, engine.tokenizer, [source] * len(targets), targets
+    details: list[dict] = [{} for _ in targets]
+    if body.token_scores:
+        for detail, score in zip(details, score_tokens(*arguments), strict=True):
+            pairs = zip(score.tokens, score.log_probabilities, strict=True)
+            detail["tokens"] = [{"text": text, "log_probability": value} for text, value in pairs]
+    if body.confidence:
+        for detail, words in zip(details, word_confidences(*arguments), strict=True):
+            detail["confidence"] = mean_confidence(words)
+            detail["words"] = [{"text": text, "confidence": value} for text, value in words]
+    if body.alignments:
+        from ..attention.alignments import align
+
+        if not engine.is_ours:
+            raise UserError("alignments are not possible with an exported model: leave them out")
+        for detail, target, links in zip(details, targets, align(*arguments), strict=True):
+            detail |= {"alignment": links, "target_words": words_of(target)}
+    return details
+
+
+async def _events(
+    service: Service, served: ServedModel, job: TranslationRequest, body: TranslationsRequest
+) -> AsyncIterator[str]:
     try:
-        async with service.translating(place, wish) as work, contextlib.aclosing(work.sentences()) as found:
-            order = [(number, place) for number, text in enumerate(work.texts) for place in range(len(text.sentences))]
+        async with service.translating(served, job) as work, contextlib.aclosing(work.sentences()) as sentences:
+            order = [(text, number) for text, split in enumerate(work.texts) for number in range(len(split.sentences))]
             ready, sent = {}, 0
-            async for number, sentence, hypotheses in found:
-                ready[number, sentence] = hypotheses
+            async for text, number, ranked in sentences:
+                ready[text, number] = ranked
                 while sent < len(order) and order[sent] in ready:
-                    number, sentence = order[sent]
-                    hypotheses = ready.pop(order[sent])
-                    answer = await details.sentence(work, work.texts[number], sentence, hypotheses)
+                    text, number = order[sent]
+                    answer = await _sentence(body, work, work.texts[text], number, ready.pop(order[sent]))
                     sent += 1
-                    yield _event("sentence", {"text": number, **answer.model_dump(exclude_none=True)})
+                    yield _event("sentence", {"text": text, **answer.model_dump(exclude_none=True)})
             yield _event("end", {"after": [text.gaps[-1] for text in work.texts]})
     except (HTTPException, UserError) as error:
         yield _event("error", {"error": getattr(error, "detail", str(error))})

@@ -1,7 +1,5 @@
 """The configuration: the paper's numbers, the rules between fields, and parameter counts against Table 3."""
 
-import json
-
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -53,22 +51,11 @@ class TestDefaults:
         assert config.num_hidden_layers == 3
         assert config.head_dim == 6
 
-    def test_generic_names_are_accepted_at_construction(self):
-        config = VaswaniConfig(hidden_size=48, num_attention_heads=4)
-        assert config.to_dict() == VaswaniConfig(d_model=48, num_heads=4).to_dict()
-        assert (config.d_model, config.d_k, config.d_v) == (48, 12, 12)
-        assert VaswaniConfig.from_preset("base", hidden_size=256).d_k == 32
-        assert AutoConfig.for_model("vaswani", num_attention_heads=4).d_v == 128
-
 
 class TestHeadWidths:
     def test_follow_d_model_and_num_heads(self):
         config = VaswaniConfig(d_model=96, num_heads=6)
         assert (config.d_k, config.d_v) == (16, 16)
-
-    def test_each_can_be_given_alone(self):
-        assert VaswaniConfig(d_k=16).d_v == 64
-        assert VaswaniConfig(d_v=16).d_k == 64
 
     def test_are_needed_when_heads_do_not_divide_d_model(self):
         with pytest.raises(Exception, match=r"d_model 512 .*num_heads 7.*d_k"):
@@ -79,37 +66,11 @@ class TestHeadWidths:
 
 
 class TestValidation:
-    @pytest.mark.parametrize("value", [0, -3])
-    @pytest.mark.parametrize(
-        "field", ["vocab_size", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_position_embeddings"]
-    )
-    def test_sizes_must_be_positive(self, field, value):
-        with pytest.raises(StrictDataclassError, match=rf"{field} is {value}\b"):
-            VaswaniConfig(**{field: value})
-
-    @pytest.mark.parametrize("field", ["encoder_layers", "decoder_layers"])
-    def test_layers_must_not_be_negative(self, field):
-        with pytest.raises(StrictDataclassError, match=rf"{field} is -1\b"):
-            VaswaniConfig(**{field: -1})
-
     @pytest.mark.parametrize("value", [-0.1, 1, 1.0, 1.5, float("nan")])
     @pytest.mark.parametrize("field", ["dropout", "attention_dropout", "activation_dropout", "label_smoothing"])
     def test_dropout_must_be_a_probability_below_one(self, field, value):
         with pytest.raises(StrictDataclassError, match=rf"{field} is {value}"):
             VaswaniConfig(**{field: value})
-
-    @pytest.mark.parametrize("value", [0, 0.0, 0.999])
-    def test_dropout_may_be_zero_or_an_integer_zero(self, value):
-        assert VaswaniConfig(dropout=value).dropout == value
-
-    @pytest.mark.parametrize("value", [0.0, -1e-5])
-    def test_layer_norm_eps_must_be_positive(self, value):
-        with pytest.raises(StrictDataclassError, match=rf"layer_norm_eps is {value}"):
-            VaswaniConfig(layer_norm_eps=value)
-
-    def test_position_encoding_must_be_known(self):
-        with pytest.raises(StrictDataclassError, match=r"position_encoding is 'rotary'.*one of sinusoidal, learned"):
-            VaswaniConfig(position_encoding="rotary")
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -133,35 +94,6 @@ class TestValidation:
     def test_what_other_toolkits_have_is_checked(self, changes, message):
         with pytest.raises(StrictDataclassError, match=message):
             VaswaniConfig(**changes)
-
-    def test_odd_width_is_refused_with_sinusoids_only(self):
-        odd = {"d_model": 45, "num_heads": 3}
-        with pytest.raises(StrictDataclassError, match=r"d_model is 45.*even"):
-            VaswaniConfig(**odd)
-        assert VaswaniConfig(**odd, position_encoding="learned").d_k == 15
-
-    @pytest.mark.parametrize("value", [-1, 50, 51])
-    @pytest.mark.parametrize("field", ["bos_token_id", "pad_token_id", "decoder_start_token_id"])
-    def test_special_tokens_must_be_in_the_vocabulary(self, field, value):
-        with pytest.raises(StrictDataclassError, match=rf"{field} is {value}\b.*50"):
-            VaswaniConfig(vocab_size=50, **{field: value})
-        assert VaswaniConfig(vocab_size=50, **{field: 49}).vocab_size == 50
-
-    @pytest.mark.parametrize(
-        ("field", "value"),
-        [
-            ("d_model", "512"),
-            ("num_heads", 8.0),
-            ("attention_bias", "no"),
-            ("dropout", "0.1"),
-            ("position_encoding", 3),
-        ],
-    )
-    def test_wrong_type_is_refused(self, field, value):
-        with pytest.raises(StrictDataclassError) as caught:
-            VaswaniConfig(**{field: value})
-        assert field in str(caught.value)
-        assert str(value) in str(caught.value)
 
     def test_values_set_later_are_checked_on_saving(self, tmp_path):
         config = VaswaniConfig()
@@ -200,10 +132,6 @@ class TestSaving:
         loaded = VaswaniConfig.from_pretrained(tmp_path)
         assert loaded.to_dict() == config.to_dict()
         assert (loaded.d_k, loaded.d_v, loaded.tie_word_embeddings, loaded.decoder_layers) == (9, 11, False, 3)
-
-    def test_file_names_the_architecture(self, tmp_path):
-        VaswaniConfig().save_pretrained(tmp_path)
-        assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "vaswani"
 
 
 class TestPresets:
@@ -258,18 +186,9 @@ class TestPresets:
         ]
         assert learned == ["table3-e-learned-positions"]
 
-    def test_overrides_win(self):
-        config = VaswaniConfig.from_preset("big", vocab_size=8000, dropout=0.1)
-        assert (config.vocab_size, config.dropout, config.d_model) == (8000, 0.1, 1024)
-
     def test_unknown_name_suggests_near_ones(self):
         with pytest.raises(ValueError, match=r"no preset named 'table3-b-dk-61'.*table3-b-dk-16"):
             VaswaniConfig.from_preset("table3-b-dk-61")
-
-    def test_unknown_name_like_no_other_lists_all(self):
-        with pytest.raises(ValueError, match="no preset named 'xyzzy'") as caught:
-            VaswaniConfig.from_preset("xyzzy")
-        assert all(name in str(caught.value) for name in VaswaniConfig.preset_names())
 
 
 def test_head_widths_follow_sizes_that_are_given_for_a_file(tmp_path):

@@ -8,11 +8,9 @@ import copy
 import pytest
 import torch
 import transformers.modeling_flash_attention_utils as flash_utils
-from accelerate import infer_auto_device_map
 from conftest import padded_batch, random_ids, tiny_model
 from passes import OTHER_TOOLKITS
-from safetensors import safe_open
-from transformers import AttentionInterface, AutoModelForSeq2SeqLM, DynamicCache
+from transformers import AttentionInterface, AutoModelForSeq2SeqLM
 from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 from transformers.modeling_outputs import BaseModelOutput
@@ -138,12 +136,6 @@ class TestFlashAttention:
             gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
         torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-6)
 
-    def test_can_be_chosen_after_loading(self, flash):
-        model = tiny_model()
-        model.set_attn_implementation(flash)
-        expected = tiny_model()(**inputs_with_padding()).logits
-        torch.testing.assert_close(model(**inputs_with_padding()).logits, expected, rtol=1e-4, atol=1e-5)
-
 
 class TestFlexAttention:
     @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
@@ -165,38 +157,6 @@ class TestFlexAttention:
             assert torch.equal(tokens_generated(flex), tokens_generated(eager))
 
 
-class TestAttentionWeights:
-    def test_implementation_that_forms_none_says_so_and_returns_none(self, monkeypatch):
-        said = []
-        monkeypatch.setattr(
-            "transformers.integrations.sdpa_attention.logger.warning_once", lambda text, *_: said.append(text)
-        )
-        outputs = tiny_model(attn_implementation="sdpa")(**inputs_with_padding(), output_attentions=True)
-        assert not outputs.encoder_attentions and not outputs.decoder_attentions and not outputs.cross_attentions
-        assert any("eager" in text for text in said)
-
-    def test_are_there_after_the_mend_that_the_warning_names(self):
-        model = tiny_model(attn_implementation="sdpa")
-        model.set_attn_implementation("eager")
-        outputs = model(**inputs_with_padding(), output_attentions=True)
-        assert [weights.shape for weights in outputs.cross_attentions] == [(3, 3, 6, 7)] * 2
-
-
-class TestCacheOfOneKind:
-    @pytest.mark.parametrize("attn_implementation", ["eager", "sdpa"])
-    def test_holds_the_target_and_not_the_source(self, attn_implementation):
-        model = tiny_model(attn_implementation=attn_implementation)
-        inputs = inputs_with_padding()
-        targets = inputs.pop("decoder_input_ids")
-        full = model(**inputs, decoder_input_ids=targets).logits
-        cache, logits = DynamicCache(), []
-        for position in range(targets.shape[1]):
-            step = targets[:, position : position + 1]
-            logits.append(model(**inputs, decoder_input_ids=step, past_key_values=cache, use_cache=True).logits)
-        assert cache.get_seq_length() == targets.shape[1]
-        torch.testing.assert_close(torch.cat(logits, dim=1), full, rtol=1e-4, atol=1e-5)
-
-
 class TestPartsAlone:
     @pytest.mark.parametrize("changes", VARIANTS, ids=str)
     def test_encoder_and_decoder_are_saved_and_loaded_alone(self, changes, tmp_path):
@@ -213,15 +173,6 @@ class TestPartsAlone:
         outputs = decoder_again(targets, encoder_hidden_states=states, encoder_attention_mask=inputs["attention_mask"])
         expected = model.model(**inputs, decoder_input_ids=targets).last_hidden_state
         torch.testing.assert_close(outputs.last_hidden_state, expected, rtol=0, atol=0)
-
-    def test_a_decoder_without_a_source_sees_its_own_past_only(self):
-        decoder = tiny_model().get_decoder()
-        ids = random_ids(2, 6)
-        changed = ids.clone()
-        changed[:, 4:] = random_ids(2, 2, seed=5)
-        states, others = decoder(ids).last_hidden_state, decoder(changed).last_hidden_state
-        torch.testing.assert_close(states[:, :4], others[:, :4])
-        assert (states[:, 4:] - others[:, 4:]).abs().min(dim=-1).values.max() > 0
 
 
 class TestDeviceMap:
@@ -257,20 +208,6 @@ class TestDeviceMap:
         assert any(parameter.is_meta for parameter in loaded.parameters())
         self.check(loaded, model)
 
-    def test_layers_are_not_split(self):
-        model = tiny_model(encoder_layers=3, decoder_layers=3)
-        size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        places = set()
-        for share in range(1, 10):
-            places |= set(
-                infer_auto_device_map(
-                    model, max_memory={"cpu": share * size // 10}, no_split_module_classes=model._no_split_modules
-                )
-            )
-        layers = {name for name in places if ".layers." in name}
-        assert layers  # some shares end within a stack, none within a layer
-        assert all(name.rpartition(".layers.")[2].isdigit() for name in layers)
-
 
 class TestTypes:
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -287,12 +224,6 @@ class TestTypes:
         expected = model(**inputs_with_padding()).logits
         torch.testing.assert_close(logits.float(), expected, rtol=tolerance, atol=tolerance)
         tokens_generated(half, num_beams=2)
-
-    def test_stored_type_is_kept_and_given_back(self, tmp_path):
-        tiny_model().to(torch.bfloat16).save_pretrained(tmp_path)
-        assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
-        with safe_open(tmp_path / "model.safetensors", "pt") as weights:
-            assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}  # noqa: SIM118
 
 
 class TestMeta:

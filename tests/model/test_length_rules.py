@@ -62,18 +62,6 @@ def test_is_written_with_the_model_and_read_again(tmp_path):
     assert not torch.equal(outputs["gnmt"], outputs["power"])
 
 
-def test_models_from_before_there_was_a_choice_take_it_too():
-    model = tiny_model(vocab_size=9, scale=1.5)
-    sources = random_ids(8, 6, vocab_size=9)
-    options = {"num_beams": 4, "length_penalty": 2.0, "max_extra_tokens": 3}
-    expected = [model.generate(sources, **options, length_normalization=rule) for rule in ("gnmt", "power")]
-    del model.generation_config.length_normalization, model.generation_config.max_extra_tokens
-    assert torch.equal(model.generate(sources, **options), expected[0])
-    assert torch.equal(model.generate(sources, **options, length_normalization="power"), expected[1])
-    given = GenerationConfig(**options, length_normalization="power")
-    assert torch.equal(model.generate(sources, generation_config=given), expected[1])
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

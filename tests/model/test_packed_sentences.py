@@ -85,10 +85,6 @@ def test_equals_padded_sentences_in_models_of_every_kind(changes):
     assert_equal_passes(tiny_model(dtype=torch.float64, **changes).train(), 1e-10)
 
 
-def test_equals_padded_sentences_past_the_table_of_positions():
-    assert_equal_passes(tiny_model(dtype=torch.float64, max_position_embeddings=4).train(), 1e-7)
-
-
 @pytest.mark.parametrize("options", [{"skip_logits": True}, {"num_items_in_batch": torch.tensor(40)}], ids=str)
 def test_losses_of_every_kind(options):
     assert_equal_passes(tiny_model(label_smoothing=0.1).train(), 1e-5, **options)
@@ -132,13 +128,6 @@ def test_equals_padded_sentences_with_flash_attention(with_kernel, monkeypatch):
     assert_equal_passes(tiny_model(dtype=torch.float64).train(), 1e-10)
 
 
-def test_flash_attention_with_other_arguments_is_left_alone():
-    """torch's first `varlen_attn` was causal by a flag."""
-    assert packing._takes_our_arguments(reference_varlen_attn)
-    assert not packing._takes_our_arguments(None)
-    assert not packing._takes_our_arguments(lambda query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal: 0)
-
-
 def test_flash_attention_drops_no_weights(with_kernel, monkeypatch):
     monkeypatch.setattr(packing, "varlen_attn", None)
     assert pass_through(tiny_model(attention_dropout=0.1).train(), both_batches(True)[1])
@@ -175,19 +164,3 @@ def test_refuses_what_goes_with_padding_only(given, named):
     with pytest.raises(ValueError, match=named) as error:
         tiny_model()(**{**both_batches(True)[1], **given})
     assert "\n" not in str(error.value)
-
-
-def test_refuses_local_attention():
-    with pytest.raises(ValueError, match="attention_window"):
-        tiny_model(attention_window=4)(**both_batches(True)[1])
-
-
-def test_without_labels():
-    model = tiny_model(dtype=torch.float64)
-    batch, packed = both_batches(False)
-    expected = model(**batch, skip_logits=False)
-    decoder_input_ids = model.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
-    packed |= {"decoder_input_ids": in_a_row(decoder_input_ids)[None], "labels": None}
-    outputs = model(**packed, output_hidden_states=True)
-    assert outputs.loss is None and outputs.past_key_values is None and len(outputs.decoder_hidden_states) == 3
-    assert relative_difference(outputs.logits[0], in_a_row(expected.logits)) < 1e-10

@@ -61,10 +61,6 @@ class TestLanguages:
         with pytest.raises(ValueError, match=message):
             TranslationPipeline(*parts, device="cpu")("red", **languages)
 
-    def test_models_of_one_direction_ignore_them(self, marian, tokenizer):
-        translator = TranslationPipeline(marian, tokenizer, device="cpu", **SHORT)
-        assert translator("red", src_lang="en", tgt_lang="de") == translator("red")
-
 
 class TestSplitting:
     @pytest.mark.parametrize(

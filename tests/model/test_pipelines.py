@@ -4,12 +4,10 @@ import logging
 
 import pipeline_models
 import pytest
-import torch
 import transformers
 from conftest import tiny_model
 from datasets import Dataset
-from pipeline_models import IDS, LIMIT, SHORT, TEXTS, TRANSLATION, build, by_hand, texts_by_hand
-from transformers import AutoTokenizer, GenerationConfig
+from pipeline_models import LIMIT, SHORT, TEXTS, TRANSLATION, build, by_hand, texts_by_hand
 from transformers.pipelines.pt_utils import KeyDataset
 
 from vaswani_transformer import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline, pipeline
@@ -56,16 +54,6 @@ class TestCalls:
     def test_a_list_gives_a_list_of_dicts_whatever_the_batches(self, translator, expected, batch_size):
         assert translator(TEXTS, batch_size=batch_size) == [{TRANSLATION: text} for text in expected]
 
-    @pytest.mark.parametrize("kind", [tuple, iter, Dataset, KeyDataset])
-    def test_other_collections(self, translator, expected, kind):
-        dataset = Dataset.from_dict({"en": TEXTS})
-        column = {tuple: tuple(TEXTS), iter: iter(TEXTS), Dataset: dataset["en"], KeyDataset: KeyDataset(dataset, "en")}
-        results = list(translator(column[kind], batch_size=2))
-        if kind in (iter, KeyDataset):  # streams give what each string alone gives
-            assert results == [[{TRANSLATION: text}] for text in expected]
-        else:
-            assert results == [{TRANSLATION: text} for text in expected]
-
     def test_alternatives_nest(self, model, tokenizer, translator):
         expected = [by_hand(model, tokenizer, text, num_return_sequences=3) for text in TEXTS]
         nested = [[{TRANSLATION: text} for text in alternatives] for alternatives in expected]
@@ -87,18 +75,6 @@ class TestCalls:
         assert translator(TEXTS) == [{TRANSLATION: t} for t in texts_by_hand(model, tokenizer, **options)]
         options |= {"num_beams": 1, "max_new_tokens": 3}
         assert translator(TEXTS, **options) == [{TRANSLATION: t} for t in texts_by_hand(model, tokenizer, **options)]
-
-    def test_max_length_counts_where_no_new_tokens_are_asked_for(self, model, tokenizer):
-        translator = TranslationPipeline(model, tokenizer, device="cpu")
-        (record,) = translator(TEXTS[0], max_length=6, return_tensors=True)
-        assert len(record["translation_token_ids"]) <= 6
-
-    def test_a_generation_config_is_used_as_it_stands(self, model, tokenizer):
-        own = GenerationConfig(max_new_tokens=6, num_beams=3)
-        expected = model.generate(**tokenizer(TEXTS[0], return_tensors="pt"), generation_config=own)
-        translator = TranslationPipeline(model, tokenizer, device="cpu")
-        (record,) = translator(TEXTS[0], generation_config=own, return_tensors=True)
-        assert record["translation_token_ids"].tolist() == expected[0].tolist()
 
     def test_a_blank_text_stays_blank_and_disturbs_no_other(self, translator, expected):
         results = translator(["", TEXTS[0], " \n", TEXTS[1]], batch_size=4)
@@ -155,36 +131,11 @@ class TestStreams:
             next(results)
         assert len(read) <= 8
 
-    def test_a_dataset_is_read_as_results_are_taken(self, marian, tokenizer):
-        class Counting(torch.utils.data.Dataset):
-            read = 0
-
-            def __len__(self):
-                return 100
-
-            def __getitem__(self, index):
-                type(self).read += 1
-                return "Two birds. Red."
-
-        translator = TranslationPipeline(marian, tokenizer, device="cpu", **SHORT)
-        for split_sentences in (False, True):
-            Counting.read = 0
-            assert TRANSLATION in next(iter(translator(Counting(), batch_size=2, split_sentences=split_sentences)))[0]
-            assert Counting.read <= 3
-
     def test_worker_processes(self, marian, tokenizer):
         translator = TranslationPipeline(marian, tokenizer, device="cpu", **SHORT)
         dataset = KeyDataset([{"en": text} for text in TEXTS], "en")
         results = [result[0][TRANSLATION] for result in translator(dataset, num_workers=2, batch_size=2)]
         assert results == texts_by_hand(marian, tokenizer)
-
-    @pytest.mark.parametrize(
-        "empty", [[], (), iter([]), KeyDataset([], "en")], ids=["list", "tuple", "iter", "dataset"]
-    )
-    def test_nothing_in_nothing_out(self, marian, tokenizer, empty):
-        translator = TranslationPipeline(marian, tokenizer, device="cpu")
-        assert list(translator(empty)) == []
-        assert list(translator(empty, split_sentences=True)) == []
 
 
 class TestLength:
@@ -199,11 +150,6 @@ class TestLength:
         model = learned if request.param == "learned" else build(request.param, len(tokenizer))
         return TranslationPipeline(model, tokenizer, device="cpu", max_new_tokens=3)
 
-    def test_the_last_position_can_be_used(self, limited, tokenizer, warned):
-        for truncation in (False, True):
-            assert limited(long_text(tokenizer, LIMIT), truncation=truncation)
-        assert not warned()
-
     @pytest.mark.parametrize(("kind", "batch_size"), [(list, 1), (iter, 3), (KeyDataset, 3)])
     def test_beyond_it_is_one_line_that_names_the_row(self, limited, tokenizer, batch_size, kind):
         texts = ["red", "", "red", "red", long_text(tokenizer, LIMIT + 1)]
@@ -213,12 +159,6 @@ class TestLength:
         ) as error:
             list(limited(inputs, batch_size=batch_size))
         assert "\n" not in str(error.value)
-
-    def test_a_worker_process_names_the_row_too(self, marian, tokenizer):
-        translator = TranslationPipeline(marian, tokenizer, device="cpu", max_new_tokens=3)
-        dataset = KeyDataset([{"en": "red"}, {"en": "red"}, {"en": long_text(tokenizer, 50)}], "en")
-        with pytest.raises(ValueError, match="row 2 has 50 tokens"):
-            list(translator(dataset, num_workers=2))
 
     @pytest.mark.parametrize(
         ("kind", "batch_size", "truncation"), [(list, 1, True), (iter, 3, "longest_first"), (KeyDataset, 3, True)]
@@ -239,22 +179,6 @@ class TestLength:
         translator = TranslationPipeline(marian, tokenizer, device="cpu", **SHORT)
         assert translator(text, truncation=True) == [{TRANSLATION: expected}]
 
-    @pytest.mark.parametrize("name", ["t5", "vaswani"])
-    def test_models_without_a_table_take_any_length(self, tokenizer, warned, name):
-        model = build(name, len(tokenizer))
-        translator = TranslationPipeline(model, tokenizer, device="cpu", max_new_tokens=3)
-        text = long_text(tokenizer, 100)
-        assert translator(text) == translator(text, truncation=True)
-        assert translator(text)[0][TRANSLATION] == by_hand(model, tokenizer, text, max_new_tokens=3)[0]
-        assert not warned()
-
-    def test_the_tokenizers_own_limit_bounds_what_is_kept(self, tokenizer, warned, tmp_path):
-        tokenizer.save_pretrained(tmp_path)
-        limited = AutoTokenizer.from_pretrained(tmp_path, model_max_length=10)
-        translator = TranslationPipeline(build("t5", len(tokenizer)), limited, device="cpu", max_new_tokens=3)
-        translator(["red", long_text(tokenizer, 12)], truncation=True)
-        assert warned() == ["row 1 was cut: 10 of its 12 tokens are kept (truncation=True)"]
-
     def test_sentences_are_named_too(self, marian, tokenizer, warned):
         translator = TranslationPipeline(marian, tokenizer, device="cpu", split_sentences=True, max_new_tokens=3)
         text = f"A dog. Two birds. Q{long_text(tokenizer, 60)}. Red."
@@ -262,11 +186,6 @@ class TestLength:
             translator(["A dog. Red.", text])
         translator(["A dog. Red.", text], truncation=True)
         assert [message.partition(" was")[0] for message in warned()] == ["row 1, sentence 2"]
-
-    def test_the_default_length_of_outputs_stays_within_the_table(self, marian, tokenizer):
-        translator = TranslationPipeline(marian, tokenizer, device="cpu")
-        (record,) = translator(TEXTS[0], return_tensors=True, eos_token_id=[260])
-        assert len(record["translation_token_ids"]) <= LIMIT
 
 
 class TestSearch:
@@ -288,14 +207,6 @@ class TestSearch:
         never = {"eos_token_id": [len(tokenizer) - 1], "bad_words_ids": [[len(tokenizer) - 1], [2]]}
         (record,) = TranslationPipeline(model, tokenizer, device="cpu")("red", return_tensors=True, **never)
         assert len(record["translation_token_ids"]) == 1 + len(tokenizer("red")["input_ids"]) + 50
-
-    def test_settings_of_another_model_win_too(self, tokenizer):
-        model = build("marian", len(tokenizer))
-        model.generation_config = GenerationConfig(num_beams=1, max_length=7, **IDS)
-        expected = model.generate(**tokenizer(TEXTS[0], return_tensors="pt"))[0].tolist()
-        translator = TranslationPipeline(model, tokenizer, device="cpu")
-        (record,) = translator(TEXTS[0], return_tensors=True)
-        assert record["translation_token_ids"].tolist() == expected and len(expected) <= 7
 
     def test_a_task_has_its_prefix_and_settings(self, tokenizer, warned, caplog):
         model = build("t5", len(tokenizer))
@@ -360,7 +271,3 @@ class TestMistakes:
         with pytest.raises(TypeError, match=message) as error:
             list(TranslationPipeline(marian, tokenizer, device="cpu", max_new_tokens=3)(inputs))
         assert "\n" not in str(error.value)
-
-    def test_options_that_nobody_knows(self, marian, tokenizer):
-        with pytest.raises(ValueError, match="beem_size"):
-            TranslationPipeline(marian, tokenizer, device="cpu")("red", beem_size=3)

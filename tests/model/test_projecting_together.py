@@ -9,7 +9,6 @@ from passes import batch_of_three, relative_difference
 from torch import nn
 
 from vaswani_transformer.model import layers_vaswani, linear_vaswani
-from vaswani_transformer.model.layers_vaswani import normalized
 from vaswani_transformer.model.linear_vaswani import project_together
 
 
@@ -102,13 +101,3 @@ def test_states_between_layers_are_in_the_dtype_of_autocast(training):
     assert relative_difference(actual.logits, expected) < 0.03
     actual.loss.backward()
     assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
-
-
-def test_a_norm_in_bfloat16_is_that_of_float32_rounded():
-    norm = nn.LayerNorm(64)
-    nn.init.normal_(norm.weight, 1.0, 0.3)
-    nn.init.normal_(norm.bias)
-    states = torch.randn(50, 64, dtype=torch.bfloat16)
-    actual = normalized(norm, states)
-    assert actual.dtype == torch.bfloat16
-    torch.testing.assert_close(actual.float(), norm(states.float()), rtol=2**-7, atol=2**-5)

@@ -147,25 +147,6 @@ def test_unpruned_equals_exhaustive_search_within_each_sentences_limit(rule, alp
         assert scores == pytest.approx([score for score, _ in best], rel=1e-4)
 
 
-@pytest.mark.parametrize(("rule", "alpha"), [("power", -20.0), ("gnmt", -40.0)])
-def test_a_length_penalty_that_makes_scores_huge_leaves_no_output_empty(rule, alpha):
-    """All outputs have one length, so that the penalty changes no order."""
-    options = {"num_beams": 3, "num_return_sequences": 3, "min_new_tokens": 6, "max_new_tokens": 6}
-    options |= {"length_normalization": rule, "input_ids": random_ids(2, 4, vocab_size=VOCAB)}
-    outputs = ours(model_of("plain"), length_penalty=alpha, **options)
-    assert torch.equal(outputs.sequences, ours(model_of("plain"), length_penalty=0.0, **options).sequences)
-    assert (outputs.sequences_scores < -1e9).all()
-
-
-def test_fewer_outputs_than_are_asked_for_leave_empty_ones():
-    """One token is allowed, and there are fewer than beams."""
-    model = tiny_model(vocab_size=VOCABULARY)
-    outputs = ours(model, random_ids(2, 3, vocab_size=6), num_beams=8, num_return_sequences=8, max_new_tokens=1)
-    scores = outputs.sequences_scores.view(2, 8)
-    assert (scores[:, :VOCABULARY] > -100).all() and (scores[:, VOCABULARY:] < -1e8).all()
-    assert all(set(row.tolist()) == set(range(VOCABULARY)) for row in outputs.sequences.view(2, 8, 2)[:, :6, 1])
-
-
 def test_a_batch_takes_no_more_steps_than_its_slowest_sentence_and_few_rows_in_vain():
     model, rows = model_of("plain"), []
     lengths = tuple(range(1, 13))
@@ -281,11 +262,6 @@ def test_a_processor_of_ones_own_that_counts_otherwise(num_beams):
     )
     options |= {"decoder_input_ids": prefix, "logits_processor": [least]}
     assert_same(ours(model, source, **options), theirs(model, source, **options))
-
-
-def test_processes_wait_for_each_other_if_they_are_asked_to():
-    with pytest.raises(ValueError, match="process group has not been initialized"):
-        model_of("plain").generate(random_ids(2, 4, vocab_size=VOCAB), num_beams=2, synced_gpus=True)
 
 
 def test_streamers_and_assistants_are_transformers_loops(capsys):
@@ -418,8 +394,3 @@ def test_a_sentence_whose_numbers_overflow_spoils_none_that_takes_its_place(num_
     while search.is_open:
         search.step()
     assert [one.tokens for one in sentence.outputs()] == [one.tokens for one in expected.outputs()]
-
-
-def test_an_open_search_checks_settings_as_generate_does():
-    with pytest.raises(ValueError, match="length_normalization is 'wu'"):
-        model_of("plain").open_search(length_normalization="wu")

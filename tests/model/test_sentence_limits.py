@@ -56,9 +56,6 @@ class TestLimit:
         input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
         assert self.run(model, search, input_ids, attention_mask=attention_mask) == [10, 5, 7]
 
-    def test_is_the_same_without_a_mask(self, model, search):
-        assert self.run(model, search, padded_batch(LENGTHS, vocab_size=9)[0]) == [10, 5, 7]
-
     def test_counts_from_encoder_outputs_and_embeddings(self, model, search):
         input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
         states = model.get_encoder()(input_ids, attention_mask=attention_mask).last_hidden_state
@@ -75,11 +72,6 @@ class TestLimit:
         prefix = torch.tensor([[START, 5, 6]]).expand(3, -1)
         lengths = self.run(model, search, input_ids, attention_mask=attention_mask, decoder_input_ids=prefix)
         assert lengths == [12, 7, 9]
-
-    @pytest.mark.parametrize("given", [{"max_new_tokens": 6}, {"max_length": 7}])
-    def test_gives_way_to_what_the_user_says(self, model, search, given):
-        input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
-        assert self.run(model, search, input_ids, attention_mask=attention_mask, **given) == [6, 6, 6]
 
     def test_ends_where_learned_positions_do(self, search):
         model = tiny_model(vocab_size=9, position_encoding="learned", max_position_embeddings=9)
@@ -181,23 +173,6 @@ def test_a_sentence_gets_in_any_batch_what_it_gets_alone(
             assert together[place][1] == pytest.approx(alone[row][1], abs=1e-5)
 
 
-def test_the_batches_above_end_in_all_ways():
-    ends = set()
-    for seed in range(4):
-        input_ids, attention_mask = padded_batch((8, 3, 1, 5), seed=seed, vocab_size=9)
-        for outputs, _ in search(model_of(seed), input_ids, attention_mask, SEARCHES["n-best"]):
-            ends |= {output[-1] == END for output in outputs}
-    assert ends == {True, False}
-
-
-@pytest.mark.parametrize("num_beams", [1, 4])
-def test_a_source_without_a_mask_ends_where_its_padding_begins(num_beams):
-    model = model_of(0)
-    input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
-    options = {"num_beams": num_beams}
-    assert search(model, input_ids, None, options) == search(model, input_ids, attention_mask, options)
-
-
 @pytest.mark.parametrize("returned", [1, 3])
 @pytest.mark.parametrize("limit", [{}, {"max_new_tokens": 15}], ids=str)
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 2.0])
@@ -231,19 +206,6 @@ def decoder_steps(model, **options) -> int:
     counter = Counter()
     model.generate(**options, logits_processor=[counter])
     return counter.steps
-
-
-def test_the_search_waits_for_what_is_returned_only():
-    def total(returned):
-        counts = []
-        for seed in range(3):
-            input_ids, attention_mask = padded_batch((6, 6), seed=seed, vocab_size=9)
-            model = tiny_model(seed=seed, vocab_size=9, scale=2.0)
-            options = {"num_beams": 4, "length_penalty": 0.6, "num_return_sequences": returned}
-            counts.append(decoder_steps(model, input_ids=input_ids, attention_mask=attention_mask, **options))
-        return sum(counts)
-
-    assert total(1) < total(4)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
@@ -319,11 +281,6 @@ def test_calls_and_threads_know_nothing_of_each_other():
     assert model.generation_config.to_dict() == settings_before and set(vars(model)) == attributes
 
 
-def test_positions_of_a_batch_with_equal_lengths_are_unchanged():
-    outputs = model_of(0).generate(random_ids(3, 4, vocab_size=9), logits_processor=[Endless()], max_extra_tokens=2)
-    assert generated(outputs) == [6, 6, 6]
-
-
 @pytest.mark.parametrize("beams", [1, 2])
 def test_a_padding_id_of_0_fills_what_was_cut(beams):
     """transformers takes 0 for no padding token and fills with the end token, as if the model had ended."""
@@ -346,14 +303,6 @@ def test_a_source_of_nothing_but_padding_gives_a_token(beams, others):
         ids, attention_mask=mask, num_beams=beams, max_extra_tokens=0, logits_processor=[Endless()]
     )
     assert generated(found) == [1, max(others, 1)]
-
-
-@pytest.mark.parametrize("limit", [{"max_length": 30}, {"max_new_tokens": 29}, {}], ids=str)
-def test_learned_positions_end_where_their_table_does(limit):
-    model = tiny_model(position_encoding="learned", max_position_embeddings=12)
-    ids, mask = padded_batch((4, 7))
-    found = model.generate(ids, attention_mask=mask, logits_processor=[Endless()], **limit)
-    assert found.shape == (2, 12)
 
 
 def test_without_a_mask_an_end_token_that_is_the_padding_too_is_not_taken_for_padding():

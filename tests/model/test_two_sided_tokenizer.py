@@ -1,6 +1,5 @@
 """The tokenizer with two sides: each side against a plain fast tokenizer of the same backend."""
 
-import json
 import pickle
 import subprocess
 import sys
@@ -68,17 +67,6 @@ def test_pieces_that_the_model_lacks_are_unknown(tokenizer):
     assert tokenizer.get_vocab() == plain(TARGET[:-2]).get_vocab()
     with pytest.raises(ValueError, match="cannot be added"):
         tokenizer.add_tokens(["new"])
-
-
-def test_a_side_alone(tokenizer):
-    for name, names, text in (("source", SOURCE[:-1], "ein Hund"), ("target", TARGET[:-2], "a dog rare")):
-        side, reference = tokenizer.side(name), plain(names)
-        assert side(text)["input_ids"] == side(text_target=text)["input_ids"] == reference(text)["input_ids"]
-        assert side.get_vocab() == reference.get_vocab() and len(side) == len(reference)
-        assert side.decode([4, 5]) == reference.decode([4, 5])
-        assert side.side("target").get_vocab() == reference.get_vocab()
-    with pytest.raises(ValueError, match="source and target"):
-        tokenizer.side("left")
 
 
 def test_saved_and_loaded(tokenizer, tmp_path):
@@ -154,11 +142,3 @@ def test_threads_do_not_see_each_others_side(tokenizer):
     for thread in threads:
         thread.join()
     assert not faults
-
-
-def test_the_class_is_named_in_the_configuration(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert config["tokenizer_class"] == "VaswaniTokenizer"
-    assert config["known_tokens"] == [7, 9]
-    assert "tokenization_vaswani.VaswaniTokenizer" in config["auto_map"]["AutoTokenizer"]

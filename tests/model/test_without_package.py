@@ -14,7 +14,7 @@ from passes import OTHER_TOOLKITS
 from transformers import AutoModelForSeq2SeqLM
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel, train_tokenizer
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, train_tokenizer
 
 SENTENCES = ["a small sentence", "words", "another sentence of more words, some of them long"]
 MODEL = ROOT / "vaswani_transformer" / "model"
@@ -156,13 +156,6 @@ def test_importing_the_package_is_all_that_is_needed_to_load_a_folder(tmp_path):
     folder = model_folder(tmp_path / "model")
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert type(model).__module__ == "vaswani_transformer.model.modeling_vaswani"
-
-
-def test_the_base_model_alone_travels_too(tmp_path):
-    VaswaniModel(tiny_model().config).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["auto_map"]["AutoModel"] == "modeling_vaswani.VaswaniModel"
-    assert (tmp_path / "modeling_vaswani.py").is_file()
 
 
 def test_what_is_saved_without_code_names_none(tmp_path):

@@ -8,7 +8,7 @@ import socket
 import pytest
 import saved_models
 import torch
-from conftest import error_of, tiny_config, tiny_model, tiny_recipe
+from conftest import error_of, tiny_model, tiny_recipe
 from saved_models import change
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, GenerationConfig, modeling_utils
 
@@ -116,13 +116,6 @@ def test_the_command_says_in_one_line_what_is_not_supported(folder, settings, ca
     assert error.count("\n") == 1 and next(iter(settings)) in error and "remove it" in error
 
 
-def test_settings_that_exclude_each_other_are_one_line(folder):
-    for settings in ({"num_beams": 2, "num_return_sequences": 3}, {"forced_bos_token_id": 5, "suppress_tokens": [5]}):
-        changed = shutil.copytree(folder, folder.parent / "changed", dirs_exist_ok=True)
-        change(changed, "generation_config.json", **settings)
-        assert "generation_config.json" in error_of(load_model, changed)
-
-
 # Ranges -----------------------------------------------------------------------------------------------------------
 
 
@@ -193,11 +186,6 @@ def test_an_implementation_given_as_an_argument_counts(folder, monkeypatch):
     monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", lambda name, **_: asked.append(name))
     AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation=KERNEL)
     assert KERNEL in asked
-
-
-def test_a_configuration_survives_its_dictionary():
-    config = tiny_config(attention_window=5, tie_word_embeddings=False)
-    assert VaswaniConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
 
 
 @pytest.mark.parametrize(

@@ -93,12 +93,6 @@ def test_reading_leaves_everything_as_it_was(tokenizer, reader, training):
     assert after == before
 
 
-@pytest.mark.parametrize("reader", IN_TRAINING)
-def test_a_model_in_training_is_read_without_dropout(tokenizer, reader):
-    expected = READERS[reader](new_model(tokenizer), tokenizer)
-    assert READERS[reader](new_model(tokenizer, dropout=0.5).train(), tokenizer) == expected
-
-
 @pytest.mark.parametrize("kind", ["as built", "window", "compiled"])
 def test_translations_are_right_while_another_thread_looks(tokenizer, kind):
     """The other thread is stopped inside of its pass, where it would have changed what it changes."""
@@ -208,17 +202,3 @@ def test_loading_in_several_threads_leaves_the_settings_of_the_process(tokenizer
         models = [load[0] for load in threads.map(load_model, [tmp_path] * 2, ["cpu"] * 2)]
     assert settings() == before
     assert all(torch.equal(*pair) for pair in zip(*(model.parameters() for model in models), strict=True))
-
-
-def test_saving_leaves_the_model_as_it_was(tokenizer, tmp_path):
-    model = new_model(tokenizer)
-    before = state(model, tokenizer)
-    for name in ("first", "second"):
-        model.save_pretrained(tmp_path / name)
-        assert state(model, tokenizer) == before
-        model.config.auto_map = {"AutoModel": "owner/name--modeling_vaswani.VaswaniModel"}  # of another repository
-        before = state(model, tokenizer)
-    model.get_encoder().save_pretrained(tmp_path / "encoder")
-    assert state(model, tokenizer) == before
-    first, second = ((tmp_path / name / "config.json").read_text() for name in ("first", "second"))
-    assert first == second and "custom_pipelines" in second

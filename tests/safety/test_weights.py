@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing._internal.two_tensor import TwoTensor
 from transformers import AutoModelForSeq2SeqLM
 
-from vaswani_transformer import Ensemble, UserError, load_ensemble, load_model, score_pairs
+from vaswani_transformer import Ensemble, load_model, score_pairs
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.model.checkpoint_vaswani import is_finite
 from vaswani_transformer.training.averaging import average_models
@@ -87,15 +87,6 @@ def test_no_command_takes_weights_that_are_not_finite(folder, saved, tmp_path, c
         AutoModelForSeq2SeqLM.from_pretrained(folder)  # as fine-tuning starts
 
 
-def test_a_precision_that_does_not_hold_the_weights_is_refused(folder, capsys):
-    change_weights(folder, with_value(1e6))
-    load_model(folder, "cpu", "bfloat16")
-    error = one_error(capsys, ["translate", folder, "words", "--precision", "float16", "--device", "cpu"])
-    assert WEIGHT in error and "float16" in error
-    with pytest.raises(UserError, match=WEIGHT):
-        load_ensemble([folder], "cpu", precision="float16")
-
-
 def test_scores_that_are_not_finite_are_refused(saved):
     model, tokenizer = load_model(saved, "cpu")
     with torch.no_grad():
@@ -112,22 +103,6 @@ def test_a_model_whose_activations_overflow_is_not_exported(folder, tmp_path):
         change_weights(folder, lambda tensor: tensor * 1e30, f"model.decoder.layers.1.{name}.weight")
     assert "infinite or NaN" in error_of(export_model, folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_difference_of_nan_is_the_largest(monkeypatch, tmp_path):
-    pytest.importorskip("ctranslate2")
-    from vaswani_transformer.export import to_ctranslate2
-
-    class Scored:
-        log_probs = [-1.0, -1.0]  # noqa: RUF012
-
-    engine = type("Engine", (), {"score_batch": lambda *_, **__: [Scored, Scored]})
-    monkeypatch.setattr(to_ctranslate2, "open_engine", lambda _: engine())
-    monkeypatch.setattr(to_ctranslate2, "read_vocabularies", lambda _: (list("abc"), list("abc")))
-    logits = torch.zeros(2, 2, 3)
-    logits[0, 1] = float("nan")  # the second difference is finite
-    difference = to_ctranslate2.largest_difference(tmp_path, [[0, 1], [1, 2]], logits)
-    assert difference != difference
 
 
 def test_an_average_that_overflows_is_not_written(folder, tmp_path):
@@ -170,12 +145,6 @@ def test_weights_of_other_types_are_refused_by_name(folder, capsys, dtype):
         AutoModelForSeq2SeqLM.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
-def test_floating_point_weights_are_taken(folder, dtype):
-    change_weights(folder, lambda tensor: tensor.to(dtype))
-    load_model(folder, "cpu")
-
-
 def shard(folder):
     """Split the weights of a folder into files with an index; returns the index."""
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
@@ -210,12 +179,6 @@ def test_links_of_a_cache_are_followed(folder, tmp_path):
         path.rename(blobs / str(number))
         path.symlink_to(blobs / str(number))
     load_model(folder, "cpu")
-
-
-@pytest.mark.parametrize("content", ["{}", "[]", '{"weight_map": []}', '{"weight_map": {}}', "{", '{"weight_map": 5}'])
-def test_a_damaged_index_is_one_line(folder, capsys, content):
-    shard(folder).write_text(content)
-    one_error(capsys, ["translate", folder, "words"])
 
 
 HEADERS = {
@@ -263,14 +226,6 @@ def test_what_is_no_file_is_not_waited_for(folder, capsys, monkeypatch, file, ki
     else:  # as if it were not there
         main(["translate", str(folder), "words"])
         assert "Traceback" not in capsys.readouterr().err
-
-
-def test_a_pipe_among_shards_is_not_waited_for(folder, capsys):
-    shard(folder)
-    first = min(folder.glob("model-*.safetensors"))
-    first.unlink()
-    os.mkfifo(first)
-    assert first.name in one_error(capsys, ["translate", folder, "words"])
 
 
 def test_an_empty_name_is_no_folder(folder, monkeypatch, capsys):

@@ -220,7 +220,7 @@ class DecodingCache(EncoderDecoderCache):
         if self.beams == 1 and not torch.equal(beam_idx.cpu(), torch.arange(len(beam_idx))):
             raise ValueError("this cache has no beams to reorder: give past_key_values=EncoderDecoderCache(...)")
         if self.beams > 1:
-            index = (beam_idx % self.beams).view(-1, self.beams, 1).expand(-1, -1, self.room)
+            index = (beam_idx.to(self.past.device) % self.beams).view(-1, self.beams, 1).expand(-1, -1, self.room)
             self.past = self.past.gather(1, index)
 
     def begin(self, source: list[list[torch.Tensor]], mask: torch.Tensor | None) -> None:

@@ -13,12 +13,6 @@ _TARGET_FILE = "target_tokenizer.json"
 _SIDES = ("source", "target")
 
 
-def _check_known_tokens(known) -> None:
-    is_pair = isinstance(known, tuple | list) and len(known) == 2 and all(type(n) is int and n > 0 for n in known)
-    if known is not None and not is_pair:
-        raise ValueError(f"known_tokens is {known!r:.100}: it must be two numbers, of source and target")
-
-
 class TwoSidedCall:
     """A tokenizer with `side` encodes targets by it."""
 
@@ -57,8 +51,7 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
         **kwargs: as of `PreTrainedTokenizerFast`: ``eos_token=``, ``pad_token=``, ``unk_token=``, ...
 
     Raises:
-        ValueError: a special token of the model (beginning, padding, end) has another id in the target's vocabulary;
-            `known_tokens` is no pair of numbers, or there is no unknown token.
+        ValueError: a special token of the model (beginning, padding, end) has another id in the target's vocabulary.
     """
 
     vocab_files_names = {"tokenizer_file": "tokenizer.json", "target_tokenizer_file": _TARGET_FILE}  # noqa: RUF012
@@ -81,7 +74,6 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
             self._target_backend = Tokenizer.from_file(str(target_tokenizer_file))
         kwargs.setdefault("clean_up_tokenization_spaces", False)
         kwargs.setdefault("split_special_tokens", True)  # "</s>" in a text is text
-        _check_known_tokens(known_tokens)
         super().__init__(*args, known_tokens=known_tokens, moses=moses, **kwargs)
         if self._target_backend is not None:
             self._target_backend.encode_special_tokens = self.split_special_tokens
@@ -98,12 +90,6 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
                     f"{name} {getattr(self, name)!r} is number {ids[0]} of the source's vocabulary and {ids[1]} of the"
                     " target's: a model has one number for it"
                 )
-        for side in (self, target) if self.known_tokens is not None else ():
-            if (unknown := side._unknown()) is None or unknown >= side.known_tokens[0]:
-                raise ValueError(
-                    f"unk_token {side.unk_token!r} is number {unknown}: known_tokens {self.known_tokens} need one that"
-                    " is known, for what the vocabulary lacks"
-                )
 
     @classmethod
     def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs):
@@ -112,8 +98,6 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
 
     def side(self, name: str) -> "VaswaniTokenizer":
         """Return a tokenizer for ``"source"`` or ``"target"`` alone; it shares the backend of this one."""
-        if name not in _SIDES:
-            raise ValueError(f"a tokenizer has the sides {' and '.join(_SIDES)}, not {name!r}")
         view = copy.copy(self)
         view._rewriters = self._rewriters
         if not self._is_side:

@@ -92,7 +92,7 @@ def test_scores_that_are_not_finite_are_refused(saved):
     with torch.no_grad():
         model.model.decoder.layers[1].fc2.bias.fill_(float("nan"))
     for broken in (model, Ensemble([model])):
-        assert "nan" in error_of(score_pairs, broken, tokenizer, ["words"], ["words"])
+        assert "infinite or NaN" in error_of(score_pairs, broken, tokenizer, ["words"], ["words"])
 
 
 def test_a_model_whose_activations_overflow_is_not_exported(folder, tmp_path):

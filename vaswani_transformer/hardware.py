@@ -186,10 +186,3 @@ def limit_threads(workers: int = 1) -> None:
     if not any(name in os.environ for name in names) and os.environ.get("LOCAL_WORLD_SIZE", "1") == "1":
         granted = min(torch.get_num_threads(), control_group_limit("cpu.max"))
         torch.set_num_threads(max(1, int(granted) // workers))
-
-
-share_processors = limit_threads  # until its callers have the new name
-
-
-def use_free_threads() -> None:
-    """Do nothing, until the last callers are gone."""

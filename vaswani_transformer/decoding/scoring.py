@@ -62,14 +62,12 @@ def _score_ids(model, sources, targets, tokens_per_batch: int) -> list[list[floa
     import torch
 
     from ..data.batching import PairCollator
-    from ..hardware import use_free_threads
 
     scores: list[list[float]] = [[] for _ in targets]
     filled = [index for index, target in enumerate(targets) if len(target)]
     lengths = [max(len(sources[index]), len(targets[index])) for index in filled]
     collator = PairCollator(model.config.pad_token_id)
     for batch in batches_by_length(lengths, tokens_per_batch):
-        use_free_threads()
         indices = [filled[place] for place in batch]
         inputs = collator([{"input_ids": sources[index], "labels": targets[index]} for index in indices])
         inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}

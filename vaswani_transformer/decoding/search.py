@@ -9,7 +9,6 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from ..data.batching import PairCollator
 from ..errors import UserError
-from ..hardware import use_free_threads
 from .glossary import beams_for
 from .glossary_search import TermsSentence
 from .streaming import batches_by_length
@@ -100,7 +99,6 @@ def _without_terms(translator, pieces: list) -> Iterator[tuple[int, list[list[in
             yield from _joining(translator, search, pieces)
             return
     for batch in batches_by_length([len(piece.ids) for piece in pieces], translator.tokens_per_batch):
-        use_free_threads()
         yield from zip(batch, generate(translator, [pieces[number] for number in batch]), strict=True)
 
 

@@ -82,13 +82,10 @@ def test_the_language_is_that_of_the_model(model, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["A dog."], "--format html is for a whole document, not for sentences: give --input FILE or standard input"),
-        (["--nbest", "2"], "--format html is for a whole document and --nbest for lines: leave one of them out"),
-        (["--scores"], "and --scores for lines"),
-        (["--long-lines", "refuse"], "and --long-lines for lines"),
-        (["--alignments"], "and --alignments for lines"),
-        (["--input", "PAGE", "--output", "out", "--resume"], "and --resume for lines"),
-        (["--input", "PAGE", "--prefix", "PAGE"], "and --prefix for lines"),
+        (["A dog."], "--format html and --SENTENCE cannot be combined"),
+        (["--nbest", "2"], "and --nbest cannot be combined"),
+        (["--long-lines", "refuse"], "and --long-lines cannot be combined"),
+        (["--input", "PAGE", "--output", "out", "--resume"], "and --resume cannot be combined"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -99,9 +96,7 @@ def test_options_of_lines_are_refused(tmp_path, monkeypatch, fails, options, mes
 
 
 def test_a_language_without_a_document(fails):
-    assert "--source-language is for documents: give --format" in fails(
-        "translate", "M", "A.", "--source-language", "de"
-    )
+    assert "--source-language is for a document's --format" in fails("translate", "M", "A.", "--source-language", "de")
 
 
 def archive(*names, content=b"<a"):
@@ -117,10 +112,10 @@ def archive(*names, content=b"<a"):
     [
         ("html", b"<p>\nW\xf6rter", "line 2 is not valid UTF-8"),
         ("srt", b"A dog.\n", "no line such as 00:00:01,000"),
-        ("docx", b"", "no Word file"),
-        ("docx", b"<p>A dog.</p>", "no Word file"),
-        ("docx", word_file("<w:p/>")[:-80], "no Word file"),
-        ("docx", archive("content.xml"), "has no word/document.xml"),
+        ("docx", b"", "not a Word file"),
+        ("docx", b"<p>A dog.</p>", "not a Word file"),
+        ("docx", word_file("<w:p/>")[:-80], "not a Word file"),
+        ("docx", archive("content.xml"), "no item named 'word/document.xml'"),
         ("docx", archive("word/document.xml"), "word/document.xml of the Word file is damaged"),
         ("docx", archive("word/document.xml", content="<a>ü</a>".encode("latin-1")), "is damaged"),
         ("docx", archive("word/document.xml", content=b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>'), "document type"),

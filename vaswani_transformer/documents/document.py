@@ -1,9 +1,9 @@
-"""What all formats share: a document as pieces, its sentences, and their translation.
+"""A document as pieces, its sentences, and their translation: what all formats share.
 
 A piece of markup within a sentence is one of two things. A span has two tags around words: in the translation they are
-around the words aligned with these. A point stands at a place (an image, code, a URL, a placeholder): the model does
-not see it, and in the translation it follows the word that it followed. A sentence stays byte for byte as it is where
-its translation is empty or the sentence itself.
+around the words aligned with these. A point is between words or in one (an image, code, a URL, a placeholder): the
+model does not see it, and in the translation it follows the word that it followed. A sentence stays byte for byte as it
+is where its translation is empty or the sentence itself.
 """
 
 import re
@@ -17,7 +17,7 @@ from ..data.words import word_places
 from ..model.sentence_splitting_vaswani import sentence_parts
 from .markup import Character, Links, Point, Stack, project, written
 
-#: What is not translated wherever it stands: URLs, e-mail addresses, placeholders ({name}, {{x}}, ${x}, %s, %(name)d).
+#: What is never translated: URLs, e-mail addresses, placeholders ({name}, {{x}}, ${x}, %s, %(name)d).
 _KEPT = re.compile(
     r"""(?:https?://|\bwww\.)[^\s<>"]*[^\s<>"'.,;:!?)\]}*_]
     | (?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+
@@ -57,13 +57,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Document:
-    """A document as a reader gives it.
+    """A document as readers return it.
 
     Attributes:
         pieces: all of it.
         escape: writes text so that it means itself.
         finish: changes a translated sentence so that it means itself where a line begins with it.
-        in_spans: text and white space have to stand in spans, as in Word's runs.
+        in_spans: text and white space have to be in spans, as in Word's runs.
     """
 
     pieces: list[Piece]
@@ -73,17 +73,17 @@ class Document:
 
 
 def text_piece(raw: str, text: str | None = None) -> Piece:
-    """Text; its characters, where they are not written as they are meant, and none for what stands for nothing."""
+    """Return text as a piece; `text`: its characters if `raw` is an escape, empty for what is invisible."""
     return Piece(raw, Kind.POINT if text == "" else Kind.TEXT, raw if text is None else text)
 
 
 def point(raw: str, is_word: bool = False) -> Piece:
-    """A point; `is_word`: for the splitting of sentences it is like a word."""
+    """Return a point; `is_word`: for the splitting of sentences it is like a word."""
     return Piece(raw, Kind.POINT, _STAND_IN if is_word else "")
 
 
 class _Sentence:
-    """The pieces of a sentence, what the model gets of it, and how a translation is written."""
+    """The pieces of a sentence, the text of it that the model reads, and how a translation is written."""
 
     def __init__(self, pieces: list[Piece], before: Stack, document: Document):
         self.pieces, self.before, self.after, self.document = pieces, before, before, document
@@ -127,7 +127,7 @@ class _Sentence:
         self.takes_punctuation = bool(piece.text) and not before.isalnum() and not before.isspace()
 
     def _read_character(self, character: str, raw: str) -> None:
-        """Add a character; punctuation goes with a point before it that itself stands behind punctuation."""
+        """Add a character; punctuation goes with a point before it that itself follows punctuation."""
         if character.isalnum() or character.isspace() or (self.points and self.points[-1][2] != self.after):
             self.takes_punctuation = False
         if self.takes_punctuation:
@@ -137,7 +137,7 @@ class _Sentence:
             self.characters.append((character, raw, self.after))
 
     def _ends(self) -> tuple[int, int]:
-        """Where the characters that are translated begin and end."""
+        """Return where the characters that are translated begin and end."""
         filled = [place for place, (character, _, _) in enumerate(self.characters) if not character.isspace()]
         if not filled:
             return 0, 0
@@ -146,12 +146,12 @@ class _Sentence:
             start = next((place for place in filled if self.characters[place][0].isalnum()), start)
         return start, filled[-1] + 1
 
-    def unchanged(self, anew: bool = False) -> str:
-        """The sentence as it is; `anew`: its tags as translations have them."""
-        return "".join((anew and piece.again) or piece.raw for piece in self.pieces)
+    def unchanged(self, rewritten: bool = False) -> str:
+        """Return the sentence as it is; `rewritten`: with its tags as translations have them."""
+        return "".join((rewritten and piece.again) or piece.raw for piece in self.pieces)
 
     def render(self, translation: str, links: Links, tags: Callable[[Piece], tuple[str, str]]) -> str:
-        """A translation, with the sentence's markup at the words that it belongs to."""
+        """Return a translation, with the sentence's markup at the words that it belongs to."""
         document = self.document
         if self.is_plain:
             raw = self.unchanged()
@@ -165,7 +165,7 @@ class _Sentence:
         return document.finish(written([*head, *body, *tail], self.before, self.after, tags))
 
     def _edge(self, start: int, end: int) -> list[tuple[str, Stack]]:
-        """White space and points from one place to another, both ends included."""
+        """Return white space and points from one offset to another, both ends included."""
         points = [(place, 0, point) for place, *point in self.points if start <= place <= end]
         characters = [(place, 1, self.characters[place][1:]) for place in range(start, end)]
         return [tuple(fragment) for _, _, fragment in sorted([*points, *characters], key=lambda item: item[:2])]
@@ -189,23 +189,23 @@ class _Block:
             stack = self.sentences[-1].after
 
     def tags(self, span: Piece) -> tuple[str, str]:
-        """The two tags of a span in a translation."""
+        """Return the two tags of a span in a translation."""
         second = self.closes[span]
         return span.again or span.raw, second.again or second.raw
 
     def render(self, translated: dict["_Sentence", tuple[str, Links]]) -> str:
-        """The block with the sentences that have changed."""
-        anew = any(sentence in translated for sentence in self.sentences)
+        """Return the block with the sentences that have changed."""
+        rewritten = any(sentence in translated for sentence in self.sentences)
         return "".join(
-            s.render(*translated[s], self.tags) if s in translated else s.unchanged(anew) for s in self.sentences
+            s.render(*translated[s], self.tags) if s in translated else s.unchanged(rewritten) for s in self.sentences
         )
 
 
 class Translation:
-    """Documents that are being translated: `sentences` are wanted, then word alignments, then all is `written`.
+    """Documents that are being translated: `sentences` first, then `take` their translations, then all is `written`.
 
     Args:
-        documents: as readers give them.
+        documents: as readers return them.
         language: code of their language, for the splitting of sentences.
     """
 
@@ -222,11 +222,11 @@ class Translation:
 
     @property
     def sentences(self) -> list[str]:
-        """What is to be translated; white space is single spaces."""
+        """The sentences to translate; white space is single spaces."""
         return [sentence.text for sentence in self._sentences]
 
     def take(self, translations: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Take the translations of `sentences`, and give the sentences and translations that are to be aligned."""
+        """Take the translations of `sentences`; returns the sentences and translations that are to be aligned."""
         for sentence, translation in zip(self._sentences, translations, strict=True):
             if (text := " ".join(translation.split())) not in ("", sentence.text):
                 self._translations[sentence] = text
@@ -234,7 +234,7 @@ class Translation:
         return [sentence.text for sentence in self._marked], [self._translations[s] for s in self._marked]
 
     def written(self, links: Iterable[Links]) -> list[str]:
-        """The documents, with the alignments of what `take` gave."""
+        """Return the documents, with the alignments of what `take` returned."""
         of_marked = dict(zip(self._marked, links, strict=True))
         translated = {s: (text, of_marked.get(s, [])) for s, text in self._translations.items()}
         return [
@@ -246,12 +246,12 @@ class Translation:
 def translate_documents(
     documents: list[Document], translate: Translate, align: Align | None = None, language: str = "en"
 ) -> list[str]:
-    """Documents with their sentences translated, and all else as it was.
+    """Return documents with their sentences translated, and all else as it was.
 
     Args:
-        documents: as readers give them.
-        translate: gives for sentences, in which white space is single spaces, as many translations, in order.
-        align: gives word alignments, as `vaswani_transformer.align` does; called only for sentences with markup in
+        documents: as readers return them.
+        translate: returns as many translations as sentences, in order; their white space is single spaces.
+        align: returns word alignments, as `vaswani_transformer.align` does; called only for sentences with markup in
             them. Without it words are taken to be in the same order.
         language: code of the documents' language, for the splitting of sentences.
     """
@@ -261,14 +261,14 @@ def translate_documents(
 
 
 def in_order(sources: list[str], targets: list[str]) -> list[Links]:
-    """Links from each target word to the source word at the same share of the sentence."""
+    """Return links from each target word to the source word at the same share of the sentence."""
     pairs = zip(sources, targets, strict=True)
     lengths = [(len(word_places(source)), len(word_places(target))) for source, target in pairs]
     return [[(place * rows // columns, place) for place in range(columns)] for rows, columns in lengths]
 
 
 def _blocks(pieces: list[Piece]) -> Iterator[Piece | list[Piece]]:
-    """The fixed pieces, and the runs of others between them; a tag without its other one is fixed too."""
+    """Yield the fixed pieces, and the runs of others between them; a tag without its other one is fixed too."""
     for is_fixed, run in groupby(pieces, key=lambda piece: piece.kind is Kind.FIXED):
         run = list(run)
         if not is_fixed and (unmatched := _unmatched(run)):
@@ -280,7 +280,7 @@ def _blocks(pieces: list[Piece]) -> Iterator[Piece | list[Piece]]:
 
 
 def _unmatched(pieces: list[Piece]) -> set[Piece]:
-    """Tags of spans that do not end where they should."""
+    """Return the tags of spans that do not end where they should."""
     opened, unmatched, names = [], set(), Counter()
     for piece in pieces:
         if piece.kind is Kind.OPEN and len(opened) < _DEEPEST:
@@ -297,7 +297,7 @@ def _unmatched(pieces: list[Piece]) -> set[Piece]:
 
 
 def _with_kept(pieces: list[Piece]) -> list[Piece]:
-    """The same pieces with what is not translated as points, and spans around nothing too."""
+    """Return the pieces with what is not translated, and spans around nothing, as points."""
     result: list[Piece] = []
     for is_text, group in groupby(pieces, key=lambda piece: piece.kind is Kind.TEXT):
         run = list(group)
@@ -316,16 +316,16 @@ def _with_kept(pieces: list[Piece]) -> list[Piece]:
 
 
 def _sentences(pieces: list[Piece], language: str) -> list[list[Piece]]:
-    """The pieces of each sentence."""
+    """Return the pieces of each sentence."""
     parts = sentence_parts("".join(piece.text for piece in pieces), language)
     parts = [short for part in parts for short in _SHORT.findall(part)]
     return _cut(pieces, list(accumulate(map(len, parts)))[:-1])
 
 
 def _cut(pieces: list[Piece], places: list[int]) -> list[list[Piece]]:
-    """Pieces cut at places of their text; what has no text there goes to the left, but first tags to the right.
+    """Return pieces cut at offsets of their text; what has no text there goes to the left, but first tags to the right.
 
-    Text that is written in another way than it is meant, and points, are not cut: they go to the left.
+    Escapes and points are not cut: they go to the left.
     """
     parts: list[list[Piece]] = [[]]
     ends, end = iter([*places, float("inf")]), 0

@@ -24,7 +24,7 @@ FORMATS = (*_READERS, "docx")
 def translate_document(
     data: bytes, format: str, translate: Translate, align: Align | None = None, language: str = "en"
 ) -> bytes:
-    """A document with its sentences translated and everything else as it was.
+    """Return a document with its sentences translated and everything else as it was.
 
     Args:
         data: the document, UTF-8 if it is text.
@@ -48,12 +48,12 @@ def translate_document(
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"line {line} is not valid UTF-8: convert the document first, or give its --format") from error
-    mark = text[: text.startswith("\ufeff")]  # of the byte order, which is no text
+    mark = text[: text.startswith("\ufeff")]  # of the byte order, which is not text
     return (mark + translated([_READERS[format](text[len(mark) :])])[0]).encode()
 
 
 def aligner(model: Any, tokenizer: Any) -> Align:
-    """What aligns words by a model's attention, for `translate_document`.
+    """Return what aligns words by a model's attention, for `translate_document`.
 
     Where that is not possible (exported models, slow tokenizers, a sentence that is too long for the model), words are
     taken to be in the same order.

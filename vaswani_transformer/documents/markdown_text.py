@@ -17,7 +17,7 @@ _LINE_START = re.compile(r"^(\s*\d{0,9})(?:(?<!\d)[-+=#>]|(?<=\d)[.)])")
 
 
 def read_markdown(source: str) -> Document:
-    """The text of paragraphs, headings, lists and tables; code, HTML blocks, images and definitions stay.
+    """Return the text of paragraphs, headings, lists and tables; code, HTML blocks, images and definitions stay.
 
     Raises:
         UserError: the library is not installed.
@@ -38,12 +38,12 @@ def read_markdown(source: str) -> Document:
 
 
 def _without_block(sentence: str) -> str:
-    """A sentence that begins no heading, list or quotation."""
+    """Return a sentence so that it does not start a heading, list or quotation."""
     return _LINE_START.sub(lambda match: f"{match[0][:-1]}\\{match[0][-1]}", sentence)
 
 
 class _Reader:
-    """Makes pieces of the parser's events, whose places are counted in bytes."""
+    """Makes pieces of the parser's events, whose offsets are in bytes."""
 
     def __init__(self, source: bytes):
         self.source, self.pieces, self.place = source, [], 0
@@ -52,12 +52,12 @@ class _Reader:
         self.links: list[tuple[str, int]] = []  # kind of each open link, and where its text begins
 
     def take(self, end: int) -> str:
-        """The source from the last place to this one, which is the last then."""
+        """Return the source from the last offset to this one, which is the last from then on."""
         raw, self.place = self.source[self.place : end].decode(), max(self.place, end)
         return raw
 
     def fix(self, end: int) -> None:
-        """Make a piece of what stands before this place: fixed, unless it belongs to a line break in a sentence."""
+        """Make a piece of what precedes this offset: fixed, unless it belongs to a line break in a sentence."""
         raw = self.take(end)
         if raw:
             self.pieces.append(text_piece(raw, " ") if self.is_broken else Piece(raw))
@@ -128,7 +128,7 @@ class _Reader:
 
 
 def _tag(raw: str) -> Piece:
-    """A tag of HTML in a sentence."""
+    """Return a tag of HTML in a sentence as a piece."""
     match = _TAG.fullmatch(raw)
     if match is None or match[2].lower() in ("img", "input"):
         return point(raw)

@@ -15,9 +15,9 @@ from ..data.words import word_places
 
 #: Source word and target word, both counted from 0, as `vaswani_transformer.align` gives them.
 Links = list[tuple[int, int]]
-#: The spans around a place, as their first tags, the outermost first.
+#: The spans around a position, as their first tags, the outermost first.
 Stack = tuple[Any, ...]
-#: Written text, and the spans that it is to stand in.
+#: Written text, and the spans that it is in.
 Fragment = tuple[str, Stack]
 #: A character, how it is written in the document, and the spans around it.
 Character = tuple[str, str, Stack]
@@ -29,7 +29,7 @@ _WORD = re.compile(r"([\W_]*)(.*?)([\W_]*)", re.DOTALL)  # punctuation, the rest
 
 @dataclass
 class _Word:
-    """A word of the source: its seams and the spans of its three parts, None for a part that it has not."""
+    """A word of the source: its seams and the spans of its three parts, None for a part that it lacks."""
 
     seams: tuple[int, int, int, int]  # before it, behind its first punctuation, before its last, behind it
     stacks: list[Stack | None]
@@ -38,7 +38,7 @@ class _Word:
 
 
 def split_word(word: str) -> tuple[str, str, str]:
-    """A word as punctuation, what is between, punctuation; one of punctuation alone is all between."""
+    """Return a word as punctuation, the rest, punctuation; punctuation alone is all rest."""
     before, core, after = _WORD.fullmatch(word).groups()
     return (before, core, after) if core else ("", word, "")
 
@@ -51,7 +51,7 @@ def project(
     escape: Callable[[str], str],
     in_spans: bool,
 ) -> list[Fragment]:
-    """A translation in fragments, each in the spans and among the points that belong to its words.
+    """Return a translation in fragments, each in the spans and among the points that belong to its words.
 
     Args:
         characters: those that were translated, without white space at the ends.
@@ -115,13 +115,13 @@ def _words(characters: Sequence[Character], points: Sequence[Point]) -> list[_Wo
 
 
 def _stack_of(section: Sequence[Character]) -> Stack | None:
-    """The spans of most characters, but of the innermost ones where a span ends within a word."""
+    """Return the spans of most characters, but of the innermost ones where a span ends within a word."""
     counts = Counter(stack for _, _, stack in section)
     return max(counts, key=lambda stack: (len(stack), counts[stack]), default=None)
 
 
 def _sources(links: Links, targets: int, words: int) -> list[int]:
-    """The source word of each target word."""
+    """Return the source word of each target word."""
     linked = {target: source for source, target in reversed(links) if source < words}
     sources: list[int] = []
     for target in range(targets):
@@ -130,7 +130,7 @@ def _sources(links: Links, targets: int, words: int) -> list[int]:
 
 
 def _fill_missing_parts(targets: list[tuple[str, str, str]], stacks: list[list[Stack]]) -> None:
-    """Let the parts that a target word has not be in the spans of its core."""
+    """Put the missing parts of a target word into the spans of its core."""
     for (before, _, after), stack in zip(targets, stacks, strict=True):
         stack[::2] = stack[0] if before else stack[1], stack[2] if after else stack[1]
 
@@ -154,7 +154,7 @@ def _add_missing_spans(words: list[_Word], sources: list[int], stacks: list[list
 
 
 def _target_seam(number: int, seam: int, targets_of: dict[int, list[int]]) -> tuple[int, int]:
-    """Target word and seam for a point at the seam of a source word."""
+    """Return target word and seam for a point at the seam of a source word."""
     if number in targets_of:
         return targets_of[number][0 if seam < 2 else -1], seam
     earlier = next((source for source in range(number - 1, -1, -1) if source in targets_of), None)
@@ -162,14 +162,14 @@ def _target_seam(number: int, seam: int, targets_of: dict[int, list[int]]) -> tu
 
 
 def _shared(left: Stack, right: Stack) -> int:
-    """The number of spans, from the outermost, that two stacks share."""
+    """Return the number of spans, from the outermost, that two stacks share."""
     return next(
         (n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a is not b), min(len(left), len(right))
     )
 
 
 def written(fragments: Sequence[Fragment], before: Stack, after: Stack, tags: Callable[[Any], tuple[str, str]]) -> str:
-    """Fragments with the tags between them, from the spans that are open before them to those open after them."""
+    """Return fragments with the tags between them, from the spans open before them to those open after them."""
     parts, stack = [], before
     for raw, wanted in [*(fragment for fragment in fragments if fragment[0]), ("", after)]:
         shared = _shared(stack, wanted)

@@ -6,13 +6,13 @@ from ..errors import UserError
 from .document import Document, Kind, Piece, point, text_piece
 
 _TIME = re.compile(r"\s*\d+:\d\d:\d\d[,.]\d{1,3}\s*-->\s*\d+:\d\d:\d\d[,.]\d{1,3}")
-# A dash at the start of a line, perhaps behind tags or places on the screen.
+# A dash at the start of a line, perhaps after tags or positions on the screen.
 _DASH = re.compile(r"(?:(?:\s|</?(?:b|i|u|s|font)\b[^<>]*>|\{\\[^{}]*\})*[-–—]+\s*)?", re.IGNORECASE)
 _TAG = re.compile(r"(</?(?:b|i|u|s|font)\b[^<>]*>)", re.IGNORECASE)
 
 
 def read_paragraphs(text: str) -> Document:
-    """Each line is a paragraph, whatever ends it."""
+    """Return text in which each line is a paragraph, whatever ends it."""
     pieces = []
     for line in text.splitlines(keepends=True):
         inner = "".join(line.splitlines())
@@ -22,7 +22,7 @@ def read_paragraphs(text: str) -> Document:
 
 
 def read_subtitles(text: str) -> Document:
-    """Each subtitle is a paragraph, as is a line in it that begins with a dash; line breaks stay within a paragraph.
+    """Return subtitles: each is a paragraph, and so is a line that begins with a dash; line breaks stay in a paragraph.
 
     Raises:
         UserError: no line has a subtitle's times.

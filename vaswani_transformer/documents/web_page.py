@@ -1,4 +1,4 @@
-"""HTML, by Python's parser, of whose events the places alone count: what is no text is copied from the source."""
+"""HTML, by Python's parser, of whose events only the offsets count: what is not text is copied from the source."""
 
 import html
 import re
@@ -42,13 +42,13 @@ _CHARACTERS = re.compile(r"&#?\w+;?|[^&]+|&")
 
 
 class _Events(HTMLParser):
-    """The places where tags, text and the rest begin: `(place, kind, name or text, attributes)`."""
+    """The offsets where tags, text and the rest begin: `(offset, kind, name or text, attributes)`."""
 
     def __init__(self, source: str):
         super().__init__(convert_charrefs=False)
         self.lines = [0, *accumulate(len(line) + 1 for line in source.split("\n"))]
         self.events: list[tuple[int, str, str, dict]] = []
-        # Behind this nothing ends, and the parser would look for ends again and again, in quadratic time.
+        # After this nothing ends, and the parser would look for ends again and again, in quadratic time.
         end = source.rfind(">") + 1
         comment = source.find("<!--", source.rfind("-->") + 1)
         end = comment if 0 <= comment < end else end
@@ -58,7 +58,7 @@ class _Events(HTMLParser):
 
     def _add(self, kind: str, name: str = "", attributes=()) -> None:
         if kind == "text" and self.events and self.events[-1][1] == "text":
-            return  # it is one text: what begins as a tag and is none would else be cut off from its end
+            return  # it is one text: what starts like a tag and is not one would else be cut off from its end
         line, column = self.getpos()
         self.events.append((self.lines[line - 1] + column, kind, name, dict(attributes)))
 
@@ -92,7 +92,7 @@ class _Events(HTMLParser):
 
 
 def read_web_page(source: str) -> Document:
-    """The text between the tags; attributes, scripts, styles, code and what is marked `translate="no"` stay."""
+    """Return the text between the tags; attributes, scripts, styles, code and what is marked `translate="no"` stay."""
     events = _Events(source).events
     places = [place for place, *_ in events]
     pieces, number = [Piece(source[: places[0] if places else len(source)])], 0
@@ -121,12 +121,12 @@ def _is_opaque(name: str, attributes: dict) -> bool:
 
 
 def _end_of_opaque(events: list, number: int) -> int:
-    """The last event of the element which this one starts; the last one of all if nothing ends it."""
+    """Return the last event of the element that this one starts; the last of all if nothing ends it."""
     name, opened = events[number][2], Counter()
     for place in range(number, len(events)):
         _, kind, other, _ = events[place]
         if kind == "start":
-            if opened and other in _ENDED_BY.get(name, ()) and not any(opened[one] for one in _CONTAINERS):
+            if opened and other in _ENDED_BY.get(name, ()) and not any(opened[container] for container in _CONTAINERS):
                 return place - 1
             opened[other] += other not in _VOID
         elif kind == "end" and opened[other]:
@@ -139,7 +139,7 @@ def _end_of_opaque(events: list, number: int) -> int:
 
 
 def _text(raw: str) -> list[Piece]:
-    """Text in pieces, character references apart; what could be half a tag is not touched."""
+    """Return text in pieces, character references apart; what could be half a tag is not touched."""
     if re.search(r"<[a-zA-Z/!?]", raw):
         return [Piece(raw)]
     return [text_piece(match[0], html.unescape(match[0])) for match in _CHARACTERS.finditer(raw)]

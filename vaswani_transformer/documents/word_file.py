@@ -5,10 +5,11 @@ import io
 import re
 import zipfile
 from collections.abc import Callable
+from itertools import accumulate, islice
 from typing import NamedTuple
 from xml.parsers import expat
 
-from ..errors import UserError
+from ..errors import UserError, reading
 from .document import Document, Kind, Piece, point, text_piece
 
 _PARTS = re.compile(r"word/(document|(header|footer)\d*|footnotes|endnotes|comments)\.xml")
@@ -30,25 +31,17 @@ class _Event(NamedTuple):
 
 
 def translate_word_file(data: bytes, translate: Callable[[list[Document]], list[str]]) -> bytes:
-    """A Word file with the texts of its paragraphs, headers, footers, notes and comments translated.
+    """Return a Word file with the texts of its paragraphs, headers, footers, notes and comments translated.
 
     Raises:
-        UserError: this is no Word file, or a damaged one.
+        UserError: this is not a Word file, or a damaged one.
     """
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = archive.infolist()
-            if "word/document.xml" not in archive.namelist():
-                raise UserError("this archive has no word/document.xml: give a Word file (.docx)")
-            if large := [
-                entry for entry in entries if _PARTS.fullmatch(entry.filename) and entry.file_size > _MOST_BYTES
-            ]:
-                raise UserError(
-                    f"{large[0].filename} of the Word file has {large[0].file_size:,} bytes: divide the file"
-                )
-            contents = [archive.read(entry) for entry in entries]
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
-        raise UserError(f"this is no Word file (.docx), or a damaged one: {error}") from error
+    with reading("not a Word file (.docx)"), zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entries = archive.infolist()
+        archive.getinfo("word/document.xml")  # raises if there is none
+        if large := [entry for entry in entries if _PARTS.fullmatch(entry.filename) and entry.file_size > _MOST_BYTES]:
+            raise UserError(f"{large[0].filename} of the Word file has {large[0].file_size:,} bytes: divide the file")
+        contents = [archive.read(entry) for entry in entries]
     numbers = [number for number, entry in enumerate(entries) if _PARTS.fullmatch(entry.filename)]
     translated = translate([_read_part(contents[number], entries[number].filename) for number in numbers])
     changed = {n: xml.encode() for n, xml in zip(numbers, translated, strict=True) if xml.encode() != contents[n]}
@@ -62,11 +55,9 @@ def translate_word_file(data: bytes, translate: Callable[[list[Document]], list[
 
 
 def _read_part(data: bytes, name: str) -> Document:
-    try:
+    with reading(f"{name} of the Word file is damaged"):
         data.decode()
         events = _events(data)
-    except (expat.ExpatError, UnicodeDecodeError) as error:
-        raise UserError(f"{name} of the Word file is damaged: {error}") from error
     pieces, number, in_text = [], 0, False
     while number < len(events):
         taken = _run(events, number)
@@ -78,15 +69,15 @@ def _read_part(data: bytes, name: str) -> Document:
 
 
 def _events(data: bytes) -> list[_Event]:
-    """The XML in parts, of which each has the name of its element, without a prefix if it is of Word's language."""
-    found: list[tuple[int, str, str]] = []
+    """Return the XML in parts, each with the name of its element, without a prefix if it is of Word's language."""
+    starts: list[tuple[int, str, str]] = []
     parser = expat.ParserCreate(namespace_separator=" ")
 
     def add(kind: str, name: str = "") -> None:
-        found.append((parser.CurrentByteIndex, kind, _WORD.sub("", name)))
+        starts.append((parser.CurrentByteIndex, kind, _WORD.sub("", name)))
 
     def refuse(*_) -> None:
-        raise expat.ExpatError("it declares a document type, which Word files have not")
+        raise expat.ExpatError("it declares a document type, which Word files do not have")
 
     parser.StartElementHandler = lambda name, attributes: add("<", name)
     parser.EndElementHandler = lambda name: add(">", name)
@@ -96,21 +87,17 @@ def _events(data: bytes) -> list[_Event]:
     parser.StartCdataSectionHandler = parser.EndCdataSectionHandler = lambda: add("")
     parser.StartDoctypeDeclHandler = refuse
     parser.Parse(data, True)
-    places = [0, *(place for place, _, _ in found[1:]), len(data)]
+    places = [0, *(place for place, _, _ in starts[1:]), len(data)]
     return [
         _Event(data[start:end].decode(), kind, name)
-        for start, end, (_, kind, name) in zip(places, places[1:], found, strict=False)
+        for start, end, (_, kind, name) in zip(places, places[1:], starts, strict=False)
     ]
 
 
 def _end(events: list[_Event], number: int) -> int:
-    """The event that ends the element which this one begins."""
-    depth = 0
-    for place in range(number, len(events)):
-        depth += (events[place].kind == "<") - (events[place].kind == ">")
-        if depth == 0:
-            return place
-    raise AssertionError("expat has read an element without an end")
+    """Return the event that ends the element that this one starts."""
+    depths = accumulate((event.kind == "<") - (event.kind == ">") for event in islice(events, number, None))
+    return next(index for index, depth in enumerate(depths, number) if depth == 0)
 
 
 def _raw(events: list[_Event]) -> str:
@@ -118,7 +105,7 @@ def _raw(events: list[_Event]) -> str:
 
 
 def _run(events: list[_Event], number: int) -> list[Piece]:
-    """The pieces of a run with one text or one reference and nothing else that is seen; none for anything else."""
+    """Return the pieces of a run with one text or one reference and nothing else visible; none for anything else."""
     if events[number][1:] != ("<", "r"):
         return []
     end = _end(events, number)
@@ -145,13 +132,13 @@ def _run(events: list[_Event], number: int) -> list[Piece]:
 
 
 def _text(event: _Event) -> Piece:
-    """Text of a run; characters may be references."""
+    """Return text of a run; characters may be references."""
     is_text = event.kind == "text" and (event.raw == event.name or event.raw.startswith("&"))
     return text_piece(event.raw, event.name) if is_text else Piece(event.raw)
 
 
 def _piece(event: _Event, in_text: bool) -> Piece:
-    """The piece of an event outside of such runs; `in_text`: in an element of text."""
+    """Return the piece of an event outside of such runs; `in_text`: in an element of text."""
     raw, kind, name = event
     if kind == "text":
         return _text(event) if in_text else Piece(raw)

@@ -224,8 +224,6 @@ def test_rules_that_make_no_sense(tmp_path):
         ({"length_ratio": math.nan}, "length_ratio must"),
         ({"near_duplicates": 1.0}, "near_duplicates must"),
         ({"near_side": "left"}, "near_side must"),
-        ({"near_side": "source"}, "without near_duplicates"),
-        ({"score_key": "a"}, "without scores"),
         ({"scores": scores}, "need a file and a limit"),
         ({"minimum_score": 1.0}, "need a file and a limit"),
         ({"scores": scores, "minimum_score": 2.0, "maximum_score": 1.0}, "no score is within"),

@@ -29,7 +29,6 @@ def test_anything_but_one_training_set_is_refused(tmp_path, names):
 
 def test_one_column_for_both_sides_a_config_or_a_slice_of_a_file_are_refused(tmp_path):
     path = write(tmp_path / "a.tsv", "a\tb\n")
-    assert "both 'en'" in error_of(load_pairs, data=path, source_column="en", target_column="en")
     assert "config='de-en'" in error_of(load_pairs, data=path, config="de-en")
     assert "split='train[:10]'" in error_of(load_pairs, data=path, split="train[:10]")
 
@@ -89,22 +88,6 @@ def test_shards_that_do_not_pair_match_or_agree_are_refused(tmp_path):
     write(tmp_path / "x.tsv", "a\tb\n")
     write(tmp_path / "x.csv", "source,target\na,b\n")
     assert ".csv and .tsv" in error_of(load_pairs, data=tmp_path / "x.*")
-
-
-def test_shards_without_a_partner_are_refused_and_others_paired_in_order(tmp_path):
-    """As many on both sides, so that in order what follows the gap would be paired wrongly."""
-    arguments = write_shards(tmp_path, "txt", PARTS)
-    (tmp_path / "part.0.de.gz").unlink()
-    (tmp_path / "part.2.en.gz").unlink()
-    assert f"(alone: {tmp_path / 'part.0.en.gz'})" in error_of(load_pairs, **arguments)
-    for name in ("a.en", "b.en", "x.de", "y.de"):
-        write(tmp_path / name, f"{name}\n")
-    assert read(source=tmp_path / "*.en", target=tmp_path / "*.de") == [("a.en", "x.de"), ("b.en", "y.de")]
-    for name in ("x/t.en", "z/t.en", "y/t.de", "z/t.de"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        write(tmp_path / name, f"{name}\n")
-    message = error_of(load_pairs, source=tmp_path / "*" / "t.en", target=tmp_path / "*" / "t.de")
-    assert f"(alone: {tmp_path / 'x' / 't.en'})" in message
 
 
 def test_a_damaged_shard_is_named_with_its_line_or_row(tmp_path):

@@ -135,11 +135,6 @@ def test_nothing_left_is_refused_with_the_counts(tokenizer):
     assert "3 pairs read, 0 kept; dropped: 2 empty, 1 longer than 5 tokens" in message
 
 
-@pytest.mark.parametrize("options", [{"max_length": 1}, {"max_length_ratio": 0.5}, {"max_length_ratio": float("nan")}])
-def test_impossible_limits_are_refused(tokenizer, options):
-    assert next(iter(options)) in error_of(tokenize_pairs, in_memory(PAIRS), tokenizer, **options)
-
-
 def test_no_pairs_and_a_tokenizer_without_end_token_are_refused():
     plain = make_tokenizer(merges=5)
     plain.backend_tokenizer.post_processor = processors.ByteLevel()

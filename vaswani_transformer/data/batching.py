@@ -20,12 +20,8 @@ _GOLDEN = 0.6180339887498949  # its multiples, taken modulo 1, are spread evenly
 
 
 def _check_lengths(sides: Sequence[np.ndarray], limit: int) -> None:
-    if len(sides[0]) != len(sides[1]):
-        raise UserError(f"{len(sides[0])} source lengths for {len(sides[1])} target lengths")
     if len(sides[0]) == 0:
         raise UserError("no sentence pairs to make batches of: the data is empty, or every pair was filtered out")
-    if min(side.min() for side in sides) < 1:
-        raise UserError(f"sentence pair {np.minimum(*sides).argmin()} has an empty side: filter such pairs out")
     for name, side in zip(("source", "target"), sides, strict=True):
         if side.max() > limit:
             raise UserError(

@@ -60,8 +60,6 @@ class CleaningRules:
             (not 0 <= self.length_ratio < math.inf, "length_ratio must be above 0, or 0 for no limit"),
             (not 0.5 <= (self.near_duplicates or 0.5) <= 0.95, "near_duplicates must be from 0.5 to 0.95"),
             (self.near_side not in (*SIDES, BOTH), f"near_side must be one of {', '.join((*SIDES, BOTH))}"),
-            (self.near_side != BOTH and self.near_duplicates is None, "near_side is given without near_duplicates"),
-            (self.score_key is not None and self.scores is None, "score_key is given without scores"),
             ((self.scores is None) != (not limits), "scores need a file and a limit: give both, or neither"),
             (any(map(math.isnan, limits)) or limits != sorted(limits), "no score is within these limits"),
         ]

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import UserError
-
 KEPT, EMPTY, TOO_LONG, RATIO = range(4)  # status of a pair
 
 
@@ -32,12 +30,6 @@ class FilterCounts:
         if self.max_length_ratio:
             limits += f", {self.ratio:,} with a length ratio above {self.max_length_ratio}"
         return f"{self.read:,} pairs read, {self.kept:,} kept; dropped: {self.empty:,} empty, {limits}"
-
-
-def check_limits(max_length: int, max_length_ratio: float | None) -> None:
-    """Refuse limits that no pair can keep."""
-    if max_length < 2 or (max_length_ratio and not max_length_ratio >= 1):  # "not >=" catches NaN as well
-        raise UserError(f"{max_length=}, {max_length_ratio=}: lengths start at 2 (with </s>), ratios at 1; raise it")
 
 
 def pair_status(

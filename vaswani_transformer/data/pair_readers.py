@@ -92,7 +92,6 @@ class PairsBuilder(datasets.ArrowBasedBuilder):
         return datasets.DatasetInfo(features=PAIR_FEATURES)
 
     def _split_generators(self, _) -> list[datasets.SplitGenerator]:
-        # Lists, which `datasets` shares out among processes.
         return [datasets.SplitGenerator(name, gen_kwargs={"shards": list(each)}) for name, each in self.shards.items()]
 
     def _generate_tables(self, shards: list) -> Iterator[tuple[int, pa.Table]]:

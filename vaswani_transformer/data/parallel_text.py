@@ -6,12 +6,10 @@
 import contextlib
 import glob
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from itertools import chain
 from pathlib import Path
 
 import datasets
@@ -46,15 +44,15 @@ class PairSource:
     config: str | None = None
     files: tuple[Path, ...] = ()  # all that may have a part in it; none of the Hub
 
-    def load(self, num_proc: int | None = None) -> datasets.Dataset:
-        """Return the pairs as a memory-mapped dataset, see `load_pairs`; `num_proc` processes read several files.
+    def load(self) -> datasets.Dataset:
+        """Return the pairs as a memory-mapped dataset; see `load_pairs`.
 
         Raises:
             UserError: for text that is missing, damaged, empty, or not pairs of strings.
         """
         with _loading(self.where):
             if self.kind in ("text", UNDECODED, *_OWN):
-                return _pairs_only(self._read(num_proc), DEFAULT_COLUMNS, self.where)
+                return _pairs_only(self._read(), DEFAULT_COLUMNS, self.where)
             if self.kind == "saved":
                 dataset = datasets.load_from_disk(self.where)
                 dataset = dataset[self.split] if isinstance(dataset, datasets.DatasetDict) else dataset
@@ -66,18 +64,12 @@ class PairSource:
                 dataset = datasets.load_dataset(self.kind, self.config, split=self.split)
             return _pairs_only(dataset, self.columns, self.where)
 
-    def _read(self, num_proc: int | None) -> datasets.Dataset:
+    def _read(self) -> datasets.Dataset:
         names = {split: [list(map(str, shard)) for shard in shards] for split, shards in self.shards.items()}
         key = [CACHE_VERSION, self.kind, names, self.columns, list(map(file_stamp, self.files))]
         key = sha256(json.dumps(key).encode()).hexdigest()[:16]
         builder = PairsBuilder(hash=key, kind=self.kind, shards=names, columns=self.columns)
-        number = min(num_proc or 1, *map(len, names.values()))
-        try:
-            builder.download_and_prepare(num_proc=number if number > 1 else None)
-        except datasets.exceptions.DatasetGenerationError:
-            if number == 1:
-                raise
-            builder.download_and_prepare()  # for the error, which does not come back from another process
+        builder.download_and_prepare()
         return builder.as_dataset(self.split)
 
     def stream(self) -> Iterator[tuple[str, str]]:
@@ -154,8 +146,6 @@ def pair_source(
         UserError: wrong arguments, files that are missing, of unknown or several formats, a source file without target.
     """
     columns = source_column, target_column
-    if source_column == target_column:
-        raise UserError(f"source and target column are both {source_column!r}; name two different columns")
     if (data is None) == (source is None) or (source is None) != (target is None):
         names = [name for name, value in (("source", source), ("target", target), ("data", data)) if value is not None]
         raise UserError(
@@ -240,29 +230,13 @@ def find_shards(name: str | Path) -> list[Path]:
     return sorted(matches, key=lambda match: match.parts)
 
 
-def _paired_shards(source: str | Path, target: str | Path) -> tuple[tuple[Path, Path], ...]:
-    """Return source and target file of each shard, in the order of their names.
-
-    A file without a partner is refused, since what follows would be paired wrongly. Where the wildcards stand for other
-    text on each side throughout, only the order counts.
-    """
+def _paired_shards(source: str | Path, target: str | Path) -> list[tuple[Path, Path]]:
+    """Return source and target file of each shard, in the order of their names."""
     sides = [find_shards(name) for name in (source, target)]
-    texts = [[_wildcard_text(name, path) for path in side] for name, side in zip((source, target), sides, strict=True)]
-    differ = set(texts[0]) ^ set(texts[1]) if set(texts[0]) & set(texts[1]) - {None} else set()
-    if len(sides[0]) != len(sides[1]) or (len(sides[0]) > 1 and differ):
-        alone = [str(path) for text, path in zip(chain(*texts), chain(*sides), strict=True) if text in differ]
-        raise UserError(
-            f"{source} matches {len(sides[0])} files and {target} {len(sides[1])}: every file of sources needs one of"
-            f" targets{f' (alone: {alone[0]})' if alone else ''}"
-        )
-    return tuple(zip(*sides, strict=True))
-
-
-def _wildcard_text(pattern: str | Path, path: Path) -> tuple[str, ...] | None:
-    """Return what the ``*`` and ``?`` of a pattern match in a path; None for a pattern with other wildcards."""
-    rule = re.escape(str(home_path(pattern).absolute())).replace(r"\*", "([^/]*)").replace(r"\?", "([^/])")
-    match = re.fullmatch(rule, str(path))
-    return match.groups() if match else None
+    if len(sides[0]) != len(sides[1]):
+        counts = f"{source} matches {len(sides[0])} files and {target} {len(sides[1])}"
+        raise UserError(f"{counts}: every file of sources needs one of targets")
+    return list(zip(*sides, strict=True))
 
 
 def load_pairs(

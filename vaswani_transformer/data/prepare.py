@@ -34,7 +34,7 @@ from ..hardware import check_workers
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
-from .filtering import KEPT, FilterCounts, check_limits, count_status
+from .filtering import KEPT, FilterCounts, count_status
 from .parallel_text import PairSource, held_out_rows
 from .prepared import (
     DATA_FIELDS,
@@ -104,7 +104,6 @@ def prepare(
     check_engine(engine)
     if workers is not None:
         check_workers("workers", workers)
-    check_limits(recipe.max_length, recipe.max_length_ratio)
     check_paths(recipe)
     check_path(folder, "output")
     folder = to_path(folder)
@@ -117,7 +116,7 @@ def prepare(
             return manifest
         if is_local(folder):
             remove_leftovers(folder)
-        text, held_out = train.load(workers or default_workers(len(train.files))), np.zeros(0, np.int64)
+        text, held_out = train.load(), np.zeros(0, np.int64)
         if validation is None:
             held_out = held_out_rows(len(text), recipe.validation_size, recipe.seed)
         texts = {TRAIN: text, VALIDATION: validation.load() if validation else text.select(held_out)}

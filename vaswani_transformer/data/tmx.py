@@ -16,7 +16,6 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 16  # bytes that are parsed at once
 _MOST_BYTES = 1 << 20  # of a tag or a comment, which expat holds as a whole
-_DEEPEST = 100  # elements within elements; expat and `_Reader` remember all of them
 _CODE = {"bpt", "ept", "it", "ph", "ut"}  # inline elements that hold codes of a format; the text in <hi> is a text's
 
 
@@ -58,8 +57,6 @@ class _Reader:
         if not self._depth and name != "tmx":
             raise UserError(f"not a translation memory: it begins with <{name:.100}> and not with <tmx>")
         self._depth += 1
-        if self._depth > _DEEPEST:
-            raise UserError(f"elements nested deeper than {_DEEPEST} levels; export the memory again")
         if self._inside:
             self._inside.append(name not in _CODE and (name == "sub" or self._inside[-1]))
         elif name == "tu":

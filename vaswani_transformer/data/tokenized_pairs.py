@@ -10,7 +10,7 @@ import datasets
 import numpy as np
 
 from ..errors import UserError
-from .filtering import KEPT, FilterCounts, check_limits, count_status, pair_status
+from .filtering import KEPT, FilterCounts, count_status, pair_status
 from .parallel_text import CACHE_VERSION
 from .tokenization import SIDES, encoder, tokenizer_state
 
@@ -30,9 +30,8 @@ def pair_encoder(
     `pair_status`. A pair that is dropped has no ids: a line of a million tokens is not stored.
 
     Raises:
-        UserError: an impossible limit; from `encode`, a tokenizer that does not append its end token.
+        UserError: from `encode`, a tokenizer that does not append its end token.
     """
-    check_limits(max_length, max_length_ratio)
     encoders = [encoder(tokenizer, side) for side in SIDES]
 
     def encode(batch: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -72,7 +71,7 @@ def tokenize_pairs(
         ``target_length`` (int32, tokens, ``</s>`` included), and the counts of the filter in pairs.
 
     Raises:
-        UserError: an impossible limit, a tokenizer that does not append ``</s>``, or no pair left.
+        UserError: a tokenizer that does not append ``</s>``, or no pair left.
     """
     encode = pair_encoder(tokenizer, max_length, max_length_ratio)
     # Not the fingerprint of `datasets`, which changes with the padding that an earlier call has left in the tokenizer.

@@ -52,7 +52,7 @@ _BLEU = BLEU(effective_order=True)  # smoothed, as sacreBLEU advises for sentenc
 
 @dataclass(frozen=True)
 class TeacherOptions:
-    """How teachers translate, and what of it a student learns."""
+    """Options of the teachers' translating, and of what a student learns of it."""
 
     beams: int | None = None  # as the first teacher was saved, if none
     sample: bool = False  # draw a translation from the teachers' distribution in place of a search
@@ -168,12 +168,12 @@ class DistilledText:
 
     @cached_property
     def output(self) -> OutputFolder:
-        """The student's folder."""
+        """Return the student's folder."""
         return OutputFolder(self.recipe.output)
 
     @cached_property
     def names(self) -> list[str]:
-        """Names of the files of sources and targets."""
+        """Return the names of the files of sources and targets."""
         return [Path(path).name for path in (self.recipe.train_source, self.recipe.train_target)]
 
     def make(self, load_teachers: Callable[[], tuple[Any, Any]], progress: bool = True, workers: int = 1) -> None:

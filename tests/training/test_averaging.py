@@ -186,7 +186,7 @@ def test_other_models_are_refused(models, tmp_path):
     output = tmp_path / "out"
     wide = save(make_model(0, max_position_embeddings=99), tmp_path / "wide")
     refused([*models, wide], output, str(wide), str(models[0]), "differ in max_position_embeddings")
-    refused([models[0], tmp_path / "nowhere"], output, "nowhere", "no folder")
+    refused([models[0], tmp_path / "nowhere"], output, "nowhere")
     (models[1] / "config.json").unlink()
     refused(models, output, str(models[1]), "config.json")
     os.truncate(models[2] / "model.safetensors", 1000)
@@ -293,7 +293,7 @@ def test_the_command(run, tmp_path, capsys):
         (["RUN/checkpoints/checkpoint-20", "--output", "OUT"], "two or more"),
         (["RUN", "RUN", "--last", "2", "--output", "OUT"], "output folder of one training"),
         (["RUN/checkpoints/checkpoint-20", "RUN/./checkpoints/checkpoint-20", "--output", "OUT"], "each once"),
-        (["RUN/nowhere", "--output", "OUT"], "there is no folder"),
+        (["RUN/nowhere", "--output", "OUT"], "nowhere"),
         (["RUN/checkpoints/checkpoint-20", "RUN/checkpoints/checkpoint-30", "--output", "RUN"], "--overwrite"),
         (["RUN", "--last", "2"], "--output"),
     ],

@@ -166,7 +166,7 @@ class Recipe:
     output: str | None = _option(None, "folder for the model; runs/NAME-OF-THE-RECIPE if none", OUTPUT)
     overwrite: bool = _option(
         False,
-        "start again where another run has been: its model, checkpoints (with the batch of a non-finite loss), log,"
+        "start again where another run has been: its model, checkpoints, log,"
         " TensorBoard events and data prepared otherwise are removed from the output folder. An interrupted run of the"
         " same settings is resumed",
         OUTPUT,

@@ -1,4 +1,4 @@
-"""What happens around training steps: progress, log file, early stopping, checkpoints by the clock, stops."""
+"""Callbacks around training steps: progress, log file, early stopping, checkpoints by the clock, stops."""
 
 import json
 import logging

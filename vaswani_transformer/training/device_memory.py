@@ -1,4 +1,4 @@
-"""How many tokens a device takes at once: what its memory holds, found by trial steps that leave nothing behind."""
+"""Choice of the tokens that a device takes at once: what its memory holds, found by trial steps."""
 
 import logging
 import math

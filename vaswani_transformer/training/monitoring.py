@@ -1,4 +1,4 @@
-"""What a trainer measures during training: throughput, padding, and losses that are not finite."""
+"""Measurements during training: throughput, padding, and losses that are not finite."""
 
 import json
 import time
@@ -116,19 +116,18 @@ class FiniteLossGuard:
                     self._saved = self._save(float(loss), inputs)
 
     def _save(self, loss: float, inputs: dict) -> Path:
-        """Write the pairs of a batch, as ids and as text, with learning rate and weights that are not finite."""
+        """Write a batch, as ids and as text, with learning rate and weights that are not finite."""
         trainer, tokenizer = self.trainer, self.trainer.processing_class
         rank = f"-rank-{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
         path = Path(trainer.args.output_dir) / f"non-finite-loss-after-step-{trainer.state.global_step}{rank}.json"
-        pairs = []
-        for source, target in _token_ids(inputs):
-            pair = {"source_ids": source, "target_ids": target}
-            if tokenizer is not None:
-                pair |= {side: side_of(tokenizer, side).decode(pair[f"{side}_ids"]) for side in SIDES}
-            pairs.append(pair)
+        ids = {side: inputs[name].tolist() for side, name in zip(SIDES, ("input_ids", "labels"), strict=True)}
+        texts = {}
+        if tokenizer is not None:  # of a batch without padding all sentences are in one row
+            kept = {side: [[token for token in row if token >= 0] for row in rows] for side, rows in ids.items()}
+            texts = {side: side_of(tokenizer, side).batch_decode(rows) for side, rows in kept.items()}
         rate = trainer.optimizer.param_groups[0]["lr"] if trainer.optimizer is not None else None
         record = {"loss": str(loss), "steps_done": trainer.state.global_step, "learning_rate": rate}
-        record |= {"parameters_not_finite": self.broken_weights(), "pairs": pairs}
+        record |= {"parameters_not_finite": self.broken_weights(), "ids": ids, "texts": texts}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return path
@@ -148,21 +147,6 @@ class FiniteLossGuard:
             f"{what}; earlier checkpoints are intact. Lower learning_rate_scale, raise warmup_steps or clip with"
             " max_gradient_norm, and start again"
         )
-
-
-def _token_ids(inputs: dict) -> list[tuple[list[int], list[int]]]:
-    """Return the pairs of a batch, padded or not, as token ids."""
-    inputs = {name: value.cpu() for name, value in inputs.items() if torch.is_tensor(value)}
-    ids, labels = inputs["input_ids"], inputs["labels"]
-    if "source_offsets" in inputs:
-        sides = [(ids[0], inputs["source_offsets"]), (labels[0], inputs["target_offsets"])]
-        rows = zip(*(side.split(offsets.diff().tolist()) for side, offsets in sides), strict=True)
-        pairs = [(source, target[target != IGNORE_INDEX]) for source, target in rows]
-    else:
-        masks = inputs.get("attention_mask", torch.ones_like(ids)).bool()
-        rows = zip(ids, masks, labels, strict=True)
-        pairs = [(source[mask], target[target != IGNORE_INDEX]) for source, mask, target in rows]
-    return [(source.tolist(), target.tolist()) for source, target in pairs if len(target)]  # others are filling
 
 
 def plot_learning_curve(log: str | Path, picture: str | Path) -> bool:

@@ -1,4 +1,4 @@
-"""What a training will take, estimated before it starts: `vaswani train --dry-run`."""
+"""Estimates of what a training takes, before it starts: `vaswani train --dry-run`."""
 
 import math
 import time

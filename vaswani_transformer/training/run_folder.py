@@ -1,4 +1,4 @@
-"""The folder of a training run: what lies in it, whether it may be written to, where a run resumes."""
+"""The folder of a training run: its files, whether it may be written to, where a run resumes."""
 
 import hashlib
 import json

@@ -25,7 +25,7 @@ def noam_learning_rate(step: int, d_model: int, warmup_steps: int, scale: float 
 def noam_scheduler(
     optimizer: torch.optim.Optimizer, d_model: int, warmup_steps: int = 4000, scale: float = 1.0
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """A scheduler for a loop of one's own; call its `step()` after each `optimizer.step()`.
+    """Return a scheduler for a loop of your own; call its `step()` after each `optimizer.step()`.
 
     The optimizer's own rate must be 1.0, since the schedule multiplies it. Do not hand the result to
     `accelerator.prepare`, which steps a scheduler once for each process.

@@ -195,7 +195,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         return self.accelerator.prepare_data_loader(loader, device_placement=False)
 
     def get_eval_dataloader(self, eval_dataset=None) -> DataLoader:
-        """As in `Trainer`, with signals and random numbers as in training."""
+        """Return `Trainer`'s loader, with signals and random numbers as in training."""
         loader = super().get_eval_dataloader(eval_dataset)
         base = getattr(loader, "base_dataloader", loader)
         base.generator, base.worker_init_fn = self._loader_generator(), _leave_signals_to_the_trainer
@@ -235,7 +235,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
     # Loss (Section 5.4)
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
-        """As in `Trainer`, without logits that nothing reads; in evaluation a batch's loss is its own mean."""
+        """Compute the loss without logits that nothing reads; in evaluation a batch's loss is its own mean."""
         if self.compute_loss_func is not None and "labels" in inputs and "decoder_input_ids" not in inputs:
             # The Trainer takes the labels away from the model.
             shifted = self._unwrapped.prepare_decoder_input_ids_from_labels(inputs["labels"])
@@ -261,7 +261,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         return is_ours and self.args.fused_loss and not self._unwrapped._forward_hooks
 
     def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
-        """As in `Trainer`; notes whether the loss is a number."""
+        """Run `Trainer`'s step, and note whether the loss is a number."""
         loss = super().training_step(model, inputs, *args, **kwargs)
         self._finite_losses.note(loss, inputs)
         return loss
@@ -271,7 +271,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         return 0
 
     def _get_grad_norm(self, model, grad_norm=None):
-        """As in `Trainer`, where it is logged: without clipping it is one more visit to all gradients.
+        """Return the norm where it is logged: without clipping it is one more visit to all gradients.
 
         Overridden as of transformers 5.23, whose loop asks for the norm in every step and has no setting against it.
         """
@@ -293,7 +293,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
     # Validation
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
-        """As in `Seq2SeqTrainer`; also adds the batch's loss to the sum over tokens."""
+        """Run `Seq2SeqTrainer`'s step, and add the batch's loss to the sum over tokens."""
         labels = inputs.get("labels")
         state = self.accelerator.gradient_state
         if labels is not None and self.args.world_size > 1 and state.end_of_dataloader and state.remainder > 0:
@@ -312,7 +312,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         return loss, outputs, output_labels
 
     def evaluation_loop(self, dataloader, description, *args, metric_key_prefix: str = "eval", **kwargs):
-        """As in `Trainer`, with the loss averaged over tokens instead of sentences, and perplexity."""
+        """Run `Trainer`'s loop, with the loss averaged over tokens instead of sentences, and perplexity."""
         start = time.monotonic()
         self._evaluation_totals = [0.0, 0]
         self.gather_function = self.accelerator.gather_for_metrics  # Seq2SeqTrainer's choice keeps repeated pairs
@@ -331,7 +331,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
     # The log
 
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
-        """As in `Trainer`; adds to training's lines tokens of the step, tokens a second, and the share of padding."""
+        """Log what `Trainer` does, and for training tokens of the step, tokens a second, and the share of padding."""
         if "loss" in logs:
             logs["source_tokens"], logs["target_tokens"] = self.step_tokens
             logs["source_tokens_seen"], logs["target_tokens_seen"] = self.tokens_seen.tolist()
@@ -353,7 +353,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
     # Checkpoints, in the form that `checkpoints` describes
 
     def _save_checkpoint(self, model, trial) -> None:
-        """As in `Trainer`, but whole or not at all: under another name first, with a manifest.
+        """Write a checkpoint, whole or not at all: under another name first, with a manifest.
 
         Overridden as of transformers 5.23, which writes a checkpoint file by file under its final name.
 

@@ -118,7 +118,7 @@ def test_what_cannot_be_drawn_is_one_line(tmp_path, weights):
     longer = made_up(np.full((1, 1, 121, 121), 1 / 121, np.float32), 121)
     assert "121 tokens are too many to read in one panel" in error_of(draw_attention, longer, "encoder", picture)
     none = made_up(np.zeros((0, 2, 4, 4), np.float32), 4)
-    assert "encoder self-attention has no layers" in error_of(draw_attention, none, "encoder", picture)
+    assert "encoder self-attention has 0 layers" in error_of(draw_attention, none, "encoder", picture)
     assert not picture.exists()
 
 
@@ -173,7 +173,7 @@ def test_a_page_that_no_browser_opens_is_refused(tmp_path):
     fix = "and at most 25 million fit into a page: give shorter sentences"
     assert message == f"800 tokens make 31 million weights, {fix}"
     none = made_up(np.zeros((0, 2, 4, 4), np.float32), 4)
-    assert "no layers to show" in error_of(write_attention_page, none, tmp_path / "page.html")
+    assert "has 0 layers" in error_of(write_attention_page, none, tmp_path / "page.html")
     two = made_up(np.zeros((2, 3, 4, 4), np.float32), 4)
     message = error_of(write_attention_page, two, tmp_path / "page.html", layer=3)
     assert message == "layer 3 is not there: encoder self-attention has 2 layers, counted from 1"

@@ -116,7 +116,6 @@ def test_every_kind_has_its_shape_its_tokens_and_rows_that_sum_to_1(model, token
     assert not np.triu(weights.decoder, 1).any()
     assert weights.target_tokens[-1] == weights.source_tokens[-1] == "</s>"
     assert weights.decoder_tokens == ["<s>", *weights.target_tokens[:-1]]
-    assert error_of(weights.of, "cross").startswith("kind is 'cross': it must be one of encoder, decoder")
 
 
 def test_rows_of_encoder_decoder_attention_are_the_tokens_predicted(model, tokenizer, weights):

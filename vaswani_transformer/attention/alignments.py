@@ -41,12 +41,12 @@ def align(
 
     Raises:
         IndexError: for a layer that the decoder does not have.
-        UserError: for lists of different lengths, or a sentence that the model has no positions for, naming its line.
+        ValueError: for lists of different lengths.
+        UserError: for a sentence that the model has no positions for, naming its line.
     """
-    if len(sources) != len(targets):
-        raise UserError(f"{len(sources)} sources and {len(targets)} targets: give as many of both")
     links: list[Links] = [[] for _ in sources]
-    filled = [index for index in range(len(sources)) if sources[index].strip() and targets[index].strip()]
+    pairs = enumerate(zip(sources, targets, strict=True))
+    filled = [index for index, (source, target) in pairs if source.strip() and target.strip()]
     if not filled:
         return links
     sides = [

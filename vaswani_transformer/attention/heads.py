@@ -203,14 +203,10 @@ def name_heads(
     }
     counts = {"pairs": 0, "source_tokens": 0, "target_tokens": 0, "blank": 0, "long": 0}
     translator, reader = Translator(model, tokenizer, tokens_per_batch, **generate_options), forming_attention(model)
-    pairs, links_left = iter(pairs), repeat(None) if links is None else iter(links)
+    aligned = zip(pairs, repeat(None)) if links is None else zip(pairs, links, strict=True)
     first = 1
-    while window := list(islice(pairs, _WINDOW)):
-        window_links = list(islice(links_left, len(window)))
-        if len(window_links) < len(window):
-            aligned = first - 1 + len(window_links)
-            raise UserError(f"there are alignments of {aligned} pairs only: give one for each pair")
-        tokenized = _tokenized_pairs(translator, window, window_links, first, counts)
+    while window := list(islice(aligned, _WINDOW)):
+        tokenized = _tokenized_pairs(translator, *map(list, zip(*window, strict=True)), first, counts)
         for rows in batches_by_length([pair.length for pair in tokenized], tokens_per_batch):
             _add_batch(reader, tokenizer, [tokenized[row] for row in rows], statistics)
         counts["pairs"] += len(tokenized)

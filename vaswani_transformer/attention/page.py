@@ -47,9 +47,7 @@ def attention_page(
             or if there is nothing to show.
     """
     sides = {kind: weights.of(kind) for kind in kinds}
-    sides = {kind: (array, queries, keys) for kind, (array, queries, keys) in sides.items() if array.size}
-    if not sides:
-        raise UserError("there are no layers to show: give another --kind")
+    sides = {kind: side for kind, side in sides.items() if side[0].size} or sides
     first, (array, _, _) = next(iter(sides.items()))
     check_choice("layer", [layer], array.shape[0], KINDS[first])
     check_choice("head", None if head is None else [head], array.shape[1], KINDS[first])

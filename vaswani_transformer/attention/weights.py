@@ -69,8 +69,6 @@ class AttentionWeights:
 
     def of(self, kind: str) -> tuple[np.ndarray, list[str], list[str]]:
         """Return weights `(layers, num_heads, queries, keys)` of one of `KINDS`, its queries and its keys as text."""
-        if kind not in KINDS:
-            raise UserError(f"kind is {kind!r}: it must be one of {', '.join(KINDS)}")
         return {
             "encoder": (self.encoder, self.source_tokens, self.source_tokens),
             "decoder": (self.decoder, self.decoder_tokens, self.decoder_tokens),
@@ -100,9 +98,7 @@ def check_choice(name: str, chosen: Sequence[int] | None, number: int, where: st
     Raises:
         UserError: for a number out of range; `name` and `where` are for its message.
     """
-    if number == 0:
-        raise UserError(f"{where} has no {name}s, so there is nothing to draw: give another --kind")
-    for choice in chosen or ():
+    for choice in chosen or [1]:
         if not 1 <= choice <= number:
             raise UserError(f"{name} {choice} is not there: {where} has {number} {name}s, counted from 1")
     return sorted(set(chosen)) if chosen else list(range(1, number + 1))

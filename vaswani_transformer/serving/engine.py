@@ -22,7 +22,6 @@ from ..decoding.glossary import Glossary, Terms, beams_for
 from ..decoding.long_inputs import split_line
 from ..decoding.streaming import Window
 from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
-from ..errors import UserError
 
 LONGEST = 500  # tokens of a sentence; a longer one is divided, or its attention might fill the memory
 _BEAMS = 4  # with so many beams a search has `tokens_per_batch` source tokens; with more it has fewer
@@ -252,8 +251,6 @@ class Engine:
             UserError: for a beginning that is too long for the output or that the model cannot follow, a sentence that
                 cannot be divided, or a term without tokens.
         """
-        if not self.is_ours and any(prefix.strip() for _, prefix in sentences):
-            raise UserError("a prefix is not for an exported model: leave it out")
         with self._tokenizing:
             prepared = self.with_options(options).prepare(Window(0, 1, list(sentences)), glossary)
         if prepared.window.error is not None:

@@ -128,16 +128,15 @@ class RequestLimiter:
 
     async def _read(self, scope, receive) -> bytes:
         request, parts, size = Request(scope, receive), [], 0
-        too_large = HTTPException(413, f"the request has more than {self.limits.body} bytes", {"Connection": "close"})
-        length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self.limits.body:
-            raise too_large
-        async for part in request.stream():
+        length, stream = request.headers.get("content-length", ""), request.stream()
+        announced = int(length) if length.isdecimal() else 0
+        while max(size, announced) <= self.limits.body:
+            part = await anext(stream, None)
+            if part is None:
+                return b"".join(parts)
             parts.append(part)
             size += len(part)
-            if size > self.limits.body:
-                raise too_large
-        return b"".join(parts)
+        raise HTTPException(413, f"the request has more than {self.limits.body} bytes", {"Connection": "close"})
 
     def _log(self, scope, status: int, seconds: float, notes: dict) -> None:
         path = scope["path"] if scope["path"] in self.metrics.paths else "other"

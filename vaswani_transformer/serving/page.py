@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import APIRouter, Form, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response
 
-from ..errors import UserError
 from .engine import Engine
 from .service import Service
 
@@ -17,7 +16,6 @@ _FILES = {
     "/page.js": ("page.js", "text/javascript"),
 }
 _MOST_TOKENS = 200  # of a sentence in an attention page, whose size grows with their square
-_MOST_CHARACTERS = 20 * _MOST_TOKENS  # a longer one is not tokenised, which blocks the engine
 _OWN = "script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; form-action 'self'"
 # Its script stands in the page itself, which gets no access to ours.
 _ATTENTION = "sandbox allow-scripts; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
@@ -56,8 +54,6 @@ async def attention(
     service: Service = request.app.state.service
     service.check_key(request.headers, api_key)
     service.check([text, translation])
-    if (size := max(len(text), len(translation))) > _MOST_CHARACTERS:
-        raise HTTPException(400, f"a sentence has {size} characters, too many to show, at most {_MOST_CHARACTERS}")
     served = service.model_for(source, target)
     service.note(request, served, [text])
     async with service.attending:
@@ -72,8 +68,6 @@ async def attention(
 def _weights(engine: Engine, text: str, translation: str):
     from ..attention.weights import attend, token_ids
 
-    if not engine.is_ours:
-        raise UserError("an exported model gives no attention weights")
     for side, sentence in (("source", text), ("target", translation)):
         if (tokens := len(token_ids(engine.model, engine.tokenizer, side, sentence))) > _MOST_TOKENS:
             raise HTTPException(400, f"the {side} has {tokens} tokens, too many to show, at most {_MOST_TOKENS}")

@@ -5,12 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..errors import UserError
 from ..parsing.trees import words_of
 from .engine import Engine
 from .service import Service, texts_of
-
-_MOST_WORDS = 100  # of a sentence: trees of longer ones do not fit into an output
 
 router = APIRouter(tags=["parses"])
 
@@ -53,7 +50,5 @@ async def parse(request: Request, body: ParsesRequest) -> ParsesAnswer:
 
 
 def _parse(engine: Engine, words: list[str]) -> ParseAnswer:
-    if len(words) > _MOST_WORDS:
-        raise UserError(f"the sentence has {len(words)} words, at most {_MOST_WORDS}: divide it")
     (parsed,) = engine.parser.parse([words])
     return ParseAnswer(words=words, tree=None if parsed.tree is None else str(parsed.tree))

@@ -103,11 +103,9 @@ class Service:
             return
         if not key:
             key = headers.get("authorization", "").partition("Bearer ")[2].strip()
-        if not key:
-            raise HTTPException(400, "Please contact the server operator to get an API key")
-        given = _digest(str(key))
-        if not any(hmac.compare_digest(given, known) for known in self._keys):
-            raise HTTPException(403, "Invalid API key")
+        if not any(hmac.compare_digest(_digest(str(key)), known) for known in self._keys):
+            missing = 400, "Please contact the server operator to get an API key"
+            raise HTTPException(*((403, "Invalid API key") if key else missing))
 
     def note(self, request, served: ServedModel, texts: Sequence[str]) -> None:
         """Note for log and metrics what a request is about."""
@@ -179,12 +177,11 @@ def _prepare(engine: Engine, language: str, job: TranslationRequest) -> tuple[li
             sentences[first] = text.sentences[0], prefix
         first += len(text.sentences)
     pieces = engine.tokenize(sentences, job.glossary, _options(engine.model, job))
-    for piece in pieces:
-        if piece.terms and piece.terms.size > _TERMS:
-            raise UserError(
-                f"the terms that the glossary has for a sentence have {piece.terms.size} tokens in all forms, and at"
-                f" most {_TERMS} are taken: leave some out"
-            )
+    size = max((piece.terms.size for piece in pieces if piece.terms), default=0)
+    if size > _TERMS:
+        raise UserError(
+            f"the glossary's terms of a sentence have {size} tokens in all forms, at most {_TERMS} are taken"
+        )
     return texts, pieces
 
 

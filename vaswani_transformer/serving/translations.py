@@ -182,8 +182,6 @@ def _details(body: TranslationsRequest, engine: Engine, source: str, targets: li
     if body.alignments:
         from ..attention.alignments import align
 
-        if not engine.is_ours:
-            raise UserError("alignments are not possible with an exported model: leave them out")
         for detail, target, links in zip(details, targets, align(*arguments), strict=True):
             detail |= {"alignment": links, "target_words": words_of(target)}
     return details

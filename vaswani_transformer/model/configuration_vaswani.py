@@ -58,7 +58,7 @@ POSITION_ENCODINGS = ("sinusoidal", "learned", "sinusoidal-halves", "sinusoidal-
 
 # Far beyond any model of this kind (400 GB in float32): a configuration that asks for more is damaged or hostile, and
 # building its model would only fill the memory.
-_MAX_PARAMETERS, _MAX_LAYERS, _MAX_LABELS, _MAX_OFFSET = 10**11, 1_000, 10_000, 1_000
+_MAX_PARAMETERS, _MAX_LAYERS, _MAX_OFFSET = 10**11, 1_000, 1_000
 
 # Entries that decide how a model is run, not what it is. Some make transformers fetch and run code (a kernel named by
 # `attn_implementation`), so that a file may not set them; an argument of `from_pretrained` may.
@@ -67,6 +67,7 @@ _NOT_FROM_FILES = {
     "distributed_config", "per_layer_config", "name_or_path", "transformers_weights",
     "base_model_tp_plan", "base_model_pp_plan", "base_model_ep_plan", "sub_configs", "sub_configs_defaults",
     "attribute_map", "keys_to_ignore_at_inference",
+    "num_labels",  # of no effect; transformers makes a table of so many rows before it checks anything
 }  # fmt: skip
 
 
@@ -175,10 +176,6 @@ class VaswaniConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         for name in [name for name in kwargs if name in self.attribute_map]:  # heads' widths follow from sizes
             setattr(self, name, kwargs.pop(name))
-        labels = kwargs.get("num_labels")
-        if labels is not None and not (isinstance(labels, int) and 0 <= labels <= _MAX_LABELS):
-            # transformers makes a table of this many rows before it checks anything
-            raise ValueError(f"num_labels is {labels!r}: it must be at most {_MAX_LABELS:,} (and has no effect)")
         if self.num_heads > 0 and self.d_model > 0:
             for name in ("d_k", "d_v"):
                 if getattr(self, name) is None:
@@ -251,19 +248,16 @@ class VaswaniConfig(PreTrainedConfig):
         for name, least in (("encoder_layers", 0), ("decoder_layers", 1)):  # without layers it would not see the source
             check(least <= getattr(self, name) <= _MAX_LAYERS, name, f"{least} or more and at most {_MAX_LAYERS:,}")
         if (parameters := self.num_parameters()) > _MAX_PARAMETERS:
-            raise ValueError(
-                f"the sizes make a model of {parameters:,} parameters and at most {_MAX_PARAMETERS:,} are accepted:"
-                f" check vocab_size {self.vocab_size}, decoder_vocab_size {self.decoder_vocab_size}, d_model"
-                f" {self.d_model}, d_ff {self.d_ff}, num_heads"
-                f" {self.num_heads}, d_k {self.d_k}, d_v {self.d_v}, max_position_embeddings"
-                f" {self.max_position_embeddings}"
-            )
+            raise ValueError(f"the sizes make {parameters:,} parameters: at most {_MAX_PARAMETERS:,} are accepted")
         for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
             check(0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
         check(0 < self.layer_norm_eps <= 1, "layer_norm_eps", "above 0 and at most 1")
         check(self.is_encoder_decoder, "is_encoder_decoder", "True: this model is an encoder and a decoder")
-        known_values = ("activation_function", ACTIVATIONS), ("initialization", INITIALIZATIONS)
-        for name, known in (*known_values, ("position_encoding", POSITION_ENCODINGS)):
+        known_values = {
+            "activation_function": ACTIVATIONS, "initialization": INITIALIZATIONS,
+            "position_encoding": POSITION_ENCODINGS,
+        }  # fmt: skip
+        for name, known in known_values.items():
             check(getattr(self, name) in known, name, f"one of {', '.join(known)}")
         check(0 <= self.position_offset <= _MAX_OFFSET, "position_offset", f"at least 0 and at most {_MAX_OFFSET:,}")
         check(

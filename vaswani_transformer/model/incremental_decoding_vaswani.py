@@ -202,13 +202,7 @@ class DecodingCache(EncoderDecoderCache):
         return self.length
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last tokens of the target, as assisted decoding does.
-
-        Raises:
-            ValueError: for a positive number, which transformers once took for the length to keep.
-        """
-        if tokens_to_remove > 0:
-            raise ValueError(f"tokens_to_remove is {tokens_to_remove}: it must be negative, or 0")
+        """Forget the last tokens of the target, their number as a negative one, as assisted decoding does."""
         self.length = self.filled = max(0, self.length + tokens_to_remove)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:

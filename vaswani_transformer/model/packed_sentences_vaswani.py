@@ -44,24 +44,13 @@ class PackedSentences(NamedTuple):
 def check_packed(
     config: VaswaniConfig, source_offsets: torch.Tensor | None, target_offsets: torch.Tensor | None, **others
 ) -> None:
-    """Refuse arguments of `forward`, `others`, that a batch without padding cannot have.
-
-    Raises:
-        ValueError: for one kind of offsets without the other, or not as many, and for each other argument that is set.
-    """
-    if source_offsets is None or target_offsets is None or source_offsets.shape != target_offsets.shape:
-        shapes = [None if offsets is None else tuple(offsets.shape) for offsets in (source_offsets, target_offsets)]
-        raise ValueError(
-            f"source_offsets and target_offsets have the shapes {shapes[0]} and {shapes[1]}: give both, sentences + 1"
-            " each"
-        )
+    """Raise `ValueError` for arguments of `forward` that a batch without padding would ignore, and for lone offsets."""
     others["attention_window"] = config.attention_window
     wrong = [name for name, value in others.items() if value is not None and value is not False]
+    if source_offsets is None or target_offsets is None or source_offsets.shape != target_offsets.shape:
+        wrong.append("source_offsets without target_offsets of their shape")
     if wrong:
-        raise ValueError(
-            f"sentences one after the other (source_offsets, target_offsets) cannot have {wrong[0]}: give padded"
-            " sentences with an attention_mask instead"
-        )
+        raise ValueError(f"sentences one after the other cannot have {wrong[0]}: give padded ones with a mask instead")
 
 
 def place_sentences(offsets: torch.Tensor, tokens: int, max_length: int | None) -> SentencePlaces:

@@ -11,6 +11,7 @@ import base64
 import json
 import re
 from array import array
+from functools import lru_cache
 
 # Signs without a meaning in Unicode (unassigned), which no text holds of itself after `SentencePieceText`.
 SEPARATOR = "\ufff0"  # ends a grapheme, and is removed by the backend after `Precompiled`
@@ -92,7 +93,8 @@ class SentencePieceText:
 
     def __init__(self, precompiled: bytes | None, codes: frozenset[str]):
         self._map = CharacterMap(precompiled) if precompiled else None
-        self._codes, self._cache = codes, {}
+        self._codes = codes
+        self._rewritten = lru_cache(_MOST_CACHED)(self._rewrite)  # of runs of characters
 
     @classmethod
     def for_backend(cls, backend) -> "SentencePieceText | None":
@@ -112,18 +114,11 @@ class SentencePieceText:
         if self._codes and text.startswith(">>") and (end := text.find("<<")) != -1:
             code, text = text[: end + 2], text[end + 2 :]
             code = code if code in self._codes else UNKNOWN_CODE
-        text = _RUN.sub(self._run, text)
+        text = _RUN.sub(lambda match: self._rewritten(match.group()), text)
         if self._codes:
             text = text.replace("<<", f"<{SEPARATOR}<")
         return code + text
 
-    def _run(self, match: re.Match) -> str:
-        run = match.group()
-        rewritten = self._cache.get(run)
-        if rewritten is None:
-            rewritten = _RESERVED.sub(STRANGER, run)
-            if self._map is not None:
-                rewritten = f"{SEPARATOR}{SEPARATOR.join(self._map(rewritten))}{SEPARATOR}"
-            if len(self._cache) < _MOST_CACHED:
-                self._cache[run] = rewritten
-        return rewritten
+    def _rewrite(self, run: str) -> str:
+        run = _RESERVED.sub(STRANGER, run)
+        return run if self._map is None else f"{SEPARATOR}{SEPARATOR.join(self._map(run))}{SEPARATOR}"

@@ -6,6 +6,7 @@ Texts are rewritten before the backend reads them, as in `sentencepiece_vaswani.
 import json
 import re
 import unicodedata
+from functools import lru_cache
 
 _MOST_CACHED = 1 << 16
 # Characters of the supplementary private use areas, one for each number of a piece; as a word it is that piece.
@@ -34,7 +35,8 @@ class SubwordText:
 
     def __init__(self, backend):
         state = json.loads(backend.to_str())["model"]
-        self._backend, self._vocabulary, self._cache = backend, state["vocab"], {}
+        self._backend, self._vocabulary = backend, state["vocab"]
+        self._rewritten = lru_cache(_MOST_CACHED)(self._rewrite)  # of words
         self._known = sum(number_of(token) is not None for token in self._vocabulary)
         self._unknown = self._vocabulary[state["unk_token"]]
         # Where several pairs make the same piece, the first one counts.
@@ -50,20 +52,14 @@ class SubwordText:
         text = re.sub(r"[\U000F0000-\U0010FFFF]", _STRANGER, text)
         normalizer = self._backend.normalizer
         words = (normalizer.normalize_str(text) if normalizer is not None else text).split()
-        rewritten = [self._word(word) for word in words]
+        rewritten = [self._rewritten(word) for word in words]
         return text if rewritten == words else " ".join(rewritten)
 
-    def _word(self, word: str) -> str:
-        rewritten = self._cache.get(word)
-        if rewritten is None:
-            encoding = self._backend.encode(word, add_special_tokens=False)
-            rewritten = word
-            if any(number >= self._known for number in encoding.ids):
-                pieces = [number for token in encoding.tokens for number in self._cut(token)]
-                rewritten = " ".join(map(letter_of, pieces))
-            if len(self._cache) < _MOST_CACHED:
-                self._cache[word] = rewritten
-        return rewritten
+    def _rewrite(self, word: str) -> str:
+        encoding = self._backend.encode(word, add_special_tokens=False)
+        if all(number < self._known for number in encoding.ids):
+            return word
+        return " ".join(letter_of(number) for token in encoding.tokens for number in self._cut(token))
 
     def _cut(self, token: str) -> list[int]:
         numbers, rest = [], [token]

@@ -78,7 +78,6 @@ class TokenBatchSampler:
         max_tokens: at most so many source tokens in a batch, and as many target tokens, padding not counted (the
             paper: about 25,000).
         micro_batches: parts that each batch is dealt out in.
-        shuffle: `False` gives the same batches in every epoch, longest first.
         seed: with the epoch, determines the shuffle.
 
     Raises:
@@ -96,14 +95,13 @@ class TokenBatchSampler:
         target_lengths: Sequence[int],
         max_tokens: int,
         micro_batches: int = 1,
-        shuffle: bool = True,
         seed: int = 0,
     ):
         sides = [np.asarray(side) for side in (source_lengths, target_lengths)]
         self.lengths = [side if side.dtype.kind in "iu" else side.astype(np.int64) for side in sides]
         _check_lengths(self.lengths, max_tokens)
         self.tokens = np.array([side.sum(dtype=np.int64) for side in self.lengths])
-        self.micro_batches, self.shuffle, self.seed, self.epoch = micro_batches, shuffle, seed, 0
+        self.micro_batches, self.seed, self.epoch = micro_batches, seed, 0
         self._limit, self._pairs = max_tokens, len(self.lengths[0])
         self._longest = [int(side.max()) for side in self.lengths]
         # A batch can be halved twice: cut short as the first or shared with the last, and where one batch is missing.
@@ -116,10 +114,10 @@ class TokenBatchSampler:
                 " or use fewer processes"
             )
         self._count_kinds()
-        order = self._order(self._random())
+        order = self._order()
         self._first = self._cut(order)[1]  # the largest first batch
         # The shortest first batch makes the most batches; a longer one makes as many or one less.
-        self._shortest = -(-self._first // 2) if shuffle and self._first < self._pairs else self._first
+        self._shortest = -(-self._first // 2) if self._first < self._pairs else self._first
         self._number = len(self._cut(order, self._shortest)) - 1
         self._ordered = self._batches_of(order)
 
@@ -143,10 +141,7 @@ class TokenBatchSampler:
         self._capacity[ranks] = (MOST_PADDED * self._limit / longer).astype(np.int64)
         self._capacity_ends = np.cumsum(np.bincount(ranks, self._counts)).astype(np.int64)
 
-    def _random(self) -> np.random.Generator | None:
-        return np.random.default_rng((self.seed, self.epoch)) if self.shuffle else None
-
-    def _order(self, random: np.random.Generator | None) -> np.ndarray:
+    def _order(self) -> np.ndarray:
         """Return the indices of all pairs, uint32: by rank, and in a rank each kind's pairs evenly spread over it.
 
         Two sorts of 64-bit keys with the index in their last bits, which are five times as fast as `np.lexsort`: by
@@ -156,9 +151,9 @@ class TokenBatchSampler:
         random_bits = 64 - index_bits - sum(longest.bit_length() for longest in self._longest)
         kind_bits = int(self._ordinals.max()).bit_length()
         place_bits = min(32, 64 - index_bits - kind_bits - int(self._ranks.max()).bit_length())
+        random = np.random.default_rng((self.seed, self.epoch))
         keys = self._codes() << np.uint64(random_bits)
-        if random is not None:
-            keys |= random.integers(2**random_bits, size=self._pairs, dtype=np.uint64)
+        keys |= random.integers(2**random_bits, size=self._pairs, dtype=np.uint64)
         keys = keys << np.uint64(index_bits) | np.arange(self._pairs, dtype=np.uint64)
         keys.sort()
         kinds = np.repeat(np.arange(len(self._counts)), self._counts)
@@ -208,25 +203,21 @@ class TokenBatchSampler:
 
     def _batches_of(self, order: np.ndarray) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
         """Return the epoch, the order of its pairs, the edges of batches in it, and the sequence of the batches."""
-        random, first = None, self._first
-        if self.shuffle:
-            random = np.random.default_rng((self.seed, self.epoch, 1))
-            first = int(random.integers(self._shortest, first, endpoint=True))
-        edges = self._cut(order, first)
+        random = np.random.default_rng((self.seed, self.epoch, 1))
+        edges = self._cut(order, int(random.integers(self._shortest, self._first, endpoint=True)))
         self._share_the_rest(order, edges)
         edges = np.array(edges)
         if len(edges) - 1 < self._number:
             largest = int(np.diff(edges).argmax())
             edges = np.insert(edges, largest + 1, (edges[largest] + edges[largest + 1] + 1) // 2)
         sequence = np.arange(len(edges) - 1)
-        if random is not None:
-            random.shuffle(sequence)
+        random.shuffle(sequence)
         return self.epoch, order, edges, sequence
 
     def _batches(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        if self.shuffle and (self._ordered is None or self._ordered[0] != self.epoch):
+        if self._ordered is None or self._ordered[0] != self.epoch:
             self._ordered = None  # two orders at once would be twice the memory
-            self._ordered = self._batches_of(self._order(self._random()))
+            self._ordered = self._batches_of(self._order())
         return self._ordered[1:]
 
     def set_epoch(self, epoch: int) -> None:

@@ -91,7 +91,7 @@ def test_a_missing_embedding_is_not_replaced_by_another(tmp_path, kind):
         ("config.json", {"pad_token_id": None}),
         ("config.json", {"pad_token_id": 10**9}),
         ("config.json", {"encoder_layers": 10**9, "decoder_layers": 10**9}),
-        ("generation_config.json", {"num_beams": [[]], "bad_words_ids": {"a": 1}}),
+        ("generation_config.json", {"num_beams": [[]], "guidance_scale": 3.0}),
         ("tokenizer_config.json", {"eos_token": ["</s>"]}),
         ("tokenizer_config.json", {"source_lang": [[]], "target_lang": {}}),
         ("vocab.json", {"▁a": -1}),

@@ -51,7 +51,6 @@ _WORDS = {
 }  # fmt: skip
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*|\d+")  # or the number of an added token
 _NO_NEWS = {"is_local", "local_files_only", "name_or_path", "_name_or_path"}  # transformers' notes about this machine
-_MOST_SHOWN = 10  # entries of a file that a warning names
 _staging: set[str] = set()  # folders that pushes of this process have written their files to
 
 
@@ -242,12 +241,9 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> d
 
 def _in_words(names: dict[str, list[str]]) -> str:
     """Return names of files, and of entries in them, on one line; of many entries the first."""
-    words = []
-    for file, entries in names.items():
-        shown = ", ".join(ascii(name)[1:-1][:50] for name in entries[:_MOST_SHOWN])
-        more = f" and {len(entries) - _MOST_SHOWN:,} more" if len(entries) > _MOST_SHOWN else ""
-        words.append(f"{shown}{more} of {file}" if entries else file)
-    return "; ".join(words)
+    shown = {file: ", ".join(ascii(name)[1:-1][:50] for name in entries[:10]) for file, entries in names.items()}
+    more = {file: f" and {len(entries) - 10:,} more" if entries[10:] else "" for file, entries in names.items()}
+    return "; ".join(f"{shown[file]}{more[file]} of {file}" if shown[file] else file for file in names)
 
 
 def _read_evaluations(model_folder: str | Path, paths: Sequence[str | Path]) -> tuple[list[dict], dict[str, list[str]]]:

@@ -84,10 +84,7 @@ def space_files(facts: CardFacts, revision: str, is_parser: bool) -> dict[str, s
         "requirements.txt": _REQUIREMENTS.format(version=__version__),
         "Dockerfile": _DOCKERFILE,
     }
-    return {
-        CARD: _card(facts, description),
-        **{name: seal(text, "# {}") for name, text in texts.items()},
-    }
+    return {CARD: _card(facts, description)} | {name: seal(text, "# {}") for name, text in texts.items()}
 
 
 def read_file(api: HfApi, head: ModelInfo | SpaceInfo, name: str, repo_type: str = "model") -> str | None:

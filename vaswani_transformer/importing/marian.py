@@ -38,7 +38,7 @@ def matches(source: Path) -> bool:
     """Return whether a source is Marian's: an `.npz` file, or a folder with one and no config.json."""
     if source.is_dir():
         return not (source / "config.json").exists() and bool(_models(source))
-    return source.suffix == ".npz"
+    return source.suffix == ".npz" and source.is_file()
 
 
 def read(source: Path, options: ImportOptions) -> Imported:
@@ -57,9 +57,8 @@ def read(source: Path, options: ImportOptions) -> Imported:
         # The options end at the first of several NULs.
         settings = parse_yaml(arrays.pop(CONFIG)[:MOST_YAML].tobytes().partition(b"\0")[0].decode("utf-8"))
         _check(settings, arrays, path)
-        sizes = settings["dim-vocabs"]
         decoder = _decoder_settings(path)
-        vocabularies = Vocabularies.find(path, options.vocabularies, settings, decoder, sizes)
+        vocabularies = Vocabularies.find(path, options.vocabularies, settings, decoder)
         config = _config(settings, vocabularies, arrays)
         weights = _weights(arrays, config, settings)
     generation: dict[str, Any] = {"suppress_tokens": [vocabularies.target.unk]}

@@ -52,7 +52,6 @@ class Vocabularies:
         paths: tuple[Path, ...],
         settings: dict[str, Any],
         decoder: dict[str, Any] | None,
-        sizes: list[int],
     ) -> "Vocabularies":
         """Return the vocabularies of a model: those of `paths`, or else those beside it that its settings name.
 
@@ -69,6 +68,7 @@ class Vocabularies:
                 f"the vocabularies of {model.name} are not beside it ({missing or 'no decoder.yml names one or two'}):"
                 " give --vocabulary FILE, or --vocabulary SOURCE TARGET"
             )
+        sizes = settings["dim-vocabs"]
         sides = [_read(path, size, name) for path, size, name in zip((paths * 2)[:2], sizes, _SEGMENTERS, strict=True)]
         return cls(*sides, pad=max(sizes))
 

@@ -26,18 +26,14 @@ _PAPERS = {
 }
 
 
-def read_values(folder: Path) -> dict[str, Any]:
-    """Return the entries of `config.json`."""
-    return read_json(folder / "config.json", _AGAIN)
-
-
 def config_of(folder: Path, kind: type[PreTrainedConfig]) -> PreTrainedConfig:
     """Return the folder's configuration, with the defaults of its class in transformers.
 
     Raises:
         UserError: for values of a wrong kind, and settings that our architecture does not have, by their names.
     """
-    path, values = folder / "config.json", read_values(folder)
+    path = folder / "config.json"
+    values = read_json(path, _AGAIN)
     with reading(path):
         config = kind(**{name: values[name] for name in values.keys() & kind.__annotations__.keys()})
     rules = {name: (values.get(name, only), (only,)) for name, only in _PAPERS.items()}
@@ -74,7 +70,7 @@ def search_settings(folder: Path, config: PreTrainedConfig) -> dict[str, Any]:
     if path.is_file():
         settings = read_json(path, _AGAIN, finite=False)
     else:
-        values = read_values(folder)
+        values = read_json(folder / "config.json", _AGAIN)
         settings = {name: values.get(name, getattr(config, name, None)) for name in GenerationConfig().to_dict()}
     dropped = {*_IDS, "transformers_version", "_from_model_config", "use_cache"}
     settings = {name: value for name, value in settings.items() if value is not None and name not in dropped}
@@ -97,7 +93,7 @@ def was_trained_there(folder: Path) -> bool:
 
 def facts_of_folder(folder: Path, toolkit: str, languages: tuple[str, ...] = ()) -> Facts:
     """Return what a folder's card and configuration say about its model; `languages`: source and target, if known."""
-    name = str(read_values(folder).get("_name_or_path") or "")
+    name = str(read_json(folder / "config.json", _AGAIN).get("_name_or_path") or "")
     source = re.search(r"(?:^|/)((?:Helsinki-NLP|facebook|allenai)/[\w.-]+)$", name)
     text = first_bytes(folder / "README.md").decode("utf-8", errors="replace")
     card = metadata(text)

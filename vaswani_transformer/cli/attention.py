@@ -100,16 +100,12 @@ def _files(shown: Shown, names: dict[str, str], alone: dict[str, str]) -> dict[s
         alone: the key that an output is of which ends in a suffix.
     """
     output = Path(shown.output)
-    if output.suffix in alone:
-        files = {alone[output.suffix]: output}
-    else:
-        files = {key: output / name for key, name in names.items()}
-    if ((output.suffix in alone) == output.is_dir() and output.exists()) or (
-        output.suffix.lower() in _SUFFIXES and output.suffix not in alone
-    ):
+    is_alone = output.suffix in alone
+    if not is_alone and output.suffix.lower() in _SUFFIXES:
         known = ", ".join(f"FILE{suffix}" for suffix in alone)
         raise UserError(f"--output {output} cannot be written: give {known} or a folder")
-    check_output_folder(output.parent if output.suffix in alone else output)
+    files = {alone[output.suffix]: output} if is_alone else {key: output / name for key, name in names.items()}
+    check_output_folder(output.parent if is_alone else output)
     for path in files.values():
         if path.is_dir() or (path.exists() and not shown.overwrite):
             raise UserError(f"{path} exists: give another --output, or --overwrite to replace a file")

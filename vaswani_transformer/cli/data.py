@@ -10,7 +10,7 @@ from cyclopts import Group, Parameter
 
 from ..errors import UserError
 from ..recipes.recipe import DATA, TOKENIZER, load_recipe
-from .options import SEVERAL, Engine, Path_, read_recipe, recipe_options
+from .options import REQUIRED, SEVERAL, Engine, Path_, read_recipe, recipe_options
 
 _OF_TEXT = (
     "train_source", "train_target", "train_data", "validation_source", "validation_target", "validation_data",
@@ -28,7 +28,7 @@ _RULES = Parameter(group=Group.create_ordered("rules, in their order"))
 
 
 def tokenizer(
-    *files: Path_,
+    *files: Annotated[Path_, REQUIRED],
     output: Path_,
     kind: Literal["bpe", "wordpiece"] = "bpe",
     vocab_size: int | None = None,

@@ -1,6 +1,5 @@
 """The commands that compare a model with given translations: `vaswani evaluate` and `score`."""
 
-import functools
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from ..errors import UserError
 from .files import (
     are_same_file,
     check_files,
-    check_model,
     check_work,
     closing_output,
     is_in_parts,
@@ -158,12 +156,11 @@ class _Scoring:
     tokens: bool
     window: int | None
 
-    def load(self, sha256: str | None = None):
-        """Return the model and how scores are written; `sha256` is what the model must still have."""
+    def load(self):
+        """Return the model and how scores are written."""
         from ..decoding.scoring import FileScorer, LengthRule, ScoreLayout
         from ..decoding.streaming import WINDOW_LINES
 
-        check_model(self.model, sha256)
         model, tokenizer = load_for_decoding(self.model, self.computing)
         rule = LengthRule.of(model.generation_config, {"length_penalty": self.length_penalty})
         layout = ScoreLayout(rule, self.format == "json", self.tokens)
@@ -224,8 +221,7 @@ def score(
         if opened.done and not in_parts:
             _add_written(output, scorer)
         if in_parts:
-            absolute = replace(scoring, model=str(Path(model).absolute()))
-            make = functools.partial(absolute.load, opened.settings["MODEL"])
+            make = replace(scoring, model=str(Path(model).absolute())).load
             write_parts(opened, type(scorer), make, files, scans, scorer.window, workers, engine)
             _add_written(output, scorer)
         else:

@@ -203,9 +203,3 @@ def write_parts(
 
     stamps = tuple((Path(files[option[2:]]).absolute(), scan.stamp) for option, scan in scans.items())
     write_in_parts(output, kind, make, stamps, window, lines_per_record, workers, engine)
-
-
-def check_model(folder: str, sha256: str | None) -> None:
-    """Refuse a model that is not the one that an output was begun with, if that is given."""
-    if sha256 is not None and sha256 != model_sha256(folder):
-        raise UserError(f"{folder} has changed since this was begun: put back the model, or start anew")

@@ -10,14 +10,14 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from ..errors import UserError
-from .options import SEVERAL, Path_, exclude, require, within
+from .options import REQUIRED, SEVERAL, Path_, exclude, require, within
 from .running import command_name
 
 DEFAULT_LAST = 5  # Section 6.1, for the base model
 
 
 def average(
-    *folders: Path_,
+    *folders: Annotated[Path_, REQUIRED],
     output: Path_,
     last: Annotated[int | None, within(1, 10**6)] = None,
     best: Annotated[int | None, within(1, 10**6)] = None,
@@ -41,8 +41,6 @@ def average(
     from ..training.checkpoints import step_of
     from ..training.run_folder import CHECKPOINTS
 
-    if not folders:
-        raise UserError("give the output folder of a training, or two or more checkpoints")
     chosen = [Path(folder) for folder in folders]
     first = chosen[0]
     of_a_run = len(chosen) == 1 and ((first / CHECKPOINTS).is_dir() or first.name == CHECKPOINTS)

@@ -22,6 +22,8 @@ def _refuse_empty(_, value) -> None:
 Path_ = Annotated[str, Parameter(validator=_refuse_empty)]
 #: An option that takes all words up to the next option.
 SEVERAL = Parameter(consume_multiple=True)
+#: Words of which there must be one at least.
+REQUIRED = Parameter(required=True)
 
 
 def within(least: float, most: float) -> Parameter:

@@ -4,11 +4,11 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ..durations import duration
 from ..recipes.recipe import TOKENIZER
-from .options import Path_, Together, load_for_decoding, read_recipe, recipe_options
+from .options import REQUIRED, Path_, Together, load_for_decoding, read_recipe, recipe_options
 from .running import command_name, is_first_process, leave_process_group
 
 _OF_DATA_AT_HAND = ("prepared", "expected_pairs", "expected_source_length", "expected_target_length")
@@ -70,7 +70,7 @@ def _train(run: Callable[[], Any]) -> None:
 
 
 def distill(
-    *teachers: Path_,
+    *teachers: Annotated[Path_, REQUIRED],
     student: Path_,
     text: Path_ | None = None,
     beams: int | None = None,

@@ -17,7 +17,6 @@ from ..documents.formats import FORMATS
 from ..errors import UserError
 from .files import (
     check_files,
-    check_model,
     check_work,
     closing_output,
     has_workers,
@@ -200,7 +199,7 @@ def _translate_in_parts(model: str, options: Options) -> None:
     files.resume = True  # nothing that is there is replaced
     with _opened(model, options, scans, translator) as output:
         seeded = replace(options, sampling=replace(options.sampling, seed=translator.translator.seed))
-        make = functools.partial(_file_translator, str(Path(model).absolute()), seeded, output.settings["MODEL"])
+        make = functools.partial(_file_translator, str(Path(model).absolute()), seeded)
         window, lines = translator.window, options.written.lines_per_record
         write_parts(output, FileTranslator, make, paths, scans, window, files.workers, files.engine, lines)
         output.finish()
@@ -265,12 +264,11 @@ def _source_language(folder: str) -> str:
     return [*known_languages(folder), "en"][0]
 
 
-def _file_translator(model: str, options: Options, sha256: str | None = None):
-    """Return the model of the options and all that is done with it; `sha256` is what it must still have."""
+def _file_translator(model: str, options: Options):
+    """Return the model of the options and all that is done with it."""
     from ..decoding.file_translator import FileTranslator, Layout
     from ..decoding.streaming import WINDOW_LINES
 
-    check_model(model, sha256)
     translator, written = _make_translator(model, options), options.written
     layout = Layout(written.nbest is not None, written.scores, written.format == "json")
     plugins = {"align": _aligner(translator) if written.alignments else None}

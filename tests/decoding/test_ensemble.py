@@ -189,8 +189,6 @@ def test_other_vocabularies_are_refused_in_one_line(changes, message):
 
 
 def test_other_mistakes_are_refused_in_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"^an ensemble has no members: give one model or more$"):
-        Ensemble([])
     with pytest.raises(UserError, match=r"^combine is 'votes': it must be one of probabilities, log_probabilities$"):
         Ensemble([tiny_model()], "votes")
     with pytest.raises(UserError, match="an ensemble is not saved"):

@@ -87,29 +87,22 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
         combine: one of `COMBINATIONS`.
 
     Raises:
-        UserError: for no members, members of different vocabularies, special tokens or devices, or an unknown
-            combination. Vocabularies of the same size look alike here; `load_ensemble` compares tokenizers.
+        UserError: for members of different vocabularies or special tokens, or an unknown combination. Vocabularies of
+            the same size look alike here; `load_ensemble` compares tokenizers.
     """
 
     def __init__(self, models: Sequence[nn.Module], combine: str = "probabilities"):
         models = list(models)
-        if not models:
-            raise UserError("an ensemble has no members: give one model or more")
         if combine not in COMBINATIONS:
             raise UserError(f"combine is {combine!r}: it must be one of {', '.join(COMBINATIONS)}")
         for number, model in enumerate(models[1:], start=2):
             for name in _SAME:
-                first, own = getattr(models[0].config, name), getattr(model.config, name)
-                if first != own:
+                first, value = getattr(models[0].config, name), getattr(model.config, name)
+                if first != value:
                     raise UserError(
-                        f"member {number} of the ensemble has {name} {own} and the first has {first}: members must"
+                        f"member {number} of the ensemble has {name} {value} and the first has {first}: members must"
                         " share one vocabulary and its special tokens"
                     )
-            if model.device != models[0].device:
-                raise UserError(
-                    f"member {number} of the ensemble is on {model.device} and the first on {models[0].device}: put"
-                    " them on one device"
-                )
         config = copy.deepcopy(models[0].config)
         learned = [model.config for model in models if model.config.position_encoding == "learned"]
         if learned:
@@ -128,8 +121,8 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
         """Each member's own part of what `_MemberEncoders` returned."""
         states = encoder_outputs[0].split([member.config.d_model for member in self.members], dim=-1)
         return [
-            BaseModelOutput(last_hidden_state=own.to(member.dtype))
-            for own, member in zip(states, self.members, strict=True)
+            BaseModelOutput(last_hidden_state=part.to(member.dtype))
+            for part, member in zip(states, self.members, strict=True)
         ]
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args):
@@ -137,9 +130,9 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
             return
         caches = []
         for member, part in zip(self.members, self._parts(model_kwargs["encoder_outputs"]), strict=True):
-            own = {**model_kwargs, "encoder_outputs": part}
-            member._prepare_cache_for_generation(generation_config, own, *args)
-            caches.append(own["past_key_values"])
+            kwargs = {**model_kwargs, "encoder_outputs": part}
+            member._prepare_cache_for_generation(generation_config, kwargs, *args)
+            caches.append(kwargs["past_key_values"])
         model_kwargs["past_key_values"] = _MemberCaches(caches)
 
     def forward(

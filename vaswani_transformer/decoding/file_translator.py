@@ -37,7 +37,7 @@ class Layout:
         alignments: list[str] | None = None,
         confidence: list[Words] | None = None,
     ) -> str:
-        """What is written for line `number`, line ends included; an alignment is the last field of its hypothesis."""
+        """Return the text of line `number`, line ends included; an alignment is the last field of its hypothesis."""
         nothing = [None] * len(hypotheses)
         rows = list(zip(hypotheses, alignments or nothing, confidence or nothing, strict=True))
         if self.json:
@@ -106,7 +106,7 @@ class FileTranslator:
         ahead: bool = True,
         progress: bool = True,
     ) -> None:
-        """Translate all lines: sources, or pairs of a source and the beginning of its translation.
+        """Translate all lines: sources, or pairs of a source and the prefix of its translation.
 
         Args:
             lines: all lines.
@@ -143,31 +143,31 @@ class FileTranslator:
         with contextlib.ExitStack() as stack:
             if ahead:
                 prepared = stack.enter_context(contextlib.closing(read_ahead(prepared)))
-            for one in prepared:
-                first, hypotheses = one.window.first, self.translator.translate_prepared(one, bar)
-                records = self._format(one.window, hypotheses)
+            for chunk in prepared:
+                first, hypotheses = chunk.window.first, self.translator.translate_prepared(chunk, bar)
+                records = self._format(chunk.window, hypotheses)
                 output.write("".join(records[max(0, done - first + 1) :]))
-                remarks.split += one.split
-                remarks.cut += [line for line, own in enumerate(hypotheses, first) if any(h.repeats for h in own)]
-                remarks.error = one.window.error
+                remarks.split += chunk.split
+                remarks.cut += [line for line, row in enumerate(hypotheses, first) if any(h.repeats for h in row)]
+                remarks.error = chunk.window.error
                 if remarks.error is not None:
                     break
         return remarks
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:
-        """What is written for each line of a window."""
-        found = [self._of_each(function, window.lines, hypotheses) for function in (self.align, self.confide)]
+        """Return the text of each line of a window."""
+        extras = [self._of_each(function, window.lines, hypotheses) for function in (self.align, self.confide)]
         return [
             self.layout.record(number, *line)
-            for number, line in enumerate(zip(hypotheses, *found, strict=True), window.first)
+            for number, line in enumerate(zip(hypotheses, *extras, strict=True), window.first)
         ]
 
     @staticmethod
     def _of_each(function: Callable | None, lines: list, hypotheses: list[list[Hypothesis]]) -> list[list | None]:
-        """What a function of sources and targets says of each hypothesis of each line."""
+        """Apply a function of sources and targets to each hypothesis of each line."""
         if function is None:
             return [None] * len(hypotheses)
         sources = [line if isinstance(line, str) else line[0] for line in lines]
         repeated = [source for source, row in zip(sources, hypotheses, strict=True) for _ in row]
-        found = iter(function(repeated, [hypothesis.text for row in hypotheses for hypothesis in row]))
-        return [list(islice(found, len(row))) for row in hypotheses]
+        results = iter(function(repeated, [hypothesis.text for row in hypotheses for hypothesis in row]))
+        return [list(islice(results, len(row))) for row in hypotheses]

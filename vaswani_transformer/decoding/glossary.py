@@ -4,7 +4,7 @@ Hypotheses are kept apart by how many tokens of terms they lack, and each of the
 allocation: Post and Vilar, 2018, "Fast Lexically Constrained Decoding with Dynamic Beam Allocation"). A hypothesis may
 not end before it has all its terms, and where its limit leaves no more room than they need, nothing else may follow: so
 a term is in every output, however many beams there are. One that has come to its full stop without them is given up,
-so that they stand in the sentence, not behind it.
+so that they are in the sentence, not behind it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ class Term:
 
 
 class Glossary:
-    """Terms by their sources, which count as whole words (`data/words.py`); one in small letters is found in any."""
+    """Terms by their sources, which count as whole words (`data/words.py`); one in lower case matches any case."""
 
     def __init__(self, terms: Iterable[Term]):
         self.terms = {term.source: term for term in terms}
@@ -40,23 +40,23 @@ class Glossary:
         lengths: dict[str, set[int]] = {}
         for source in self.terms:
             lengths.setdefault(LETTERS_OR_SIGN.search(source)[0].lower(), set()).add(len(source))
-        self._lengths = {word: sorted(own, reverse=True) for word, own in lengths.items()}
+        self._lengths = {word: sorted(values, reverse=True) for word, values in lengths.items()}
 
     def __bool__(self) -> bool:
         return bool(self.terms)
 
     def of(self, text: str) -> tuple[Term, ...]:
         """The terms that occur in a text, each once, in their order there."""
-        text, found, end = " ".join(text.split()), {}, 0
+        text, terms, end = " ".join(text.split()), {}, 0
         for word in LETTERS_OR_SIGN.finditer(text):
             start = word.start()
             for length in self._lengths.get(word[0].lower(), ()) if start >= end else ():
                 piece = text[start : start + length]
                 term = self.terms.get(piece) or self.terms.get(piece.lower())
                 if term and not is_part(text, start, start + len(piece)):
-                    found[term.source], end = term, start + len(piece)
+                    terms[term.source], end = term, start + len(piece)
                     break
-        return tuple(found.values())
+        return tuple(terms.values())
 
 
 def make_glossary(entries: Iterable[tuple[str, str, Sequence[str]]]) -> Glossary:
@@ -103,7 +103,7 @@ class Tokens(NamedTuple):
     """What the tokens of a vocabulary mean for terms."""
 
     continuing: frozenset[int] = frozenset()  # those that go on with a word, where a token shows that
-    signs: frozenset[int] = frozenset()  # those without a letter or digit
+    signs: frozenset[int] = frozenset()  # those without a letter or a digit
 
     @classmethod
     def of(cls, tokenizer) -> "Tokens":
@@ -114,7 +114,7 @@ class Tokens(NamedTuple):
         vocabulary = tokenizer.get_vocab()
         has_starts = any(token.startswith(_WORD_STARTS) for token in vocabulary)
         for token, number in vocabulary.items():
-            # As byte-level BPE writes them, letters beyond ASCII do not look like themselves.
+            # As byte-level BPE writes them, characters beyond ASCII do not look like themselves.
             text = token if token.isascii() else tokenizer.convert_tokens_to_string([token])
             text = token if "\ufffd" in text else text
             is_inner = not token.startswith(_WORD_STARTS) if has_starts else token.startswith("##")
@@ -146,7 +146,7 @@ def term_forms(tokenizer, term: Term) -> list[list[int]]:
 
 
 class Progress(NamedTuple):
-    """How far a hypothesis is with its terms."""
+    """The terms that a hypothesis has, and those that it has begun."""
 
     met: frozenset[int] = frozenset()  # terms that it has
     ending: frozenset[int] = frozenset()  # those that it has if its last word goes no further
@@ -162,19 +162,19 @@ class Terms:
     """
 
     def __init__(self, forms: Sequence[Sequence[Sequence[int]]], tokens: Tokens = Tokens()):  # noqa: B008
-        self.forms = [[tuple(form) for form in own] for own in forms]
+        self.forms = [[tuple(ids) for ids in variants] for variants in forms]
         self.tokens = tokens
         self._all = frozenset(range(len(self.forms)))
-        self._shortest = [min(map(len, own)) for own in self.forms]
+        self._shortest = [min(map(len, variants)) for variants in self.forms]
         self._firsts: dict[int, list[tuple[int, int]]] = {}  # the forms that a token begins
-        for term, own in enumerate(self.forms):
-            for form, ids in enumerate(own):
+        for term, variants in enumerate(self.forms):
+            for form, ids in enumerate(variants):
                 self._firsts.setdefault(ids[0], []).append((term, form))
 
     @property
     def size(self) -> int:
         """Tokens of all forms of all terms."""
-        return sum(len(ids) for own in self.forms for ids in own)
+        return sum(len(ids) for variants in self.forms for ids in variants)
 
     def after(self, progress: Progress, token: int) -> Progress:
         """The progress of a hypothesis with one more token."""
@@ -186,7 +186,7 @@ class Terms:
         }
         begun |= {(term, form, 1) for term, form in self._firsts.get(token, ()) if term not in met}
         ending = frozenset(term for term, form, done in begun if done == len(self.forms[term][form]))
-        begun = frozenset(one for one in begun if one[2] < len(self.forms[one[0]][one[1]]))
+        begun = frozenset(entry for entry in begun if entry[2] < len(self.forms[entry[0]][entry[1]]))
         return Progress(met, ending, begun)
 
     def lacks(self, progress: Progress) -> int:
@@ -198,7 +198,7 @@ class Terms:
         return sum(lacking.values())
 
     def lacks_in(self, ids: Iterable[int]) -> int:
-        """The same of a whole output."""
+        """Return the same for a whole output."""
         return self.lacks(reduce(self.after, ids, Progress()))
 
     def wanted(self, progress: Progress) -> set[int]:

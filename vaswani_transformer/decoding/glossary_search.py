@@ -12,7 +12,7 @@ class TermsSentence(BeamSentence):
     """A sentence in a beam search whose outputs have its terms.
 
     A hypothesis that lacks terms is over where it ends with a sign and the model would rather end it there than not:
-    its terms would stand behind the full stop. It goes no further, unless all are over.
+    its terms would come behind the full stop. It is not continued, unless all are over.
     """
 
     def __init__(self, terms: Terms, limit: int, settings: SearchSettings):
@@ -23,18 +23,18 @@ class TermsSentence(BeamSentence):
 
     def wanted(self) -> list[tuple[int, int]]:
         """Continuations that have to be looked at, however unlikely: beams and tokens."""
-        wanted = []
-        for beam, own in enumerate(self._progress):
-            tokens = self._terms.wanted(own)
-            if (own.ending and not tokens) or self._may_be_over(beam):
+        continuations = []
+        for beam, progress in enumerate(self._progress):
+            tokens = self._terms.wanted(progress)
+            if (progress.ending and not tokens) or self._may_be_over(beam):
                 tokens |= self.settings.end_ids
-            wanted += [(beam, token) for token in sorted(tokens)]
-        return wanted
+            continuations += [(beam, token) for token in sorted(tokens)]
+        return continuations
 
     def _may_be_over(self, beam: int) -> bool:
-        """Whether a hypothesis ends with a sign and lacks terms, of which it has begun none."""
-        own, is_sign = self._progress[beam], self._tokens and int(self._tokens[-1][beam]) in self._terms.tokens.signs
-        return bool(is_sign) and not own.begun and self._terms.lacks(own) > 0
+        """Return whether a hypothesis ends with a sign and lacks terms, of which it has begun none."""
+        progress, last = self._progress[beam], int(self._tokens[-1][beam]) if self._tokens else None
+        return last in self._terms.tokens.signs and not progress.begun and self._terms.lacks(progress) > 0
 
     def extend(self, values, scores, bounds, beams, tokens):
         """As in `BeamSentence`, of any number of continuations in any order."""
@@ -69,7 +69,7 @@ class TermsSentence(BeamSentence):
         kept = _round_robin(sorted(going_on.values(), key=lambda group: -group[0][0]), count)
         kept += [(_EMPTY, _EMPTY, 0, min(settings.end_ids, default=0), Progress(), _EMPTY)] * (count - len(kept))
         finished = [hypothesis[0] for hypothesis in self._finished]
-        best, bound = (max(continuation[place] for continuation in kept) for place in (0, 1))
+        best, bound = (max(continuation[index] for continuation in kept) for index in (0, 1))
         self.is_done = not left or not settings.may_improve(best, bound, finished)
         self._running, _, own_beams, own_tokens, self._progress, _ = map(list, zip(*kept, strict=True))
         self._tokens.append(own_tokens)
@@ -77,10 +77,10 @@ class TermsSentence(BeamSentence):
         return self._running, own_beams, own_tokens
 
 
-def _round_robin(groups: list[list], places: int) -> list:
-    """The best of each group, the second best of each, and so on, as far as there are places."""
+def _round_robin(groups: list[list], count: int) -> list:
+    """The best of each group, the second best of each, and so on, up to `count`."""
     kept, rank = [], 0
-    while len(kept) < places and any(len(group) > rank for group in groups):
+    while len(kept) < count and any(len(group) > rank for group in groups):
         kept += [group[rank] for group in groups if len(group) > rank]
         rank += 1
-    return kept[:places]
+    return kept[:count]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..model.sentence_splitting_vaswani import split_into_sentences
 
 _CLAUSE_END = re.compile(r"(?<=[,;:–—])\s+|(?<=[，；：、])")
-_TOKEN_LETTERS = 20  # letters of a token, at most; where one has more, pieces are shorter than they could be
+_TOKEN_CHARACTERS = 20  # of a token, at most; where one has more, pieces are shorter than they could be
 
 # How a sentence is divided, the mildest way first, and what joins such parts again.
 _WAYS: tuple[tuple[Callable[[str], list[str]], str], ...] = (
@@ -18,11 +18,11 @@ _WAYS: tuple[tuple[Callable[[str], list[str]], str], ...] = (
 
 
 def split_line(text: str, limit: int, count: Callable[[str], int], language: str = "en") -> list[str]:
-    """A text in pieces of at most `limit` tokens: its sentences, and of those too long the clauses, words or letters.
+    """Divide a text into pieces of at most `limit` tokens: sentences, or clauses, words, characters of those too long.
 
     Sentences stay alone, as a model knows them from training; smaller pieces are joined as far as they fit. Joined by
-    spaces (letters by nothing) the pieces are the text but for its white space. A single letter is a piece even if it
-    has more tokens. `count` counts the tokens of a text, `language` is the code of its language.
+    spaces (characters by nothing) the pieces are the text but for its white space. A single character is a piece even
+    if it has more tokens. `count` counts the tokens of a text, `language` is the code of its language.
     """
     return [piece for sentence in split_into_sentences(text, language) for piece in _divide(sentence, limit, count)]
 
@@ -35,7 +35,7 @@ def _divide(text: str, limit: int, count: Callable[[str], int], way: int = 0) ->
     pieces, start = [], 0
     while start < len(parts):
         # The most parts that fit, one at least. More of them have more tokens, nearly always, and each has one or more.
-        most = start + limit * (1 if joint else _TOKEN_LETTERS)
+        most = start + limit * (1 if joint else _TOKEN_CHARACTERS)
         ends = range(start + 2, min(most, len(parts)) + 1)
         end = start + 1 + bisect_right(ends, limit, key=lambda end: count(joint.join(parts[start:end])))
         pieces += _divide(joint.join(parts[start:end]), limit, count, way + 1)

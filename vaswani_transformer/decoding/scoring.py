@@ -68,7 +68,7 @@ def _score_ids(model, sources, targets, tokens_per_batch: int) -> list[list[floa
     lengths = [max(len(sources[index]), len(targets[index])) for index in filled]
     collator = PairCollator(model.config.pad_token_id)
     for batch in batches_by_length(lengths, tokens_per_batch):
-        indices = [filled[place] for place in batch]
+        indices = [filled[number] for number in batch]
         inputs = collator([{"input_ids": sources[index], "labels": targets[index]} for index in indices])
         inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
         labels = inputs.pop("labels")
@@ -82,7 +82,7 @@ def _score_ids(model, sources, targets, tokens_per_batch: int) -> list[list[floa
 
 @dataclass(frozen=True)
 class LengthRule:
-    """How beam search computes a score from a log-probability and a length (Section 6.1)."""
+    """The rule by which beam search computes a score from a log-probability and a length (Section 6.1)."""
 
     length_penalty: float  # alpha
     normalization: str  # "gnmt", the paper's rule, or "power", that of transformers (log P / length^alpha)
@@ -102,7 +102,7 @@ class LengthRule:
 
 @dataclass(frozen=True)
 class PairScore:
-    """How likely a model finds the target of one pair."""
+    """The log-probability of the target of one pair under a model."""
 
     tokens: list[str]  # of the target, as text, `</s>` at the end
     log_probabilities: list[float]  # log P of each token given the source and the tokens before it, in nats
@@ -113,7 +113,7 @@ class PairScore:
         return math.fsum(self.log_probabilities)
 
     def score(self, rule: LengthRule) -> float:
-        """What beam search would rank the target by."""
+        """Return the score by which beam search would rank the target."""
         return rule.score(self.log_probability, len(self.tokens))
 
 
@@ -210,14 +210,14 @@ def score_pairs(
 
 @dataclass(frozen=True)
 class ScoreLayout:
-    """How scores of pairs are written."""
+    """The layout in which scores of pairs are written."""
 
     rule: LengthRule
     json: bool = False  # one JSON object for each pair, in place of fields separated by tabs
     tokens: bool = False  # also the log-probability of each token
 
     def record(self, number: int, score: PairScore | None) -> str:
-        """What is written for line `number`, its end included; `score` is None for a pair with a blank side."""
+        """Return the text of line `number`, its end included; `score` is None for a pair with a blank side."""
         if self.json:
             values: dict[str, Any] = {"line": number, "score": None}
             if score is not None:
@@ -238,13 +238,13 @@ class ScoreLayout:
         for line in lines:
             if self.json:
                 values = json.loads(line)
-                found = (values["log_probability"], values["tokens"]) if "tokens" in values else None
+                entry = (values["log_probability"], values["tokens"]) if "tokens" in values else None
             else:
-                found = line.split("\t")[1:3] if line.strip() else None
-            if found is not None:
+                entry = line.split("\t")[1:3] if line.strip() else None
+            if entry is not None:
                 sums["pairs"] += 1
-                sums["tokens"] += int(found[1])
-                sums["log_probability"] += float(found[0])
+                sums["tokens"] += int(entry[1])
+                sums["log_probability"] += float(entry[0])
 
 
 class FileScorer:
@@ -261,13 +261,13 @@ class FileScorer:
         """Write the scores of windows, but for the first `done` lines, up to the first error; `bar` counts them."""
         remarks = Remarks()
         for chunk in windows:
-            filled = [place for place, pair in enumerate(chunk.lines) if all(side.strip() for side in pair)]
-            numbers = [chunk.first + place for place in filled]
-            pairs = [chunk.lines[place] for place in filled]
+            filled = [index for index, pair in enumerate(chunk.lines) if all(side.strip() for side in pair)]
+            numbers = [chunk.first + index for index in filled]
+            pairs = [chunk.lines[index] for index in filled]
             ids, remarks.error = _tokenize(self.model.config, self.tokenizer, pairs, numbers)
             scores = dict(zip(filled, _score(self.model, self.tokenizer, ids, self.tokens_per_batch), strict=False))
             end = len(chunk.lines) if remarks.error is None else filled[len(ids)]
-            records = [self.layout.record(chunk.first + place, scores.get(place)) for place in range(end)]
+            records = [self.layout.record(chunk.first + index, scores.get(index)) for index in range(end)]
             new = records[max(0, done - chunk.first + 1) :]
             output.write("".join(new))
             self.layout.add(new, self.sums)

@@ -13,7 +13,7 @@ from .glossary import beams_for
 from .glossary_search import TermsSentence
 from .streaming import batches_by_length
 
-_JOINING = 4  # sentences join a search when one in so many places is free: the encoder is faster with several at once
+_JOINING = 4  # sentences join a search when a fourth of its places is free: the encoder is faster with several at once
 
 
 class ForcedPrefixes(LogitsProcessor):
@@ -103,7 +103,7 @@ def _without_terms(translator, pieces: list) -> Iterator[tuple[int, list[list[in
 
 
 def _joining(translator, search, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
-    """The same by one search, which the shorter ones join as the longer ones are done."""
+    """As `search_pieces`, by one search which the shorter ones join as the longer ones are done."""
     lengths = [len(piece.ids) for piece in pieces]
     waiting = sorted(range(len(pieces)), key=lambda number: lengths[number])  # the longest last
     numbers: dict = {}  # of the sentences of the search

@@ -1,4 +1,4 @@
-"""How lines stream through a model, in constant memory: in windows, read ahead.
+"""Stream lines through a model in constant memory: in windows, read ahead.
 
 The lines of a window are sorted by length and translated together, and written in their own order when all are done.
 """
@@ -33,7 +33,7 @@ class Window:
 
 @dataclass
 class Remarks:
-    """What is left to report when lines are written."""
+    """Remarks to report once lines are written."""
 
     split: list[int] = field(default_factory=list)  # numbers of the lines that were translated in parts
     cut: list[int] = field(default_factory=list)  # and of those whose translation repeated itself to its limit
@@ -92,7 +92,7 @@ def in_windows(lines: Iterable[Any], size: int, done: int = 0, index: int = 0, f
 
 
 def read_ahead(items: Iterable[Item], number: int = 2) -> Iterator[Item]:
-    """The same items, up to `number` of them made in a thread before they are asked for.
+    """Yield the same items, up to `number` of them made in a thread before they are asked for.
 
     An error of `items` is raised in its place. Close the generator to stop the thread after the item at hand. The
     thread is a daemon, unlike those of `concurrent.futures`: one that waits for input does not keep a program alive.

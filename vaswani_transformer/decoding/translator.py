@@ -36,7 +36,7 @@ class Hypothesis:
 
 @dataclass
 class Piece:
-    """What is translated by itself: a line, or a part of a line that is too long."""
+    """A unit of translation: a line, or a part of a line that is too long."""
 
     line: int  # index of the line in its window
     ids: list[int]  # tokens of the source, `</s>` included
@@ -175,11 +175,11 @@ class Translator:
 
     @cached_property
     def _tokens(self) -> Tokens:
-        """What tokens mean for terms."""
+        """The meaning of tokens for terms."""
         return Tokens.of(self._own_tokenizer)
 
     def _terms(self, number: int, source: str, parts: list, glossary: Glossary, encode: Callable) -> list[Terms | None]:
-        """What the translation of each part of line `number` has to have."""
+        """Return the terms that the translation of each part of line `number` has to have."""
         texts = self._own_tokenizer.batch_decode(parts, skip_special_tokens=True) if len(parts) > 1 else [source]
         forms = [[encode(term) for term in glossary.of(text)] for text in texts]
         terms = [Terms(part_forms, self._tokens) if part_forms else None for part_forms in forms]

@@ -1,4 +1,4 @@
-"""What CTranslate2 is given: the exported weights, and the search settings that it follows."""
+"""The exported weights in CTranslate2, and the search settings that it follows."""
 
 import logging
 from pathlib import Path

@@ -18,7 +18,7 @@ _TOLERANCE = 0.01  # of log-probabilities and logits in float32; differences see
 
 
 class Export(NamedTuple):
-    """What `export_model` did."""
+    """The result of `export_model`."""
 
     folder: Path
     positions: int  # rows of the position table

@@ -1,4 +1,4 @@
-"""What an exported model's folder holds beside the weights; imports no torch, so that such a model runs without."""
+"""The files of an exported model beside its weights; imports no torch, so that such a model runs without."""
 
 import importlib.util
 import json

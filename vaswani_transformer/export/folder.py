@@ -60,6 +60,6 @@ def padded_pairs(facts, sentences: list[list[int]]) -> tuple[torch.Tensor, torch
 
 @torch.no_grad()
 def reference_logits(model: VaswaniForConditionalGeneration, sentences: list[list[int]]) -> torch.Tensor:
-    """What the model itself computes for `padded_pairs`: `(sentences, longest, vocab_size)`."""
+    """Return the model's own logits for `padded_pairs`: `(sentences, longest, vocab_size)`."""
     ids, mask, inputs = padded_pairs(model.config, sentences)
     return model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits

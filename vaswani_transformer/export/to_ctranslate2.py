@@ -61,7 +61,7 @@ class VaswaniLoader(BartLoader):
         return spec
 
     def set_common_layers(self, spec, module) -> None:
-        """What a stack has besides its layers."""
+        """Fill in a stack's embeddings, positions and norms."""
         spec.scale_embeddings = module.embed_scale
         self.set_position_encodings(spec.position_encodings, module.embed_positions)
         self.set_embeddings(
@@ -156,7 +156,7 @@ def write_ctranslate2(folder: Path, model, tokenizer, output: Path, quantization
 
 
 def largest_difference(output: Path, sentences: list[list[int]], logits: torch.Tensor) -> float:
-    """How far token log-probabilities of the exported model, computed on this CPU, are from the model's, at most.
+    """Return the largest difference of a token's log-probability from the model's, computed on this CPU.
 
     Each of the sentences, ids with the end token, is source and target; `logits` are the model's own of
     `padded_pairs`.

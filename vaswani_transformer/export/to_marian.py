@@ -2,7 +2,7 @@
 
 A model with Marian's own layout (one that came from there, as all of OPUS-MT) becomes `type: transformer`, which every
 version of Marian decodes. All others become `type: transformer-new` of Marian 1.12, with their positions as a table.
-In that table's first row lies the embedding of the decoder's start token, since Marian's decoder starts from zeros.
+That table's first row has the embedding of the decoder's start token, since Marian's decoder starts from zeros.
 """
 
 import io
@@ -191,7 +191,7 @@ def _options(config: VaswaniConfig, type: str, sizes: list[int]) -> dict[str, An
 
 
 def _settings(model, tokenizer, type: str, rows: int) -> dict[str, Any]:
-    """What marian-decoder searches with: as much of our search as it has."""
+    """Return the settings of marian-decoder: as much of our search as it has."""
     generation = model.generation_config
     penalty = getattr(generation, "length_penalty", None)
     suppressed = getattr(generation, "suppress_tokens", None) or ()

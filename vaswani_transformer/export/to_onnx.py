@@ -153,7 +153,7 @@ def open_session(path: Path, threads: int = 0):
 
 
 def largest_difference(output: Path, sentences: list[list[int]], logits: torch.Tensor) -> float:
-    """How far logits of the exported model are from the model's, at most.
+    """Return the largest difference of a logit from the model's.
 
     Each of the sentences, ids with the end token, is source and target; `logits` are the model's own of
     `padded_pairs`.

@@ -106,7 +106,7 @@ class CTranslate2Model:
         """The best outputs for tokenised sources.
 
         Args:
-            sources: token ids with the end token.
+            sources: token ids with the end token, at most as many as the table has positions.
             number: outputs of each, at most the beam size.
             tokens_per_batch: source tokens at once, padding counted.
             **options: `num_beams`, `length_penalty`, `max_new_tokens` and `length_normalization` over the model's own.
@@ -115,15 +115,10 @@ class CTranslate2Model:
             for each source its outputs, best first.
 
         Raises:
-            UserError: for a source longer than the table of positions, or an option that is unknown or out of range.
+            UserError: for an option that is unknown or out of range.
         """
         for name, value in options.items():
             check_setting(name, value)
-        if any(len(source) > self.facts.positions for source in sources):
-            raise UserError(
-                f"a source has {max(map(len, sources))} tokens and the exported model has {self.facts.positions}"
-                " positions: split it, or export with more positions if the model has sinusoids"
-            )
         beams, rule = self._setting("num_beams", options, 1), LengthRule.of(self.generation_config, options)
         if number > beams or (beams > 1 and 2 * beams > len(self.vocabulary)):
             raise UserError(

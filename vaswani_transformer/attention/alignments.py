@@ -86,27 +86,27 @@ def tokens_and_words(tokenizer, texts: list[str]) -> list[tuple[list[int], list[
         )
     encoded = tokenizer(texts, return_offsets_mapping=True)
     columns = texts, encoded["input_ids"], encoded["offset_mapping"]
-    return [(ids, _words_at(tokenizer, text, places)) for text, ids, places in zip(*columns, strict=True)]
+    return [(ids, _words_at(tokenizer, text, offsets)) for text, ids, offsets in zip(*columns, strict=True)]
 
 
-def _words_at(tokenizer, text: str, places: list[tuple[int, int]]) -> list[range]:
+def _words_at(tokenizer, text: str, offsets: list[tuple[int, int]]) -> list[range]:
     if not has_two_sides(tokenizer):
-        return words_at(text, places)
-    read = tokenizer.rewritten(text)  # places are those of the text that its backend gets
+        return words_at(text, offsets)
+    read = tokenizer.rewritten(text)  # offsets are those of the text that its backend gets
     if SEPARATOR in read:
-        without = list(accumulate((letter != SEPARATOR for letter in read), initial=0))
-        places = [(without[start], without[end]) for start, end in places]
+        without = list(accumulate((character != SEPARATOR for character in read), initial=0))
+        offsets = [(without[start], without[end]) for start, end in offsets]
         read = read.replace(SEPARATOR, "")
     if len(word_places(read)) != len(word_places(text)):
         raise UserError(f"{text!r:.60}: the tokenizer cuts this into other words by rules: its words cannot be aligned")
-    return words_at(read, places)
+    return words_at(read, offsets)
 
 
 def parts_in_words(words: Sequence[range]) -> np.ndarray:
     """Return `(tokens, words + 1)` float32: 1 where a token has a part in a word; the last column is for no word."""
-    parts = np.zeros((len(words), max((own.stop for own in words), default=0) + 1), np.float32)
-    for row, own in zip(parts, words, strict=True):
-        row[own if own else -1] = 1
+    parts = np.zeros((len(words), max((each.stop for each in words), default=0) + 1), np.float32)
+    for row, numbers in zip(parts, words, strict=True):
+        row[numbers if numbers else -1] = 1
     return parts
 
 

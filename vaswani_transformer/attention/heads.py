@@ -62,7 +62,7 @@ def delimiters(tokens: Sequence[str]) -> np.ndarray:
     """Return which of `readable_tokens` are delimiters: `<s>`, `</s>`, and those of Unicode's punctuation alone."""
 
     def is_punctuation(token: str) -> bool:
-        return token != CONTINUES and all(unicodedata.category(letter)[0] == "P" for letter in token)
+        return token != CONTINUES and all(unicodedata.category(character)[0] == "P" for character in token)
 
     return np.array([token in ("<s>", "</s>") or is_punctuation(token) for token in tokens], bool)
 
@@ -126,8 +126,8 @@ class HeadStatistics:
             linked[target, source] = True
         rows = np.flatnonzero(linked.any(axis=1))
         self._add("alignment", linked[rows, strongest[..., rows]], linked[rows].mean(axis=1))
-        place = np.rint(np.arange(targets) * (sources - 1) / max(targets - 1, 1))
-        self._add("same place", strongest == place, np.full(targets, 1 / (sources + 1)))
+        even = np.rint(np.arange(targets) * (sources - 1) / max(targets - 1, 1))
+        self._add("same place", strongest == even, np.full(targets, 1 / (sources + 1)))
 
     def _add_entropy(self, weights: np.ndarray, seen: np.ndarray) -> None:
         chosen = seen > 1
@@ -256,27 +256,27 @@ def _tokenized_pairs(
 ) -> list[_Pair]:
     """Return the pairs of a window, whose first line is number `first`; blank and too long ones are only counted."""
     sources, targets = [source.strip() for source, _ in window], [target for _, target in window]
-    missing = [place for place, target in enumerate(targets) if target is None and sources[place]]
-    for place, text in zip(missing, translator.translate([sources[place] for place in missing]), strict=True):
-        targets[place] = text
+    missing = [index for index, target in enumerate(targets) if target is None and sources[index]]
+    for index, text in zip(missing, translator.translate([sources[index] for index in missing]), strict=True):
+        targets[index] = text
     targets = [(target or "").strip() for target in targets]
-    filled = [place for place in range(len(window)) if sources[place] and targets[place]]
+    filled = [index for index in range(len(window)) if sources[index] and targets[index]]
     counts["blank"] += len(window) - len(filled)
     if not filled:
         return []
     sides = [
-        tokens_and_words(side_of(translator.tokenizer, side), [texts[place] for place in filled])
+        tokens_and_words(side_of(translator.tokenizer, side), [texts[index] for index in filled])
         for side, texts in zip(SIDES, (sources, targets), strict=True)
     ]
     pairs = []
-    for place, source, target in zip(filled, *sides, strict=True):
-        pair = _Pair(*source, *target, links[place])
-        check_length(translator.model.config, first + place, pair.length)
+    for index, source, target in zip(filled, *sides, strict=True):
+        pair = _Pair(*source, *target, links[index])
+        check_length(translator.model.config, first + index, pair.length)
         if pair.length <= MOST_TOKENS:
             sizes = [max(words.stop for words in side) for side in (pair.source_words, pair.target_words)]
             if any(not (source < sizes[0] and target < sizes[1]) for source, target in pair.links or ()):
                 raise UserError(
-                    f"line {first + place} of the alignments links more than {sizes[0]} and {sizes[1]} words"
+                    f"line {first + index} of the alignments links more than {sizes[0]} and {sizes[1]} words"
                 )
             pairs.append(pair)
     counts["long"] += len(filled) - len(pairs)

@@ -3,7 +3,7 @@
 A thread owns the model. Sentences with the same options share a search, which they join at any step and leave when
 they are done, so that nothing waits for a batch to fill or to end; searches with different options take turns, a step
 each. What a sentence gets does not depend on the others (docs/decoding.md). Where a model has no search that sentences
-can join (an export, settings that only transformers' loop follows, a given beginning), what waits is translated in
+can join (an export, settings that only transformers' loop follows, a prefix), what waits is translated in
 batches.
 """
 
@@ -32,7 +32,7 @@ Options = tuple[tuple[str, Any], ...]  # names and values for `generate()`, in t
 
 
 class _Key(NamedTuple):
-    """What sentences have in common that are searched together."""
+    """Properties that sentences of one search share."""
 
     options: Options
     lengths: int  # of the ranges of lengths, the number
@@ -42,7 +42,7 @@ class _Key(NamedTuple):
 
 @dataclass(eq=False)
 class _Ticket:
-    """What a request wants to have translated."""
+    """The sentences of a request."""
 
     pieces: list[Piece]  # one for each sentence
     options: Options
@@ -99,10 +99,10 @@ class _Group:
         done = [(*self.running.pop(sentence), sentence.outputs()) for sentence in self.search.step()]
         self._leave([share for share, _, _ in done])
         for with_scores in (False, True):
-            self._deliver([one for one in done if one[0].ticket.scores == with_scores], with_scores)
+            self._deliver([entry for entry in done if entry[0].ticket.scores == with_scores], with_scores)
 
     def _admitted(self, room: int) -> list[tuple[_Share, int]]:
-        """The next sentences, one of each request in turn.
+        """Return the next sentences, one of each request in turn.
 
         Each request has its part of the room, in which one request more is counted than there are, so that there is
         room for a short one that comes while long ones run.
@@ -112,11 +112,11 @@ class _Group:
         while passed < len(self.shares):
             share = self.shares[0]
             length = max(longest, len(share.ticket.pieces[share.waiting[0]].ids))
-            places, taken = room // (length * self.beams), len(self.running) + len(admitted)
-            if taken and taken >= places:
+            limit, taken = room // (length * self.beams), len(self.running) + len(admitted)
+            if taken and taken >= limit:
                 break
             self.shares.rotate(-1)
-            if share.running and share.running >= places // (len(requests) + 1):
+            if share.running and share.running >= limit // (len(requests) + 1):
                 passed += 1
                 continue
             passed, longest = 0, length
@@ -143,9 +143,10 @@ class _Group:
         """Send the outputs of sentences that are done, as `Translator` has them."""
         pieces = [share.ticket.pieces[number] for share, number, _ in done]
         outputs = [[output.tokens for output in outputs] for _, _, outputs in done]
-        found = self.engine.with_options(self.key.options, with_scores).as_hypotheses(pieces, outputs)
-        for (share, number, _), hypotheses in zip(done, found, strict=True):
-            share.ticket.deliver((number, [replace(one, text=" ".join(one.text.splitlines())) for one in hypotheses]))
+        ranked = self.engine.with_options(self.key.options, with_scores).as_hypotheses(pieces, outputs)
+        for (share, number, _), hypotheses in zip(done, ranked, strict=True):
+            on_a_line = [replace(each, text=" ".join(each.text.splitlines())) for each in hypotheses]
+            share.ticket.deliver((number, on_a_line))
 
     def _translate(self, admitted: list[tuple[_Share, int]]) -> None:
         """Translate a batch by `Translator`."""
@@ -154,8 +155,8 @@ class _Group:
         pieces = [replace(share.ticket.pieces[number], line=line) for line, (share, number) in enumerate(admitted)]
         self.engine.note_batch(len(pieces))
         self._leave([share for share, _ in admitted])
-        found = translator.translate_prepared(PreparedWindow(Window(0, 1, [""] * len(pieces)), pieces, []))
-        for (share, number), hypotheses in zip(admitted, found, strict=True):
+        ranked = translator.translate_prepared(PreparedWindow(Window(0, 1, [""] * len(pieces)), pieces, []))
+        for (share, number), hypotheses in zip(admitted, ranked, strict=True):
             share.ticket.deliver((number, hypotheses))
 
     def _leave(self, shares: list[_Share]) -> None:
@@ -173,7 +174,7 @@ class _Group:
             self.search.give_up(gone)
 
     def fail(self, error: Exception) -> None:
-        """Send an error to all that have sentences here, and start anew."""
+        """Send an error to all that have sentences here, and start again."""
         shares = (*self._current, *self.shares, *(share for share, _ in self.running.values()))
         for ticket in {share.ticket for share in shares}:
             ticket.deliver(error)
@@ -212,27 +213,27 @@ class Engine:
 
     @cached_property
     def parser(self):
-        """The `Parser`, where the model is one; for the engine's thread."""
+        """Return the `Parser` of a model that is one; for the engine's thread."""
         from ..parsing.parser import Parser
 
         return Parser(self.model, self.tokenizer)
 
     @property
     def precision(self) -> str:
-        """What the model computes in."""
+        """Return the type that the model computes in."""
         if not self.is_ours:
             return self.model.engine.compute_type
         return str(self.model.dtype).removeprefix("torch.")
 
     def with_options(self, options: Options, scores: bool = False) -> Translator:
-        """The translator with options of a request."""
+        """Return the translator with the options of a request."""
         translator = copy.copy(self.translator)
         translator.generate_options, translator.scores = dict(options), scores
         return translator
 
     def divide(self, sentence: str, language: str) -> list[str]:
-        """A sentence in as many parts as its length needs, nearly always one; for any thread."""
-        if 4 * len(sentence) < self._longest:  # a letter has four bytes at most, and rarely as many tokens
+        """Return a sentence in as many parts as its length needs, nearly always one; for any thread."""
+        if 4 * len(sentence) < self._longest:  # a character has four bytes at most, and rarely as many tokens
             return [sentence]
         with self._tokenizing:
             if self._count(sentence) <= self._longest:
@@ -245,10 +246,10 @@ class Engine:
     def tokenize(
         self, sentences: Sequence[tuple[str, str]], glossary: Glossary | None = None, options: Options = ()
     ) -> list[Piece]:
-        """What `translate` takes, of sentences and the beginnings of their translations; for any thread.
+        """Return what `translate` takes, of sentences and the prefixes of their translations; for any thread.
 
         Raises:
-            UserError: for a beginning that is too long for the output or that the model cannot follow, a sentence that
+            UserError: for a prefix that is too long for the output or that the model cannot follow, a sentence that
                 cannot be divided, or a term without tokens.
         """
         with self._tokenizing:
@@ -260,20 +261,20 @@ class Engine:
     async def translate(
         self, pieces: list[Piece], options: Options = (), scores: bool = False
     ) -> AsyncIterator[tuple[int, list[Hypothesis]]]:
-        """The number of each sentence and its hypotheses, best first, in the order in which they are ready.
+        """Yield the number of each sentence and its hypotheses, best first, as they are ready.
 
-        An iterator that is closed early gives its places to others.
+        Closing the iterator early frees its rows for others.
 
         Raises:
             UserError: for options that the model cannot follow.
         """
-        loop, found, missing = asyncio.get_running_loop(), asyncio.Queue(), len(pieces)
-        ticket = _Ticket(pieces, options, scores, partial(_call_soon, loop, found.put_nowait))
+        loop, ready, missing = asyncio.get_running_loop(), asyncio.Queue(), len(pieces)
+        ticket = _Ticket(pieces, options, scores, partial(_call_soon, loop, ready.put_nowait))
         self._submit(partial(self._accept, ticket))
         self.pending += missing
         try:
             while missing:
-                item = await found.get()
+                item = await ready.get()
                 if isinstance(item, Exception):
                     raise item
                 missing, self.pending = missing - 1, self.pending - 1
@@ -285,7 +286,7 @@ class Engine:
                 self._submit(partial(self._drop, ticket))
 
     async def call(self, function: Callable, *arguments) -> Any:
-        """What a function that uses the model returns; it runs between two steps."""
+        """Return the result of a function that uses the model; it runs between two steps."""
         result = Future()
 
         def run() -> None:
@@ -359,7 +360,7 @@ class Engine:
             group.drop(ticket)
 
     def _turn(self, group: _Group, is_last: bool) -> None:
-        """Let a group work; `is_last`: others wait for its place, so that it takes nothing more until it is done."""
+        """Let a group work; `is_last`: others wait, so that it takes nothing more until it is done."""
         others = sum(other.cost for other in self._groups.values() if other is not group)
         try:
             group.turn(0 if is_last and group.running else self._room - others)
@@ -376,5 +377,5 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable, *arguments) 
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """An error that a future takes."""
+    """Return an error that a future takes."""
     return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")

@@ -111,9 +111,9 @@ async def _translate_pages(service: Service, served: ServedModel, texts: list[st
     work = await asyncio.to_thread(lambda: Translation(list(map(read_web_page, texts)), served.source))
     job = TranslationRequest(work.sentences, split=False)
     async with service.translating(served, job) as translating:
-        found, engine = await translating.all(), translating.engine
-        pairs = zip(translating.texts, found, strict=True)
-        sources, targets = work.take([text.joined([own[0].text for own in parts]) for text, parts in pairs])
+        ranked, engine = await translating.all(), translating.engine
+        pairs = zip(translating.texts, ranked, strict=True)
+        sources, targets = work.take([text.joined([best[0].text for best in parts]) for text, parts in pairs])
         align, links = aligner(engine.model, engine.tokenizer), []
         for start in range(0, len(sources), _ALIGNED):
             part = slice(start, start + _ALIGNED)
@@ -127,8 +127,8 @@ def _distinct(text, sentences: list[list]) -> list[str]:
     A sentence that has fewer than others gives its best one again.
     """
     number = max(map(len, sentences), default=1)
-    ranked = [[own[rank if rank < len(own) else 0].text for own in sentences] for rank in range(number)]
-    return list(dict.fromkeys(text.joined(own) for own in ranked))
+    versions = [[each[rank if rank < len(each) else 0].text for each in sentences] for rank in range(number)]
+    return list(dict.fromkeys(map(text.joined, versions)))
 
 
 async def _fields(request: Request, limit: int) -> dict[str, Any]:

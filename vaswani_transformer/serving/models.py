@@ -47,14 +47,14 @@ class ServedModel:
 
     @property
     def bytes(self) -> int:
-        """What it takes of the memory, about."""
+        """Return about how much memory it takes."""
         with contextlib.suppress(OSError):
             return _LARGER * sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
         return 0
 
     @property
     def details(self) -> dict[str, bool]:
-        """What it can give about a translation, as fields of `/v1/translations`, without loading it."""
+        """Return what it can give about a translation, as fields of `/v1/translations`, without loading it."""
         return {"confidence": True} if is_exported(self.folder) else {"alignments": True, "confidence": True}
 
 
@@ -181,7 +181,7 @@ class Models:
     async def _make_room(self, served: ServedModel) -> None:
         """Unload models until there is room for another."""
         while self.loaded and self._is_full(served):
-            idle = (one for one in self.loaded if not self._users[one])
+            idle = (model for model in self.loaded if not self._users[model])
             self._leaving = oldest = next(idle, next(iter(self.loaded)))
             try:
                 while self._users[oldest]:

@@ -17,7 +17,7 @@ _FILES = {
 }
 _MOST_TOKENS = 200  # of a sentence in an attention page, whose size grows with their square
 _OWN = "script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; form-action 'self'"
-# Its script stands in the page itself, which gets no access to ours.
+# Its script is in the page itself, which gets no access to ours.
 _ATTENTION = "sandbox allow-scripts; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 
 router = APIRouter(tags=["page"])

@@ -1,4 +1,4 @@
-"""What the HTTP interfaces share: requests within limits become translations of their sentences."""
+"""The service behind both HTTP interfaces: requests within limits become translations of their sentences."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ _TERMS = 128  # tokens of a sentence's terms in a glossary: each makes every ste
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server takes."""
+    """Limits of requests."""
 
     characters: int = 50_000  # of a request
     queue: int = 10_000  # requests, and sentences, that are under way at once
@@ -40,7 +40,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class TranslationRequest:
-    """What is to be translated, and how; what is None is as the model was saved."""
+    """Texts to translate, and options; None leaves an option as the model was saved."""
 
     texts: Sequence[str]
     prefixes: Sequence[str] | None = None  # of each text's translation
@@ -65,22 +65,21 @@ class Translating:
 
     def __init__(self, engine: Engine, texts: list[SplitText], pieces: list[Piece], options: Options, scores: bool):
         self.engine, self.texts, self._pieces, self._options, self._scores = engine, texts, pieces, options, scores
-        self._places = [(number, place) for number, text in enumerate(texts) for place in range(len(text.sentences))]
+        self._indices = [(text, number) for text, split in enumerate(texts) for number in range(len(split.sentences))]
 
     async def sentences(self) -> AsyncIterator[tuple[int, int, list[Hypothesis]]]:
         """Yield the number of a text, of its sentence, and the sentence's hypotheses, best first, as they are ready."""
-        found = self.engine.translate(self._pieces, self._options, self._scores)
-        async with contextlib.aclosing(found):
-            async for number, hypotheses in found:
-                known = [one for one in hypotheses if one.tokens]  # fewer may be possible than are asked for
-                yield *self._places[number], known or hypotheses[:1]
+        async with contextlib.aclosing(self.engine.translate(self._pieces, self._options, self._scores)) as ready:
+            async for number, hypotheses in ready:
+                possible = [each for each in hypotheses if each.tokens]  # maybe fewer than are asked for
+                yield *self._indices[number], possible or hypotheses[:1]
 
     async def all(self) -> list[list[list[Hypothesis]]]:
         """Return the hypotheses of each sentence of each text."""
         results = [[[] for _ in text.sentences] for text in self.texts]
-        async with contextlib.aclosing(self.sentences()) as found:
-            async for number, place, hypotheses in found:
-                results[number][place] = hypotheses
+        async with contextlib.aclosing(self.sentences()) as ready:
+            async for text, number, hypotheses in ready:
+                results[text][number] = hypotheses
         return results
 
 
@@ -187,10 +186,10 @@ def _prepare(engine: Engine, language: str, job: TranslationRequest) -> tuple[li
 
 def _options(model: Any, job: TranslationRequest) -> Options:
     """Return the options for `generate()` that were given, and what they imply."""
-    own, beams = model.generation_config, job.beams
-    if job.nbest > (beams or own.num_beams or 1):
+    saved, beams = model.generation_config, job.beams
+    if job.nbest > (beams or saved.num_beams or 1):
         beams = job.nbest
     options = {"length_penalty": job.length_penalty, "max_new_tokens": job.max_new_tokens, "num_beams": beams}
-    if job.nbest != (own.num_return_sequences or 1):
+    if job.nbest != (saved.num_return_sequences or 1):
         options["num_return_sequences"] = job.nbest
     return tuple(sorted((name, value) for name, value in options.items() if value is not None))

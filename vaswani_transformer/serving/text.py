@@ -9,7 +9,7 @@ _ENDLESS = re.compile(r"\S{500}(?=\S)")  # part of a word for which a tokenizer 
 
 
 class SplitText:
-    """A text as sentences and what stands before, between and behind them.
+    """A text as its sentences and the white space before, between and behind them.
 
     Args:
         text: any text.
@@ -22,21 +22,21 @@ class SplitText:
         self.sentences: list[str] = []
         self.gaps = [""]  # one more than sentences
         for line in re.split(r"([\r\n]+)", text):
-            place = 0
+            end = 0
             for sentence in split_into_sentences(line, language) if split else filter(None, [line.strip()]):
-                start = line.index(sentence, place)
-                self.gaps[-1] += line[place:start]
-                place = start + len(sentence)
+                start = line.index(sentence, end)
+                self.gaps[-1] += line[end:start]
+                end = start + len(sentence)
                 parts = divide(_ENDLESS.sub(r"\g<0> ", " ".join(sentence.split())), language)
                 self.sentences += parts
                 self.gaps += [" "] * (len(parts) - 1) + [""]
-            self.gaps[-1] += line[place:]
+            self.gaps[-1] += line[end:]
 
     def before(self, number: int) -> str:
-        """The white space that stands before the translation of a sentence."""
+        """Return the white space before the translation of a sentence."""
         return self.gaps[number] or (" " if number else "")
 
     def joined(self, translations: Sequence[str]) -> str:
-        """The text with translations in the places of its sentences."""
+        """Return the text with its sentences replaced by translations."""
         parts = [self.before(number) + translation for number, translation in enumerate(translations)]
         return "".join(parts) + self.gaps[-1]

@@ -1,4 +1,4 @@
-"""Our own interface, for what LibreTranslate's has no words for."""
+"""Our own JSON interface, for what LibreTranslate's does not offer."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ class GlossaryTerm(BaseModel):
 
 
 class TranslationsRequest(BaseModel):
-    """Texts, and what is wanted of their translations; what is not given is as the model was saved."""
+    """Texts, and options of their translations; without an option the model's own settings hold."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -23,7 +23,7 @@ from ..data.recipe_data import load_training_pairs, new_tokenizer
 from ..data.tokenization import TOKENIZER_FILES, load_tokenizer
 from ..data.tokenized_pairs import tokenize_pairs
 from ..distributed import Processes, joined_processes
-from ..errors import UserError, one_line
+from ..errors import UserError, reading
 from ..evaluation.metrics import score_translations
 from ..files import is_local, unfinished
 from ..hardware import choose_precision, default_num_workers, keep_freed_memory, on_cpu, use_tf32
@@ -145,12 +145,9 @@ def reporters(names: str) -> list[str]:
     """Return transformers' integrations that the log is also sent to (`"tensorboard,wandb"`, `"none"`), tried out."""
     chosen = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
     for name in chosen:
-        try:
+        with reading(f"report_to {name!r}"):
             for callback in get_reporting_integration_callbacks([name]):
                 callback()
-        except (ValueError, RuntimeError, ImportError) as error:
-            reason = one_line(error, 200)
-            raise UserError(f"report_to {name!r} cannot be used ({reason}): install it, or report_to none") from error
     return chosen
 
 
@@ -417,10 +414,8 @@ class TrainingRun:
         sharded = trainer.is_fsdp_enabled  # then all processes have to gather the weights
         weights = trainer.accelerator.get_state_dict(trainer.model) if sharded else None
         if trainer.is_world_process_zero():
-            try:
+            with reading(f"no model was written, checkpoints are in {self.folder}"):
                 check_finite((weights or trainer.model.state_dict()).items(), "the trained model")
-            except ValueError as error:
-                raise UserError(f"{error}: no model was written, checkpoints are in {self.folder}") from error
             self._draw_learning_curve()
             trainer.model.config.use_cache = True  # the Trainer has switched it off for training
             model = trainer.accelerator.unwrap_model(trainer.model)

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow conformance check format clean
+.PHONY: help demo test slow conformance docs gpu check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -26,6 +26,15 @@ slow: .venv/installed  ## run the tests that take minutes
 
 conformance: .venv/installed  ## run transformers' own common tests of models (their sources are fetched once)
 	$(BIN)/python tests/conformance/run.py
+
+docs: .venv/installed  ## build the site of the documentation into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+gpu: .venv/installed  ## with an NVIDIA GPU: the tests of the GPU's code, then training base and big, timed on the device
+	$(BIN)/python -m pytest -q -m "slow or not slow" tests/model/test_loss_kernel.py tests/model/test_packed_sentences.py \
+	    tests/model/test_compiling.py tests/training/test_device_step.py tests/training/test_device_memory.py
+	for preset in base big; do $(BIN)/python scripts/benchmarks/training.py --by device --device cuda --preset $$preset \
+	    --batch-tokens 25000 --vocab-size 37000 --dropout 0.1 --pictures profiles; done
 
 check: .venv/installed  ## lint
 	$(BIN)/ruff check .

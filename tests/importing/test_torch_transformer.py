@@ -16,9 +16,8 @@ from torch import nn
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
 
 PAD, BOS, EOS = 1, 2, 3
-EXAMPLE = re.search(
-    r"## A `torch.nn.Transformer`.*?```python\n(.*?)```", (ROOT / "docs/importing.md").read_text(encoding="utf-8"), re.S
-)[1]
+PAGE = (ROOT / "docs/how-to/import.md").read_text(encoding="utf-8")
+EXAMPLE = re.search(r"## A `torch.nn.Transformer`.*?```python\n(.*?)```", PAGE, re.S)[1]
 
 
 class Tutorial(nn.Module):
@@ -95,7 +94,7 @@ def example(tmp_path_factory):
     names: dict = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        exec(compile(EXAMPLE, "docs/importing.md", "exec"), names)
+        exec(compile(EXAMPLE, "docs/how-to/import.md", "exec"), names)
     return oracle, folder / "imported", names
 
 

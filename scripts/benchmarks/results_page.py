@@ -1,0 +1,42 @@
+"""Write docs/measurements.md from the result files beside this script.
+
+    python scripts/benchmarks/results_page.py
+
+A result file is JSON: `section`, `title`, `command`, `commit`, `date`, `processor`, `note`, `columns`, `rows` of
+text, perhaps a `picture` of docs/pictures. Files are shown in the order of their names, grouped by section.
+"""
+
+import json
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent.parent / "docs" / "measurements.md"
+HEAD = """# Measurements
+
+Every figure of this project, with the command that repeats it, the commit that it was measured at and the processor.
+Written by `scripts/benchmarks/results_page.py` from `scripts/benchmarks/results/`. The machines are shared: ratios
+within a table mean something, single seconds do not. Nothing has been trained at the paper's full size, and nothing has
+run on a GPU yet. "Of that commit" marks a script that is no longer kept.
+"""
+
+
+def page() -> str:
+    """Return the text of docs/measurements.md."""
+    parts, section = [HEAD], None
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((HERE / "results").glob("*.json"))]
+    for section in dict.fromkeys(result["section"] for result in results):
+        parts.append(f"## {section}\n")
+        parts += [_table(result) for result in results if result["section"] == section]
+    return "\n".join(parts)
+
+
+def _table(result: dict) -> str:
+    lines = [result["columns"], ["---"] * len(result["columns"]), *result["rows"]]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    origin = f"`{result['command']}`; commit {result['commit']}, {result['date']}; {result['processor']}."
+    picture = f"\n![{result['title']}](pictures/{result['picture']})\n" if "picture" in result else ""
+    return f"### {result['title']}\n\n{origin} {result['note']}\n\n{table}\n{picture}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -16,7 +16,7 @@ from conftest import TESTS, error_of
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
-from vaswani_transformer import VaswaniTokenizer, import_model
+from vaswani_transformer import import_model
 from vaswani_transformer.importing import fairseq, marian, sentencepiece
 from vaswani_transformer.importing.source import ImportOptions
 from vaswani_transformer.importing.tables import read_pickle, tensors_of
@@ -213,17 +213,3 @@ def test_merges_with_nothing():
     backend = Tokenizer(models.BPE(vocabulary, [("", "ab")], unk_token="a"))
     text.__init__(backend)
     assert text._cut("ab") == [text._unknown]
-
-
-@pytest.mark.parametrize("known", [5, [5], ["5", 5], [0, 5], [5, 5, 5], {"a": 1}], ids=str)
-def test_known_tokens_of_a_saved_tokenizer(known):
-    backend = Tokenizer(models.WordLevel({"a": 0, "</s>": 1}, "a"))
-    with pytest.raises(ValueError, match="known_tokens"):
-        VaswaniTokenizer(tokenizer_object=backend, eos_token="</s>", unk_token="a", known_tokens=known)
-
-
-def test_known_tokens_need_an_unknown_token_that_is_known():
-    backend = Tokenizer(models.WordLevel({"a": 0, "</s>": 1, "<unk>": 2}, "a"))
-    for unknown in (None, "<unk>"):
-        with pytest.raises(ValueError, match="unk_token"):
-            VaswaniTokenizer(tokenizer_object=backend, eos_token="</s>", unk_token=unknown, known_tokens=[2, 2])

@@ -67,7 +67,7 @@ def test_one_graph_for_each_kind_of_layer(compiling, attn_implementation, autoca
 def test_layers_are_not_cut_for_several_processes(compiling, tmp_path):
     """torch would divide a graph by the parameters whose gradients are sent together."""
     with torch._dynamo.config.patch(optimize_ddp=True):
-        model = initial_model._prepared(three_layers(), Recipe(compile=True)).train()
+        model = initial_model.with_attention(three_layers(), Recipe(compile=True)).train()
         store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         try:

@@ -9,7 +9,7 @@ import torch
 from conftest import padded_batch, random_ids, tiny_model
 from every_output import END, PAD, START, VOCABULARY, every_output, peaked_model, without_padding
 from references import exhaustive_search
-from transformers import TextIteratorStreamer, TextStreamer
+from transformers import TextIteratorStreamer
 
 from vaswani_transformer import train_tokenizer
 
@@ -258,12 +258,6 @@ class TestStreamers:
     def expected(self, model, tokenizer, inputs, **options):
         output = model.generate(**inputs, num_beams=1, max_new_tokens=20, **options)[0]
         return tokenizer.decode(output, skip_special_tokens=True)
-
-    def test_print_the_text_as_it_comes(self, model, tokenizer, capsys):
-        inputs = tokenizer(["ein Satz"], return_tensors="pt")
-        streamer = TextStreamer(tokenizer, skip_special_tokens=True)
-        model.generate(**inputs, num_beams=1, max_new_tokens=20, streamer=streamer)
-        assert capsys.readouterr().out == self.expected(model, tokenizer, inputs) + "\n"
 
     @pytest.mark.parametrize("assisted", [False, True])
     def test_hand_it_to_another_thread(self, model, tokenizer, assisted):

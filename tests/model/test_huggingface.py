@@ -3,8 +3,6 @@
 `make conformance` runs the common tests themselves.
 """
 
-import copy
-
 import pytest
 import torch
 import transformers.modeling_flash_attention_utils as flash_utils
@@ -224,20 +222,6 @@ class TestTypes:
         expected = model(**inputs_with_padding()).logits
         torch.testing.assert_close(logits.float(), expected, rtol=tolerance, atol=tolerance)
         tokens_generated(half, num_beams=2)
-
-
-class TestMeta:
-    @pytest.mark.parametrize("changes", VARIANTS, ids=str)
-    def test_built_without_memory_and_filled_from_a_state_dict(self, changes):
-        model = tiny_model(**changes)
-        with torch.device("meta"):
-            empty = VaswaniForConditionalGeneration(copy.deepcopy(model.config))
-        assert all(tensor.is_meta for tensor in (*empty.parameters(), *empty.buffers()))
-        filled = VaswaniForConditionalGeneration.from_pretrained(
-            None, config=copy.deepcopy(model.config), state_dict=model.state_dict()
-        )
-        inputs = inputs_with_padding()
-        torch.testing.assert_close(filled(**inputs).logits, model(**inputs).logits, rtol=0, atol=0)
 
 
 class TestCompile:

@@ -115,15 +115,6 @@ def test_the_best_tokens_are_among_the_candidates(rows, vocab_size, count, kinds
     assert torch.equal(scores.gather(1, tokens).topk(count).values, scores.topk(count).values)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_in_float32_and_with_either_attention(attention):
-    model = tiny_model(scale=2.0, attn_implementation=attention)
-    one, other = search(model, num_beams=4), search(model, steps=False, num_beams=4)
-    assert isinstance(one.past_key_values, DecodingCache)
-    assert torch.equal(one.sequences, other.sequences)
-    torch.testing.assert_close(one.sequences_scores, other.sequences_scores, rtol=1e-5, atol=1e-5)
-
-
 class Doubled(nn.Linear):
     """Another class of linear layer, as adapters and quantised layers are."""
 

@@ -16,7 +16,6 @@ from passes import (
 from references import naive_attention, torch_transformer_logits
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel
 from vaswani_transformer.model.modeling_vaswani import shift_right
@@ -93,23 +92,6 @@ class TestCache:
         steps = step_by_step(model, input_ids, attention_mask, decoder_input_ids)
         torch.testing.assert_close(steps, full, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("changes", [{}, {"encoder_layers": 1, "decoder_layers": 3}, {"d_k": 5, "d_v": 7}])
-    @pytest.mark.parametrize("kind", ["dynamic", "static"])
-    def test_caches_made_by_the_caller(self, kind, changes):
-        model = tiny_model(**changes)
-        input_ids, attention_mask, decoder_input_ids, _ = batch_of_three()
-        config = model.config.get_text_config(decoder=True)
-        if kind == "dynamic":
-            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        else:
-            cache = EncoderDecoderCache(
-                StaticCache(config=config, max_cache_len=9),
-                StaticCache(config=config, max_cache_len=input_ids.shape[1]),
-            )
-        full = model(input_ids, attention_mask, decoder_input_ids).logits
-        steps = step_by_step(model, input_ids, attention_mask, decoder_input_ids, cache)
-        torch.testing.assert_close(steps, full, rtol=1e-4, atol=1e-5)
-
 
 def assert_tied(model):
     first, *others = embedding_matrices(model)
@@ -146,13 +128,6 @@ class TestTying:
         loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path)
         assert_tied(loaded)
         torch.testing.assert_close(loaded(ids, decoder_input_ids=ids).logits, logits, rtol=0, atol=0)
-
-    def test_a_step_of_training_moves_all_three_together(self):
-        model = tiny_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model(random_ids(2, 4), labels=random_ids(2, 5)).loss.backward()
-        optimizer.step()
-        assert_tied(model)
 
 
 class TestUntied:
@@ -252,13 +227,6 @@ class TestAutoClasses:
         assert isinstance(base, VaswaniModel)
         torch.testing.assert_close(base(*inputs).last_hidden_state, model.model(*inputs).last_hidden_state)
 
-    def test_file_of_the_base_class_loads_into_the_whole_model(self, tmp_path):
-        model = tiny_model()
-        model.model.save_pretrained(tmp_path)
-        inputs = batch_of_three()[:3]
-        loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path)
-        torch.testing.assert_close(loaded(*inputs).logits, model(*inputs).logits)
-
     def test_shards(self, tmp_path):
         model = tiny_model()
         model.save_pretrained(tmp_path, max_shard_size="20KB")
@@ -295,29 +263,6 @@ class TestInputErrors:
 
 
 class TestOtherPaths:
-    def test_embeddings_in_place_of_ids(self):
-        model = tiny_model()
-        input_ids, attention_mask, decoder_input_ids, _ = batch_of_three()
-        table = model.get_input_embeddings().weight
-        by_embeds = model(
-            attention_mask=attention_mask,
-            inputs_embeds=table[input_ids],
-            decoder_inputs_embeds=table[decoder_input_ids],
-        )
-        torch.testing.assert_close(by_embeds.logits, model(input_ids, attention_mask, decoder_input_ids).logits)
-
-    @pytest.mark.parametrize("as_tuple", [False, True])
-    def test_encoder_outputs_in_place_of_a_source(self, as_tuple):
-        model = tiny_model()
-        input_ids, attention_mask, decoder_input_ids, _ = batch_of_three()
-        encoded = model.model.encoder(input_ids, attention_mask=attention_mask)
-        outputs = model(
-            attention_mask=attention_mask,
-            encoder_outputs=(encoded.last_hidden_state,) if as_tuple else encoded,
-            decoder_input_ids=decoder_input_ids,
-        )
-        torch.testing.assert_close(outputs.logits, model(input_ids, attention_mask, decoder_input_ids).logits)
-
     def test_attentions_and_hidden_states(self):
         model = tiny_model(attn_implementation="eager", encoder_layers=2, decoder_layers=3)
         input_ids, attention_mask, decoder_input_ids, _ = batch_of_three()

@@ -172,21 +172,6 @@ class TestLength:
         assert first.startswith("row 1 ") and "40 of its 50 tokens" in first
         assert second.startswith("row 3 ") and "40 of its 60 tokens" in second
 
-    def test_cut_is_what_the_tokenizer_cuts(self, marian, tokenizer):
-        text = long_text(tokenizer, 50)
-        inputs = tokenizer(text, truncation=True, max_length=LIMIT, return_tensors="pt")
-        expected = tokenizer.decode(marian.generate(**inputs, num_beams=4, **SHORT)[0], skip_special_tokens=True)
-        translator = TranslationPipeline(marian, tokenizer, device="cpu", **SHORT)
-        assert translator(text, truncation=True) == [{TRANSLATION: expected}]
-
-    def test_sentences_are_named_too(self, marian, tokenizer, warned):
-        translator = TranslationPipeline(marian, tokenizer, device="cpu", split_sentences=True, max_new_tokens=3)
-        text = f"A dog. Two birds. Q{long_text(tokenizer, 60)}. Red."
-        with pytest.raises(ValueError, match=r"^row 1, sentence 2 has 6\d tokens"):
-            translator(["A dog. Red.", text])
-        translator(["A dog. Red.", text], truncation=True)
-        assert [message.partition(" was")[0] for message in warned()] == ["row 1, sentence 2"]
-
 
 class TestSearch:
     """Whose settings of the search count."""
@@ -227,20 +212,6 @@ class TestSearch:
         assert "Both `max_new_tokens`" not in caplog.text  # the task's max_length gives way
         expected = texts_by_hand(model, tokenizer, texts, num_beams=1, max_new_tokens=8)
         assert [result[TRANSLATION] for result in longer] == expected
-
-    @pytest.mark.parametrize("num_beams", [1, 3])
-    def test_stop_sequence(self, tokenizer, num_beams):
-        """A string that no token begins with: tokenizers put a space before what they are given."""
-        ids = tokenizer.encode("red house", add_special_tokens=False)
-        model = tiny_model(vocab_size=len(tokenizer))
-        assert len(set(ids)) == len(ids) > 1
-        # The model is made to write these tokens again and again.
-        bias = {(ids[number - 1], ids[number]): 100.0 for number in range(1, len(ids))} | {(ids[-1], ids[0]): 100.0}
-        translator = TranslationPipeline(model, tokenizer, device="cpu", num_beams=num_beams)
-        options = {"sequence_bias": {**bias, (ids[0],): 10.0}, "max_new_tokens": 3 * len(ids)}
-        whole = translator("red", **options)[0][TRANSLATION]
-        found = translator("red", stop_sequence="hou", **options)[0][TRANSLATION]
-        assert whole.count("hou") == 3 and found.count("hou") == 1 and whole.startswith(found)
 
     def test_dropout_of_a_model_from_training_is_off_and_back_on(self, tokenizer):
         model = tiny_model(seed=5, scale=3.0, vocab_size=len(tokenizer), dropout=0.5)

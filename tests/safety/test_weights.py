@@ -171,16 +171,6 @@ def test_an_index_leads_nowhere_else(folder, capsys, where):
         AutoModelForSeq2SeqLM.from_pretrained(folder)
 
 
-def test_links_of_a_cache_are_followed(folder, tmp_path):
-    shard(folder)
-    blobs = tmp_path / "blobs"
-    blobs.mkdir()
-    for number, path in enumerate(sorted(folder.glob("model-*.safetensors"))):
-        path.rename(blobs / str(number))
-        path.symlink_to(blobs / str(number))
-    load_model(folder, "cpu")
-
-
 HEADERS = {
     "overlap": {"a": ("F32", [2], [0, 8]), "b": ("F32", [2], [4, 12])},
     "overflow": {"a": ("F32", [2**32, 2**32, 2], [0, 8])},

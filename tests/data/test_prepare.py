@@ -151,33 +151,6 @@ def test_memory_of_preparation_does_not_grow_with_the_text(recipe, tmp_path):
 # Interruptions
 
 
-def prepare_in_a_child(recipe, folder, shards=None, seconds=0.0):
-    """Prepare in a forked process, killed some time after so many more shards are there; whether it was."""
-    wanted = None if shards is None else len([*folder.glob("train-*.arrow")]) + shards
-    child = fork(lambda: make(recipe, folder))
-    if wanted is not None:
-        while len([*folder.glob("train-*.arrow")]) < wanted and not (folder / "manifest.json").exists():
-            time.sleep(0.001)
-        time.sleep(seconds)
-        os.kill(child, signal.SIGKILL)
-    status = wait(child)
-    assert status in (0, -signal.SIGKILL)
-    return status != 0
-
-
-@pytest.mark.slow
-def test_a_preparation_killed_at_random_moments_ends_with_the_same_files(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "CHUNK", 2)
-    whole, folder, chance, amidst = tmp_path / "whole", tmp_path / "killed", random.Random(1), 0
-    prepare_in_a_child(recipe, whole)
-    for _ in range(8):
-        killed = prepare_in_a_child(recipe, folder, chance.randint(1, 4), chance.uniform(0, 0.01))
-        amidst += killed and any(folder.glob("train-*.arrow")) and not (folder / "manifest.json").exists()
-    prepare_in_a_child(recipe, folder)
-    assert amidst >= 2, "too few were killed with some shards made to say anything"
-    assert digests(folder) == digests(whole)
-
-
 def noted_writes(monkeypatch, stop_at=None) -> list[str]:
     """Names of the shards that are made from now on; before one more than `stop_at`, Ctrl-C."""
     written, write = [], ShardWriter._write

@@ -3,10 +3,8 @@
 import dataclasses
 import gzip
 import json
-import os
 import re
 import sys
-import threading
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -214,51 +212,6 @@ def test_a_store_that_refuses_or_lacks_a_file_is_named_in_one_line(
         assert main(["prepare", "s3://secret/p", "--check"]) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: s3://secret/p") and error.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_a_store_that_does_not_answer_ends_in_one_line(recipe, tmp_path, monkeypatch, hurried):
-    pytest.importorskip("s3fs")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "us")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    end = threading.Event()
-    with stores.web_server(lambda handler: end.wait(20)) as url:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        stores.forget()
-        for action in (lambda: load_pairs(data="s3://slow/a.tsv"), lambda: make(recipe, "s3://slow/p")):
-            message = error_of(action)
-            assert message.startswith("s3://slow/") and "timeout" in message.lower()
-        end.set()
-
-
-@pytest.mark.slow
-def test_a_store_that_is_busy_for_a_moment_is_asked_again(store, monkeypatch):
-    (to_path(store) / "a.tsv").write_text("a\tb\n")
-    behind, refused = os.environ["AWS_ENDPOINT_URL"], []
-
-    def answer(handler):
-        if len(refused) < 2:
-            refused.append(handler.path)
-            return stores.refuse(503)(handler)
-        asked = urllib.request.Request(behind + handler.path, method=handler.command)
-        for name in ("Range", "Authorization", "X-Amz-Date", "X-Amz-Content-SHA256", "Host"):
-            if name in handler.headers:
-                asked.add_header(name, handler.headers[name])
-        with urllib.request.urlopen(asked) as answered:
-            body = answered.read()
-            handler.send_response(answered.status)
-            for name, value in answered.headers.items():
-                if name not in ("Connection", "Date", "Server"):
-                    handler.send_header(name, value)
-            handler.end_headers()
-            handler.wfile.write(body)
-
-    with stores.web_server(answer) as url:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        stores.forget()
-        assert load_pairs(data=f"{store}/a.tsv")[:] == {"source": ["a"], "target": ["b"]}
-    assert len(refused) == 2
-    stores.forget()
 
 
 def test_an_url_whose_package_is_missing_or_unknown_names_what_to_do(monkeypatch):

@@ -93,8 +93,7 @@ def test_a_line_is_named_by_its_place_in_the_file(tmp_path):
 
 
 WAYS = {
-    "greedy, scores": ["--beams", "1", "--scores"],
-    "beam 4, n-best": ["--beams", "4", "--nbest", "3"],
+    "scores, n-best": ["--beams", "4", "--nbest", "3", "--scores"],
     "json, alignments": ["--beams", "2", "--nbest", "2", "--format", "json", "--alignments", "--ensemble", "MODEL"],
     "prefixes": ["--beams", "2", "--prefix", "PREFIX"],
     "glossary": ["--beams", "2", "--glossary", "GLOSSARY"],

@@ -107,6 +107,8 @@ def prepare(
     check_paths(recipe)
     check_path(folder, "output")
     folder = to_path(folder)
+    if not progress:
+        datasets.disable_progress_bars()
     with locked(folder) if is_local(folder) else reading(folder):
         train, validation = sources or data_sources(recipe)
         settings = _settings(recipe, train, validation)

@@ -28,19 +28,13 @@ def expand_home(recipe: Recipe) -> None:
 
 
 def data_path(recipe: Recipe, name: str) -> Path:
-    """Where a name of the recipe's data is: relative to `data_dir`, a leading ``~`` being the home folder."""
+    """Return the path of a name of the recipe's data: relative to `data_dir`, a leading ``~`` being the home folder."""
     path = home_path(name)
     return home_path(recipe.data_dir or "") / path if is_local(path) and not path.is_absolute() else path
 
 
-def has_data_dir(recipe: Recipe) -> bool:
-    """Whether the recipe's `data_dir`, if it names one, is a folder; of a URL it shows when files are looked for."""
-    folder = home_path(recipe.data_dir or ".")
-    return not is_local(folder) or folder.is_dir()
-
-
 def _is_here(recipe: Recipe, data: str) -> bool:
-    """Whether a name of data is of something below `data_dir`, not of a dataset on the Hub."""
+    """Return whether a name of data is of something below `data_dir`, not of a dataset on the Hub."""
     path = data_path(recipe, data)
     return not is_local(path) or path.exists() or glob.has_magic(data)
 
@@ -51,7 +45,7 @@ def _is_file(recipe: Recipe, data: str) -> bool:
 
 
 def split_to_validate_on(recipe: Recipe) -> str | None:
-    """The training data where a split of it is to validate on, and no data of its own.
+    """Return the training data if a split of it is to validate on, and no data of its own.
 
     Raises:
         UserError: for training data in files, which have no splits.
@@ -68,7 +62,7 @@ def split_to_validate_on(recipe: Recipe) -> str | None:
 
 
 def _source(recipe: Recipe, source: str | None, target: str | None, data: str | None, split: str) -> PairSource:
-    """One part of the recipe's data; `data` that is neither a file nor a pattern below `data_dir` is left as it is."""
+    """Return one part of the recipe's data; `data` that is no file or pattern below `data_dir` is left as it is."""
     # A configuration is that of the other part of the data, where this one has none.
     has_none = source is not None or (data is not None and data != recipe.train_data and _is_file(recipe, data))
     source, target = (None if name is None else data_path(recipe, name) for name in (source, target))
@@ -78,13 +72,11 @@ def _source(recipe: Recipe, source: str | None, target: str | None, data: str | 
 
 
 def data_sources(recipe: Recipe) -> tuple[PairSource, PairSource | None]:
-    """Where training and validation text is; without the latter some training pairs are to be held out.
+    """Return training and validation text, not read yet; without the latter some training pairs are to be held out.
 
     Raises:
         UserError: for a recipe without training data, and as `pair_source`, which looks at both before either is read.
     """
-    if not has_data_dir(recipe):
-        raise UserError(f"data_dir {recipe.data_dir} is not a folder: give the one that holds the data files")
     if recipe.train_data is None and recipe.train_source is None and recipe.train_target is None:
         raise UserError("no training data: give --train-source and --train-target, or --train-data")
     train = _source(recipe, recipe.train_source, recipe.train_target, recipe.train_data, recipe.train_split)
@@ -97,7 +89,7 @@ def data_sources(recipe: Recipe) -> tuple[PairSource, PairSource | None]:
 
 
 def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Dataset]:
-    """Training and validation text; without validation data some training pairs are held out."""
+    """Load training and validation text; without validation data some training pairs are held out."""
     train_source, validation_source = data_sources(recipe)
     train = train_source.load()
     if validation_source is not None:
@@ -107,7 +99,7 @@ def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Data
 
 
 def sample_rows(number: int, seed: int) -> np.ndarray:
-    """Which of `number` pairs a tokenizer is trained on, sorted: all, or `TOKENIZER_PAIRS` of them at random.
+    """Return the rows of `number` pairs that a tokenizer is trained on, sorted: all, or `TOKENIZER_PAIRS` at random.
 
     A corpus is often several, one after the other: the first pairs would give the pieces of one.
     """

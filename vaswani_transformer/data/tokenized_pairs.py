@@ -95,7 +95,7 @@ def tokenize_pairs(
 
 
 def pair_lengths(tokenized: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Source and target lengths of all pairs of `tokenize_pairs`, int32 `(pairs,)` each.
+    """Return source and target lengths of all pairs of `tokenize_pairs`, int32 `(pairs,)` each.
 
     Not by the dataset's columns: once pairs are filtered, they take hundreds of times as long and 800 bytes a pair.
     """

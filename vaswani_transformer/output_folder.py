@@ -26,6 +26,7 @@ from .files import (
     place_files,
     remove,
     remove_files,
+    remove_leftovers,
     sync,
     unfinished,
     write_text,
@@ -151,6 +152,7 @@ class OutputFolder:
         """
         self._names |= OutputFolder(self.path)._names | dict.fromkeys(names)
         self.is_marked = True
+        remove_leftovers(self.path, RECORD)
         write_text(self.path / RECORD, json.dumps({"files": list(self._names)}, indent=1) + "\n")
 
     def move(self, new: Path, name: str) -> None:

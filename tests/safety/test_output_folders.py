@@ -196,6 +196,9 @@ def test_a_removal_that_is_cut_off_leaves_no_checkpoint_and_is_finished_later(tr
     assert not complete_checkpoints(folder)
     remove_half_removed(folder)
     assert contents(folder / "checkpoint-2") == {Path("notes.txt"): b"mine"}
+    (folder / "checkpoint-2" / "notes.txt").unlink()
+    remove_half_removed(folder)  # as after a kill before the last removal
+    assert not (folder / "checkpoint-2").exists()
 
 
 def test_what_appears_during_training_is_not_replaced_and_nothing_is_lost(text, tmp_path):

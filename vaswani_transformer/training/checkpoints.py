@@ -81,8 +81,11 @@ def remove_checkpoint(folder: Path) -> None:
 
 def remove_half_removed(folder: Path) -> None:
     """Finish removals of checkpoints that were cut off."""
-    for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{REMOVING}{MANIFEST}"):
-        remove_checkpoint(path.parent)
+    for path in checkpoint_folders(folder):
+        if (path / (REMOVING + MANIFEST)).exists():
+            remove_checkpoint(path)
+        with contextlib.suppress(OSError):  # not empty, or a link
+            path.rmdir()
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from ..errors import UserError
 from .files import (
+    anywhere,
     are_same_file,
     check_files,
     check_work,
@@ -221,7 +222,8 @@ def score(
         if opened.done and not in_parts:
             _add_written(output, scorer)
         if in_parts:
-            make = replace(scoring, model=str(Path(model).absolute())).load
+            elsewhere = replace(computing, ensemble=list(map(anywhere, computing.ensemble)))
+            make = replace(scoring, model=anywhere(model), computing=elsewhere).load
             write_parts(opened, type(scorer), make, files, scans, scorer.window, workers, engine)
             _add_written(output, scorer)
         else:

@@ -187,6 +187,11 @@ def is_in_parts(output: str | None, resume: bool, workers: int, engine: str) -> 
     return has_workers(workers, engine) or (resume and parts_folder(Path(output)).is_dir())
 
 
+def anywhere(path: str) -> str:
+    """Return a path as a worker finds it whose current folder is another."""
+    return str(Path(path).absolute())
+
+
 def write_parts(
     output: ResumableOutput,
     kind: type,

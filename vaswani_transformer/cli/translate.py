@@ -16,6 +16,7 @@ from ..decoding.output import ResumableOutput
 from ..documents.formats import FORMATS
 from ..errors import UserError
 from .files import (
+    anywhere,
     check_files,
     check_work,
     closing_output,
@@ -198,8 +199,11 @@ def _translate_in_parts(model: str, options: Options) -> None:
     translator.translator.model = None
     files.resume = True  # nothing that is there is replaced
     with _opened(model, options, scans, translator) as output:
-        seeded = replace(options, sampling=replace(options.sampling, seed=translator.translator.seed))
-        make = functools.partial(_file_translator, str(Path(model).absolute()), seeded)
+        sampling = replace(options.sampling, seed=translator.translator.seed)
+        computing = replace(options.computing, ensemble=list(map(anywhere, options.computing.ensemble)))
+        elsewhere = replace(files, glossary=files.glossary and anywhere(files.glossary))
+        shared = replace(options, files=elsewhere, sampling=sampling, computing=computing)
+        make = functools.partial(_file_translator, anywhere(model), shared)
         window, lines = translator.window, options.written.lines_per_record
         write_parts(output, FileTranslator, make, paths, scans, window, files.workers, files.engine, lines)
         output.finish()

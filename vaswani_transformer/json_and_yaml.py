@@ -59,12 +59,7 @@ def read_text(path: str | Path, advice: str, most_bytes: int = MOST_BYTES) -> st
 def read_json(
     path: str | Path, advice: str, *, kind: type = dict, most_bytes: int = MOST_BYTES, finite: bool = True
 ) -> Any:
-    """Return the object (a `dict`), or the list, in a JSON file; arguments and errors of `read_text` and `parse_json`.
-
-    Raises:
-        UserError: naming file, line and mistake, followed by `advice`.
-        FileNotFoundError: if there is none.
-    """
+    """Return the object (a `dict`) or the list in a JSON file; arguments and errors of `read_text` and `parse_json`."""
     text = read_text(path, advice, most_bytes)
     with _checked(path, "is damaged", advice):
         value = parse_json(text, finite)
@@ -84,7 +79,7 @@ def parse_json(text: str, finite: bool = True) -> Any:
     """
     hooks = {"parse_constant": _finite, "parse_float": _finite} if finite else {}
     try:
-        value = json.loads(text, object_pairs_hook=unique_keys, **hooks)
+        value = json.loads(text, object_pairs_hook=_unique_keys, **hooks)
     except json.JSONDecodeError as error:
         raise ValueError(f"line {error.lineno}: {error.msg}") from None
     except RecursionError:
@@ -98,7 +93,7 @@ def parse_json(text: str, finite: bool = True) -> Any:
     return value
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object in JSON as a dictionary, for `object_pairs_hook` of `json`; `ValueError` for a repeated key."""
     values: dict[str, Any] = {}
     for key, value in pairs:

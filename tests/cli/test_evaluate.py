@@ -107,7 +107,7 @@ def test_a_translation_memory_is_a_test_set(model, evaluate, tmp_path, capsys):
     assert json.loads((tmp_path / "units.json").read_text())["bleu"] == one["bleu"]
     capsys.readouterr()
     assert main([str(word) for word in command]) == 2
-    assert "the languages are: en-GB, de" in capsys.readouterr().err
+    assert "the languages are: de, en-GB" in capsys.readouterr().err
     command[5] = tmp_path / "test.de"
     assert main([str(word) for word in [*command, *columns]]) == 2
     assert f"{memory} is a file of pairs: give it as --source and as --reference" in capsys.readouterr().err

@@ -145,7 +145,6 @@ class TestFactory:
             ({"dtype": "float99"}, "float99"),
             ({"model_kwargs": {"attn_implementation": "no_such"}}, "no_such"),
             ({"framework": "tf"}, "framework is 'tf': transformers 5 has PyTorch only"),
-            ({"truncation": "x"}, "truncation is 'x': give True, False or one of do_not_truncate, longest_first"),
             ({"tokenizer": ("not/here", {"local_files_only": True})}, "tokenizer not/here"),
         ],
         ids=lambda value: str(value)[:50],

@@ -120,11 +120,11 @@ def chosen_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
 
 
 def _plan(experiment: Experiment, setup: Setup, cells: Sequence[Cell], missing: Sequence[Cell]) -> str:
-    rows = []
-    for cell in cells:
-        figures = (cell.parameters, ","), (cell.settings.get("max_steps"), ","), (cell.flops, ".2e")
-        figures = ["" if figure is None else format(figure, form) for figure, form in figures]
-        rows.append([cell.name, "missing" if cell in missing else "finished", *figures])
+    rows = [
+        [cell.name, "missing" if cell in missing else "finished", f"{cell.parameters or 0:,}",
+         f"{cell.settings.get('max_steps', 0):,}", f"{cell.flops or 0:.2e}"]
+        for cell in cells
+    ]  # fmt: skip
     table = markdown_table(["cell", "state", "parameters", "steps", "FLOPs"], rows)
     flops = sum(cell.flops or 0 for cell in missing)
     title = f"{experiment.name}, {setup.scale} scale: {experiment.title}\nin {experiment_folder(experiment, setup)}"

@@ -31,41 +31,33 @@ SECONDS = 0.5  # that a layer of one size is timed, or two rounds if they take l
 
 
 class Attention(nn.Module):
-    """Self-attention (Equation 1) with one head, as Table 1 counts it: without the four projections by default.
+    """Self-attention (Equation 1) with one head and without projections, as Table 1 counts it.
 
-    `neighbourhood` is r: attention is the model's `restricted_attention`. `fused` takes torch's
-    `scaled_dot_product_attention`, which need not keep the n x n weights.
+    `neighbourhood` is r: attention is the model's `restricted_attention`.
     """
 
-    def __init__(self, width: int, projections: bool = False, neighbourhood: int | None = None, fused: bool = False):
+    def __init__(self, neighbourhood: int | None = None):
         super().__init__()
-        self.neighbourhood, self.fused = neighbourhood, fused
-        self.projections = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(4 if projections else 0))
+        self.neighbourhood = neighbourhood
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Map `(batch_size, length, width)` to the same shape."""
-        *projections, out = self.projections or [nn.Identity()] * 4
-        query, key, value = (project(states).unsqueeze(1) for project in projections)
         scaling = states.shape[-1] ** -0.5
-        if self.neighbourhood is not None:
-            padding_mask = torch.ones(states.shape[:2], device=states.device)
-            mask = block_mask(padding_mask, self.neighbourhood, is_causal=False)
-            return out(restricted_attention(query, key, value, mask, scaling).squeeze(2))
-        if self.fused:
-            return out(nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling).squeeze(1))
-        return out((((query @ key.transpose(-1, -2)) * scaling).softmax(-1) @ value).squeeze(1))
+        if self.neighbourhood is None:
+            return ((states @ states.transpose(-1, -2)) * scaling).softmax(-1) @ states
+        mask = block_mask(torch.ones(states.shape[:2], device=states.device), self.neighbourhood, is_causal=False)
+        return restricted_attention(*[states.unsqueeze(1)] * 3, mask, scaling).squeeze(2)
 
 
-class Recurrence(nn.Module):
-    """torch's LSTM or GRU, one layer, one direction."""
+class Recurrence(nn.LSTM):
+    """torch's LSTM, one layer, one direction."""
 
-    def __init__(self, kind: type[nn.RNNBase], width: int):
-        super().__init__()
-        self.layer = kind(width, width, batch_first=True)
+    def __init__(self, width: int):
+        super().__init__(width, width, batch_first=True)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Map `(batch_size, length, width)` to the same shape."""
-        return self.layer(states)[0]
+        return super().forward(states)[0]
 
 
 class Convolution(nn.Module):
@@ -115,24 +107,14 @@ def _dilated(length: int, kernel: int, neighbourhood: int) -> int:
     return layers
 
 
-_RECURRENT = ("Recurrent", "O(n·d²)", "O(n)", "O(n)")
 _CONVOLUTIONAL = ("Convolutional", "O(k·n·d²)", "O(1)")
-_ATTENTION = ("Self-attention", "O(n²·d)", "O(1)", "O(1)", lambda n, d, k, r: 2 * n * n * d)
 KINDS = {
     "self-attention": LayerKind(
-        "self-attention", *_ATTENTION, lambda d, k, r: Attention(d), lambda n, k, r: 1),
-    "self-attention-fused": LayerKind(
-        "self-attention, fused kernel", *_ATTENTION, lambda d, k, r: Attention(d, fused=True), lambda n, k, r: 1),
-    "self-attention-projected": LayerKind(
-        "self-attention with its projections", "Self-attention", "O(n²·d + n·d²)", "O(1)", "O(1)",
-        lambda n, d, k, r: 2 * n * n * d + 4 * n * d * d,
-        lambda d, k, r: Attention(d, projections=True), lambda n, k, r: 1),
+        "self-attention", "Self-attention", "O(n²·d)", "O(1)", "O(1)", lambda n, d, k, r: 2 * n * n * d,
+        lambda d, k, r: Attention(), lambda n, k, r: 1),
     "lstm": LayerKind(
-        "recurrent (LSTM)", *_RECURRENT, lambda n, d, k, r: 8 * n * d * d,
-        lambda d, k, r: Recurrence(nn.LSTM, d), lambda n, k, r: n - 1),
-    "gru": LayerKind(
-        "recurrent (GRU)", *_RECURRENT, lambda n, d, k, r: 6 * n * d * d,
-        lambda d, k, r: Recurrence(nn.GRU, d), lambda n, k, r: n - 1),
+        "recurrent (LSTM)", "Recurrent", "O(n·d²)", "O(n)", "O(n)", lambda n, d, k, r: 8 * n * d * d,
+        lambda d, k, r: Recurrence(d), lambda n, k, r: n - 1),
     "convolution": LayerKind(
         "convolutional, contiguous", *_CONVOLUTIONAL, "O(n/k)", lambda n, d, k, r: k * n * d * d,
         lambda d, k, r: Convolution(d, k), lambda n, k, r: _stacked(n, k // 2)),
@@ -146,7 +128,7 @@ KINDS = {
     "self-attention-restricted": LayerKind(
         "self-attention, restricted", "Self-attention (restricted)", "O(r·n·d)", "O(1)", "O(n/r)",
         lambda n, d, k, r: 2 * (r + 1) * n * d,
-        lambda d, k, r: Attention(d, neighbourhood=r), lambda n, k, r: _stacked(n, r // 2)),
+        lambda d, k, r: Attention(neighbourhood=r), lambda n, k, r: _stacked(n, r // 2)),
 }  # fmt: skip
 
 
@@ -273,8 +255,8 @@ class Table1(Experiment):
             f" {widths[0]:,} to {widths[-1]:,} at n = {settings['length']:,}; k = {settings['kernel']}, r ="
             f" {settings['neighbourhood']}. Exponents: least squares of logarithms over the three largest sizes; time"
             " is of forward and backward together, operations are counted, memory is what the forward pass keeps for"
-            " the backward pass. Self-attention is one head and without projections, as the table counts it, unless"
-            " named otherwise; the restricted one is the model's (`attention_window`)."
+            " the backward pass. Self-attention is one head and without projections, as the table counts it; the"
+            " restricted one is the model's (`attention_window`)."
         )
         tables = (results_table(cells, results, columns) for columns in (formulas, measured))
         return "\n\n".join([f"# Table 1, {setup.scale} scale", *tables, f"{notes} {describe_runs(results)}"])

@@ -31,6 +31,8 @@ def test_one_column_for_both_sides_a_config_or_a_slice_of_a_file_are_refused(tmp
     path = write(tmp_path / "a.tsv", "a\tb\n")
     assert "config='de-en'" in error_of(load_pairs, data=path, config="de-en")
     assert "split='train[:10]'" in error_of(load_pairs, data=path, split="train[:10]")
+    assert "en is both source and target" in error_of(load_pairs, data=path, source_column="en", target_column="en")
+    assert f"{path} is both source and target" in error_of(load_pairs, source=path, target=path)
 
 
 @pytest.mark.parametrize("name", ["a.xlsx", "a.txt", "a", "a.gz"])
@@ -83,6 +85,8 @@ def test_shards_that_do_not_pair_match_or_agree_are_refused(tmp_path):
     (tmp_path / "part.1.de.gz").unlink()
     message = error_of(load_pairs, **arguments)
     assert "part.*.en.gz matches 3 files and " in message and "part.*.de.gz 2: every file" in message
+    (tmp_path / "part.0.en.gz").unlink()  # as many on both sides, and other ones
+    assert f"{tmp_path / 'part.1.en.gz'} has no partner" in error_of(load_pairs, **arguments)
     missing = {"source": tmp_path / "b.*.en", "target": tmp_path / "b.*.de"}
     assert f"no file matches {tmp_path / 'b.*.en'}" in error_of(load_pairs, **missing)
     write(tmp_path / "x.tsv", "a\tb\n")
@@ -135,7 +139,7 @@ def test_a_file_in_a_folder_is_read_as_if_it_were_named(tmp_path, name, content)
     (tmp_path / "folder").mkdir()
     path = write(tmp_path / "folder" / name, content)
     expected = read(data=path)
-    if isinstance(expected, str) and name != "a.tsv":
+    if isinstance(expected, str) and name == "a.jsonl":
         expected = expected.replace(f"{path}: ", f"{path.parent}: ")
     assert read(data=tmp_path / "folder") == expected
 

@@ -63,10 +63,11 @@ def test_a_line_without_end_is_refused_before_it_is_in_memory(commands, model, t
 @pytest.mark.parametrize("reader", ["score", "tokenizer", "prepare"])
 def test_every_command_refuses_it_with_its_place(commands, model, tmp_path, reader):
     path, out = long_line(tmp_path, "long.gz"), tmp_path / "out"
+    (tmp_path / "b").write_text("b")
     words = {
         "score": ["score", model, "--source", path, "--target", path],
         "tokenizer": ["tokenizer", path, "--output", out],
-        "prepare": ["prepare", "small", "--train-source", path, "--train-target", path, "--output", out],
+        "prepare": ["prepare", "small", "--train-source", path, "--train-target", path.with_name("b"), "--output", out],
     }[reader]
     assert f"{path}, line 1: more than" in refusal(commands.vaswani(*words))
 

@@ -1,8 +1,9 @@
-"""Pairs of sentences in files that our own readers read: line-aligned text, TSV and TMX.
+"""Pairs of sentences in files that our own readers read: line-aligned text, TSV, CSV and TMX.
 
-CSV, JSON, Parquet and everything else is read by `datasets` (`parallel_text`).
+JSON, Parquet and everything else is read by `datasets` (`parallel_text`), which would fill up short rows of CSV.
 """
 
+import csv
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice, zip_longest
@@ -12,9 +13,9 @@ from typing import Any
 import datasets
 import pyarrow as pa
 
-from ..errors import UserError
+from ..errors import UserError, reading
 from ..files import to_path
-from .text_files import read_lines
+from .text_files import LONGEST_LINE, read_lines
 from .tmx import read_tmx
 
 DEFAULT_COLUMNS = ("source", "target")
@@ -49,6 +50,19 @@ def _read_tsv(path: Path, columns: tuple[str, str]) -> Pairs:
         yield fields[source], fields[target]
 
 
+def _read_csv(path: Path, columns: tuple[str, str]) -> Pairs:
+    csv.field_size_limit(LONGEST_LINE)
+    rows = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
+    with reading(path):
+        header = next(rows, [])
+        source, target = (column_position(column, header, str(path)) for column in columns)
+        for fields in filter(None, rows):
+            if len(fields) != len(header):
+                counts = f"{len(fields)} fields and not {len(header)}, as the header"
+                raise UserError(f"{path}, line {rows.line_num}: {counts}; quote text with commas")
+            yield fields[source], fields[target]
+
+
 def column_position(column: str, available: list[str], where: str) -> int:
     """Return the index of a column among those of `where`, which must have it once."""
     if available.count(column) != 1:
@@ -61,6 +75,7 @@ _READERS = {
     "text": _read_text,
     UNDECODED: partial(_read_text, errors="replace"),
     ".tsv": _read_tsv,
+    ".csv": _read_csv,
     ".tmx": read_tmx,
 }
 
@@ -68,7 +83,7 @@ _READERS = {
 def read_pairs(
     kind: str, shards: Iterable[tuple[str | Path, ...]], columns: tuple[str, str] = DEFAULT_COLUMNS
 ) -> Pairs:
-    """Yield the pairs of shards, each one file, or a source and a target file, of the kind text, .tsv or .tmx.
+    """Yield the pairs of shards, each one file, or a source and a target file, of the kind text, .tsv, .csv or .tmx.
 
     Raises:
         UserError: naming file and line; also for a file without any pair.

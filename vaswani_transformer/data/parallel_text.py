@@ -1,11 +1,12 @@
 """Parallel text from files, folders and the Hub, loaded as a memory-mapped dataset.
 
-`pair_source` finds what is named; line-aligned text, TSV and TMX are read by `pair_readers`, all else by `datasets`.
+`pair_source` finds what is named; text, TSV, CSV and TMX are read by `pair_readers`, all else by `datasets`.
 """
 
 import contextlib
 import glob
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +24,8 @@ from .pair_readers import DEFAULT_COLUMNS, PAIR_FEATURES, UNDECODED, PairsBuilde
 from .text_files import LONGEST_LINE, check_on_disk, file_stamp, home_path
 
 CACHE_VERSION = 2  # part of every cache key: raise it when the meaning of the cached rows changes
-_OWN = (".tsv", ".tmx")
-# Builders of `datasets` by suffix, and their options: words like NA and null are text.
-_BUILDERS = {".csv": ("csv", {"keep_default_na": False}), ".json": ("json", {}), ".parquet": ("parquet", {})}
-_BUILDERS[".jsonl"] = _BUILDERS[".json"]
+_OWN = (".tsv", ".csv", ".tmx")
+_BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of `datasets`, by suffix
 _FORMATS = (*_OWN, *_BUILDERS)
 
 
@@ -57,9 +56,8 @@ class PairSource:
                 dataset = datasets.load_from_disk(self.where)
                 dataset = dataset[self.split] if isinstance(dataset, datasets.DatasetDict) else dataset
             elif self.kind in _BUILDERS:
-                name, options = _BUILDERS[self.kind]
                 files = {split: [glob.escape(str(file)) for (file,) in each] for split, each in self.shards.items()}
-                dataset = datasets.load_dataset(name, data_files=files, split=self.split, **options)
+                dataset = datasets.load_dataset(_BUILDERS[self.kind], data_files=files, split=self.split)
             else:
                 dataset = datasets.load_dataset(self.kind, self.config, split=self.split)
             return _pairs_only(dataset, self.columns, self.where)
@@ -102,8 +100,6 @@ def _loading(where: str) -> Iterator[None]:
 
 def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str) -> datasets.Dataset:
     """Return the two columns, also from within `translation`, as strings; nothing is copied unless the type differs."""
-    if "__index_level_0__" in dataset.column_names:  # pandas' way with a CSV file whose rows have more fields
-        raise UserError(f"{where}: rows have more fields than the header: quote text with commas")
     if not set(columns) <= set(dataset.column_names) and "translation" in dataset.column_names:
         dataset = dataset.select_columns(["translation"]).flatten()
         dataset = dataset.rename_columns({name: name.removeprefix("translation.") for name in dataset.column_names})
@@ -151,6 +147,9 @@ def pair_source(
         raise UserError(
             f"{' and '.join(names) or 'nothing'} was given: give either both text files (source, target) or data"
         )
+    sides = columns if data is not None else [home_path(name).absolute() for name in (source, target)]
+    if sides[0] == sides[1]:
+        raise UserError(f"{sides[0]} is both source and target: name two columns, or two files")
     paths = find_shards(source if data is None else data)
     if data is not None and is_local(paths[0]):
         if paths[0].is_dir():
@@ -231,12 +230,29 @@ def find_shards(name: str | Path) -> list[Path]:
 
 
 def _paired_shards(source: str | Path, target: str | Path) -> list[tuple[Path, Path]]:
-    """Return source and target file of each shard, in the order of their names."""
+    """Return source and target file of each shard, in the order of their names.
+
+    Where wildcards stand for the same text on both sides, a file without a partner is refused, even if another one is
+    missing on the other side; where they stand for other text throughout, only the order counts.
+    """
     sides = [find_shards(name) for name in (source, target)]
-    if len(sides[0]) != len(sides[1]):
+    texts = [
+        {_wildcard_text(name, path): path for path in side} for name, side in zip((source, target), sides, strict=True)
+    ]
+    common = texts[0].keys() & texts[1].keys()
+    lone = [path for text, path in (texts[0] | texts[1]).items() if common and text not in common]
+    if lone or len(sides[0]) != len(sides[1]):
         counts = f"{source} matches {len(sides[0])} files and {target} {len(sides[1])}"
-        raise UserError(f"{counts}: every file of sources needs one of targets")
+        alone = f"; {lone[0]} has no partner" if lone else ""
+        raise UserError(f"{counts}: every file of sources needs one of targets{alone}")
     return list(zip(*sides, strict=True))
+
+
+def _wildcard_text(pattern: str | Path, path: Path) -> tuple[str, ...] | None:
+    """Return what the ``*`` and ``?`` of a pattern stand for in a path; None for a pattern with other wildcards."""
+    rule = re.escape(str(home_path(pattern).absolute())).replace(r"\*", "([^/]*)").replace(r"\?", "([^/])")
+    match = re.fullmatch(rule, str(path))
+    return match and match.groups()
 
 
 def load_pairs(

@@ -9,7 +9,6 @@ import random
 import signal
 import time
 
-import cleaning_runs
 import pyarrow.parquet as pq
 import pytest
 from children import fork, wait
@@ -19,13 +18,11 @@ from pair_files import write
 
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data import cleaning
-from vaswani_transformer.data.cleaning_report import draw_report
 from vaswani_transformer.data.cleaning_rules import _detector
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.recipes.recipe import Recipe
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
-without_pictures = cleaning_runs.without_pictures
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 # Whoever does it
@@ -143,26 +140,6 @@ def test_the_report_has_counts_and_samples_and_nothing_that_a_reader_would_obey(
         if ": as pair " in line:
             row, first = (int(part.replace(",", "")) - 1 for part in line.removeprefix("    pair ").split(": as pair "))
             assert plainly(text[1][row][0]) == plainly(text[1][first][0]) and first < row
-
-
-def test_the_picture_counts_the_pairs_that_rules_have_seen(text, all_rules, tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    drawn = {}
-
-    def draw(picture, rules, histograms, ranges):
-        drawn.update(histograms, range=list(ranges["score"]))
-        return draw_report(picture, rules, histograms, ranges)
-
-    monkeypatch.setattr(cleaning, "draw_report", draw)
-    monkeypatch.setattr(cleaning, "PART", 100)
-    counts = make(text[0], tmp_path / "out", **all_rules)["counts"]
-    left = len(text[1]) - sum(counts[name] for name in ("empty", "undecodable", "identical"))
-    assert drawn["characters"].sum(1).tolist() == [left, left]
-    assert drawn["length ratio"].sum() == left - counts["length"]
-    assert drawn["score"].sum() == left - counts["length"] - counts["length ratio"] - counts["test text"]
-    assert drawn["range"] == [0, 399 / 400]
-    assert (tmp_path / "out" / "report.png").read_bytes().startswith(b"\x89PNG")
-    assert "(report.png)" in (tmp_path / "out" / "report.md").read_text("utf-8")
 
 
 def test_cleaned_text_is_prepared_and_trained_on_as_the_command_says(text, tmp_path, capsys, monkeypatch):

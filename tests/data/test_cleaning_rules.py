@@ -7,7 +7,6 @@ import statistics
 import unicodedata
 from collections import Counter
 
-import cleaning_runs
 import numpy as np
 import pytest
 from cleaning_runs import make, plainly, recipe_of, rows_of
@@ -26,8 +25,7 @@ from vaswani_transformer.data.cleaning_rules import (
     read_scores,
 )
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
-without_pictures = cleaning_runs.without_pictures
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 # The rules, by plain Python

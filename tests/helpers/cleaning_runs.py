@@ -1,7 +1,4 @@
-"""Cleaning in this process, for tests: recipes of pairs, and the rows that are left.
-
-A test file takes a fixture of these by its name.
-"""
+"""Cleaning in this process, for tests: recipes of pairs, and the rows that are left."""
 
 import dataclasses
 import hashlib
@@ -9,21 +6,11 @@ import unicodedata
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 
-from vaswani_transformer.data import cleaning
 from vaswani_transformer.data.cleaning import clean
 from vaswani_transformer.data.cleaning_rules import CleaningRules
 from vaswani_transformer.output_folder import OWN
 from vaswani_transformer.recipes.recipe import Recipe
-
-
-@pytest.fixture(scope="module")
-def without_pictures(cache):
-    """No picture of a cleaning."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cleaning, "draw_report", lambda *_: False)
-        yield
 
 
 def recipe_of(folder, pairs, **changes):

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
@@ -24,7 +23,7 @@ from ..hardware import check_workers
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
-from .cleaning_report import BINS, SHOWN, draw_report, report_text
+from .cleaning_report import SHOWN, report_text
 from .cleaning_rules import (
     DUPLICATE,
     KEPT,
@@ -44,7 +43,7 @@ from .recipe_data import data_sources
 from .text_files import check_on_disk, file_stamp, home_path, read_lines
 from .workers import LOCAL, check_engine, default_workers, run_tasks
 
-MANIFEST, REPORT, PICTURE = "cleaning.json", "report.md", "report.png"
+MANIFEST, REPORT = "cleaning.json", "report.md"
 TASKS, SETTINGS = ".tasks", "settings.json"  # the folder of parts that are judged, and the settings they are of
 PART = 250_000  # pairs of a part
 SAMPLED = 100_000  # pairs whose lengths are looked at
@@ -106,12 +105,12 @@ def clean(
         cleaning.start(settings)
         numbers = range(-(-len(text) // PART))
         run = partial(run_tasks, workers=workers or default_workers(len(numbers)), engine=engine)
-        learned = cleaning.learn()
-        judged = run(partial(cleaning.judging, learned), numbers, shown="judging" if progress else None)
-        samples = cleaning.match(list(chain.from_iterable(result["samples"] for result in judged)), len(numbers))
+        ratio = cleaning.learn()
+        judged = run(partial(cleaning.judging, ratio), numbers, shown="judging" if progress else None)
+        samples = cleaning.match(list(chain.from_iterable(judged)), len(numbers))
         with output.staging() as staging:
             run(partial(cleaning.writing, staging), numbers, shown="writing" if progress else None)
-            manifest = cleaning.finish(staging, learned, [result["histograms"] for result in judged], samples, settings)
+            manifest = cleaning.finish(staging, ratio, samples, settings)
             output.place(staging, MANIFEST, stale=output.names())
         remove(output.path / TASKS)
         return manifest
@@ -144,12 +143,8 @@ class Cleaning:
             self.folder.mkdir()
             write_text(self.folder / SETTINGS, json.dumps(settings))
 
-    def learn(self) -> dict[str, Any]:
-        """Find what a `Judge` needs of the whole text: the distribution of length ratios; tests and scores, as files.
-
-        Returns:
-            `ratio`, a `LengthRatio`, and `ranges`, the ends of the histograms of characters, length ratios and scores.
-        """
+    def learn(self) -> LengthRatio | None:
+        """Return the distribution of length ratios, if a rule is on it; write tests and scores as files."""
         total, rules, ratio, scores = len(self.text), self.rules, None, np.zeros(0)
         if rules.length_ratio:
             rows = range(total) if total <= SAMPLED else held_out_rows(total, SAMPLED, self.recipe.seed)
@@ -168,11 +163,7 @@ class Cleaning:
                 problem = f"{path} has {len(scores):,} lines and the text {total:,} pairs"
                 raise UserError(f"{problem}: line n must be of pair n")
         np.save(self.folder / "scores.npy", scores)
-        finite = scores[np.isfinite(scores)]
-        low, high = float(finite.min(initial=np.inf)), float(finite.max(initial=-np.inf))
-        limit = rules.length_ratio
-        ranges = {"characters": (0, 1.5 * rules.max_characters), "length ratio": (-2 * limit, 2 * limit)}
-        return {"ratio": ratio, "ranges": ranges | {"score": (low, high) if low < high else (0.0, 1.0)}}
+        return ratio
 
     def _rows(self, number: int) -> range:
         """Return the rows of a part."""
@@ -182,15 +173,15 @@ class Cleaning:
         """Return a dropped pair for the report: rule, a number by which few are chosen, row, both sides, reason."""
         return [NAMES[status], key_of(f"{self.recipe.seed} {row}"), row, *map(shortened, pair), reason]
 
-    def judging(self, learned: dict[str, Any]) -> Callable[[int], dict]:
-        """Return the task that judges a part, and writes the status and a key of each pair."""
+    def judging(self, ratio: LengthRatio | None) -> Callable[[int], list]:
+        """Return the task that judges a part, writes the status and a key of each pair, and returns samples."""
         tests, scores = (np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ("tests", "scores"))
 
-        def task(number: int) -> dict:
+        def task(number: int) -> list:
             path, rows = self.folder / f"judged-{number:05d}.json", self._rows(number)
             if path.is_file():
-                return read_json(path, "remove it")
-            judge = Judge(self.rules, learned["ratio"], tests, scores if self.rules.scores else None)
+                return read_json(path, "remove it")["samples"]
+            judge = Judge(self.rules, ratio, tests, scores if self.rules.scores else None)
             table, samples = np.zeros(len(rows), [("status", np.uint8), ("key", np.uint64)]), []
             for row, pair in zip(rows, pairs_of(self.text.select(rows)), strict=True):
                 status, reason, text = judge.judge(row, pair)
@@ -200,9 +191,8 @@ class Cleaning:
                     samples = _fewest(samples) if len(samples) > 1000 else samples
             with written_whole(path.with_suffix(".npy")) as new, new.open("wb") as file:
                 np.save(file, table)
-            result = {"samples": _fewest(samples), "histograms": _histograms(judge.values, learned["ranges"])}
-            write_text(path, json.dumps(result))
-            return result
+            write_text(path, json.dumps({"samples": _fewest(samples)}))
+            return _fewest(samples)
 
         return task
 
@@ -248,21 +238,17 @@ class Cleaning:
         with written_whole(path) as new:
             pq.write_table(table.replace_schema_metadata(), new, compression="zstd")
 
-    def finish(self, staging: Path, learned: dict, histograms: list[dict], samples: list, settings: dict) -> dict:
+    def finish(self, staging: Path, ratio: LengthRatio | None, samples: list, settings: dict) -> dict:
         """Write the validation text, the report and the manifest."""
-        status, ratio = np.load(self.folder / "status.npy"), learned["ratio"]
-        counts = np.bincount(status, minlength=len(NAMES)).tolist()
+        counts = np.bincount(np.load(self.folder / "status.npy"), minlength=len(NAMES)).tolist()
         named = {name: pairs for name, pairs in zip(NAMES, counts, strict=True) if pairs or name == NAMES[KEPT]}
         if not counts[KEPT]:
             raise UserError(f"no pair is left after cleaning ({named}): look at the text, or change the rules")
         if self.validation is not None:
             self._write(self.validation, staging / "validation-00000.parquet", np.ones(len(self.validation), bool))
         parts = sorted(path.name for path in staging.iterdir())
-        sums = {name: sum(np.array(part.get(name, 0)) for part in histograms) for name in learned["ranges"]}
-        sums = {name: values for name, values in sums.items() if np.ndim(values)}
-        has_picture = draw_report(staging / PICTURE, self.rules, sums, learned["ranges"])
         has_tests = bool(self.rules.tests) or self.validation is not None
-        report = report_text(self.rules, counts, samples, ratio, has_tests, PICTURE if has_picture else None)
+        report = report_text(self.rules, counts, samples, ratio, has_tests)
         write_text(staging / REPORT, report)
         manifest = {"counts": named, "length_ratio": ratio and asdict(ratio), "parts": parts, "settings": settings}
         write_text(staging / MANIFEST, json.dumps(manifest, indent=1))
@@ -275,12 +261,3 @@ def _fewest(samples: list[list]) -> list[list]:
     for sample in sorted(samples):
         by_rule.setdefault(sample[0], []).append(sample)
     return [sample for ordered in by_rule.values() for sample in ordered[:SHOWN]]
-
-
-def _histograms(values: dict[str, list], ranges: dict) -> dict[str, list[list[int]]]:
-    """Return counts of the values between the ends of each histogram, `(rows, BINS)`."""
-    histograms = {}
-    for name, seen in values.items():
-        columns = np.atleast_2d(np.array(seen).T).clip(*ranges[name])
-        histograms |= {name: [np.histogram(row, BINS, ranges[name])[0].tolist() for row in columns]} if seen else {}
-    return histograms

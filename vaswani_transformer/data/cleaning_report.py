@@ -1,16 +1,10 @@
-"""The report of `vaswani clean`: what each rule has dropped, with samples, and the lengths and scores of the text."""
+"""The report of `vaswani clean`: what each rule has dropped, with samples."""
 
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
+from .cleaning_rules import BOTH, KEPT, NAMES, CleaningRules, LengthRatio
 
-from ..plots import new_figure
-from .cleaning_rules import BOTH, KEPT, NAMES, SIDES, CleaningRules, LengthRatio
-
-BINS = 60  # of a histogram
 SHOWN = 5  # samples of each rule
 
 
@@ -20,7 +14,6 @@ def report_text(
     samples: Sequence[list],
     ratio: LengthRatio | None,
     has_tests: bool,
-    picture: str | None,
 ) -> str:
     """Return the report in Markdown.
 
@@ -30,7 +23,6 @@ def report_text(
         samples: of the pairs that each rule has dropped: its name, hash, row, source, target and reason.
         ratio: the distribution of length ratios, if a rule is on it.
         has_tests: whether the text was compared with other text.
-        picture: the file that `draw_report` has drawn, if it has.
     """
     total = left = sum(counts)
     lines = [
@@ -51,7 +43,6 @@ def report_text(
             "| characters of the source | ratio | least | most |", "| ---: | ---: | ---: | ---: |",
             *("| " + " | ".join(_ratios(*group, rules.length_ratio)) + " |" for group in groups),
         ]  # fmt: skip
-    lines += ["", f"![Lengths and scores]({picture})"] if picture else []
     for name in NAMES:
         texts = [
             f"    pair {row + 1:,}{reason and ': '}{reason}\n    {_shown(source)}\n    {_shown(target)}"
@@ -92,31 +83,3 @@ def _ratios(length: float, median: float, deviation: float, limit: float) -> lis
 def _shown(text: str) -> str:
     """Return a text on one line, without what a terminal would obey."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(text.split()))
-
-
-def draw_report(
-    picture: Path, rules: CleaningRules, histograms: Mapping[str, np.ndarray], ranges: Mapping[str, Sequence[float]]
-) -> bool:
-    """Draw how many pairs have which length, ratio and score, with the limits; False without matplotlib."""
-    limit = rules.length_ratio
-    panels: dict[str, tuple[str, list[Any]]] = {
-        "characters": ("characters of a side", [rules.max_characters]),
-        "length ratio": ("robust deviations from the expected length ratio", [-limit, limit]),
-        "score": ("score", [rules.minimum_score, rules.maximum_score]),
-    }
-    panels = {name: panel for name, panel in panels.items() if name in histograms}
-    if not panels or (figure := new_figure(figsize=(7, 2.6 * len(panels)))) is None:
-        return False
-    for axis, (name, (label, limits)) in zip(np.ravel(figure.subplots(len(panels))), panels.items(), strict=True):
-        edges = np.linspace(*ranges[name], len(histograms[name][0]) + 1)
-        for values, side in zip(histograms[name], SIDES, strict=False):
-            axis.stairs(values, edges, fill=len(histograms[name]) == 1, label=side)
-        for value in limits:
-            if value is not None:
-                axis.axvline(value, color="tab:red", linestyle="--", linewidth=1)
-        axis.set(xlabel=label, ylabel="pairs", yscale="symlog")
-        axis.grid(alpha=0.3)
-        if len(histograms[name]) > 1:
-            axis.legend()
-    figure.savefig(picture, dpi=110)
-    return True

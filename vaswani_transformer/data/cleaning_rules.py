@@ -135,7 +135,7 @@ def _logarithms(characters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Judge:
-    """Judges pairs by the rules that look at a pair alone, and keeps the values that are compared with limits.
+    """Judges pairs by the rules that look at a pair alone.
 
     Args:
         rules: what is dropped.
@@ -146,7 +146,6 @@ class Judge:
 
     def __init__(self, rules: CleaningRules, ratio: LengthRatio | None = None, tests: Any = (), scores: Any = None):
         self.rules, self.ratio, self.tests, self.scores = rules, ratio, frozenset(np.asarray(tests).tolist()), scores
-        self.values: dict[str, list] = {"characters": [], "length ratio": [], "score": []}
 
     def judge(self, row: int, pair: tuple[str, str]) -> tuple[int, str, tuple[str, str]]:
         """Return `KEPT` or the first rule that drops the pair in a row of the text, why, and the pair as by `plain`."""
@@ -162,12 +161,10 @@ class Judge:
             yield UNDECODABLE, f"U+{ord(mark[0]):04X}"
         if text[0] == text[1] and not rules.keep_identical:
             yield IDENTICAL, ""
-        self.values["characters"].append(characters)
         if max(characters) > rules.max_characters or words > rules.max_words:
             yield LENGTH, f"{max(characters):,} characters, {words:,} words"
         if self.ratio is not None:
             deviation = float(self.ratio.deviation(np.array(characters)))
-            self.values["length ratio"].append(deviation)
             if abs(deviation) > rules.length_ratio:
                 yield RATIO, f"{deviation:+.1f} deviations"
         for side, line in zip(SIDES, text, strict=True):
@@ -175,7 +172,6 @@ class Judge:
                 yield TEST, f"the {side}"
         if self.scores is not None:
             score, low, high = float(self.scores[row]), rules.minimum_score, rules.maximum_score
-            self.values["score"] += [score] * math.isfinite(score)
             if not ((low is None or score >= low) and (high is None or score <= high)) or math.isnan(score):
                 yield SCORE, f"{score:g}"
         for side, line, expected in zip(SIDES, text, rules.languages or (), strict=bool(rules.languages)):

@@ -165,14 +165,6 @@ def test_epochs_and_seeds_give_different_batches():
     assert epochs(TokenBatchSampler(*some_lengths(), 1000, seed=5), [0]) != [first]
 
 
-def test_batches_of_short_and_of_long_pairs_are_mixed():
-    source, target = some_lengths(4000)
-    sampler = TokenBatchSampler(source, target, 1000)
-    longest = [max(max(source[pair], target[pair]) for pair in batch) for batch in sampler]
-    assert len(longest) > 50
-    assert abs(np.corrcoef(range(len(longest)), longest)[0, 1]) < 0.4
-
-
 @settings(max_examples=60)
 @given(problems(micro_batches=st.sampled_from([1, 1, 2, 4])), st.integers(0, 9))
 def test_statistics_equal_a_plain_count(problem, epoch):
@@ -221,11 +213,6 @@ def test_batches_are_full_on_both_sides():
     assert tokens.mean() > 0.98 * 4000
     assert np.quantile(tokens, 0.05) > 0.95 * 4000
     assert len(batches) <= math.ceil(lengths[0].sum() / 4000 * 1.02)
-
-
-def test_one_long_pair_among_short_ones_does_not_make_a_batch_of_padding():
-    for batch in TokenBatchSampler([1000] + [2] * 9000, [1000] + [2] * 9000, 10_000):
-        assert 0 not in batch or len(batch) <= 15
 
 
 def test_parts_are_about_a_share_of_the_limit():
@@ -286,12 +273,6 @@ def test_errors(arguments, message):
     assert "\n" not in str(caught.value)
 
 
-def test_accelerate_sees_batches_of_varying_size():
-    sampler = TokenBatchSampler([1], [1], 10)
-    assert sampler.batch_size is None
-    assert sampler.drop_last is False
-
-
 def test_collator():
     pairs = [
         {"input_ids": [5, 6, 7, 2], "labels": [9, 2], "source_length": 4},
@@ -309,13 +290,6 @@ def test_collator():
         assert batch[name].dtype == torch.int64
         assert batch[name].tolist() == rows
     assert IGNORE_INDEX == -100
-
-
-def test_collator_marks_padding_by_length_and_not_by_id():
-    """A source may hold the padding token itself."""
-    batch = PairCollator(pad_token_id=0)([{"input_ids": [0, 0], "labels": [0]}, {"input_ids": [3], "labels": [0]}])
-    assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
-    assert batch["labels"].tolist() == [[0], [0]]
 
 
 def ids(longest):
@@ -369,14 +343,6 @@ def test_the_packed_size_is_enough_for_any_batch_and_no_larger_than_needed(longe
         assert size - tokens >= math.ceil((size - 1) / longest)
         smaller = size - 64
         assert smaller - tokens < math.ceil(smaller / longest)
-
-
-def test_a_packed_batch_of_arrays_of_short_integers():
-    pairs = [{"input_ids": np.array([60_000, 2], np.uint16), "labels": torch.tensor([7])}]
-    batch = PackedCollator(0, 10, 5, 4)(pairs)
-    assert batch["input_ids"].tolist() == [[60_000, 2, 0, 0, 0]]
-    assert batch["labels"].tolist() == [[7, -100, -100, -100]]
-    assert batch["source_offsets"].tolist() == [0, 2, 5] and batch["target_offsets"].tolist() == [0, 1, 4]
 
 
 @pytest.mark.parametrize(
@@ -436,15 +402,6 @@ def test_windows_keep_every_promise_one_after_the_other(problem, data):
     sampler.skipped = 0
     number = length // options["micro_batches"]
     assert sampler.statistics().startswith(f"{starts[-1]:,} pairs in {number:,} batches an epoch: ")
-
-
-def test_windows_are_of_shards_from_everywhere_and_about_equal():
-    starts = list(range(0, 4001, 40))
-    sampler = WindowedBatchSampler(np.full((2, 4000), 3, np.uint16), 60, starts, window=1000)
-    assert len(sampler._windows) == 4 and all(20 <= len(window) <= 30 for window in sampler._windows)
-    assert all(window.min() < 25 and window.max() >= 75 for window in sampler._windows)
-    one = WindowedBatchSampler(np.full((2, 4000), 3, np.uint16), 60, starts, window=4000)
-    assert list(one) == list(TokenBatchSampler(*np.full((2, 4000), 3), 60))
 
 
 def test_skipped_windows_are_not_ordered(monkeypatch):

@@ -56,13 +56,6 @@ def all_rules(text):
     return {"scores": f"{text[0].data_dir}/scores.tsv", "minimum_score": 0.01}
 
 
-@pytest.mark.slow
-def test_any_number_of_workers_gives_the_same_files(text, all_rules, tmp_path, monkeypatch):
-    for workers in (1, 3):
-        make(text[0], tmp_path / str(workers), workers=workers, **all_rules)
-    assert digests(tmp_path / "1") == digests(tmp_path / "3")
-
-
 def test_what_is_kept_and_shown_does_not_depend_on_the_parts(text, all_rules, tmp_path, monkeypatch):
     results = []
     for size in (250_000, 37):
@@ -155,15 +148,6 @@ def test_cleaned_text_is_prepared_and_trained_on_as_the_command_says(text, tmp_p
     out = capsys.readouterr().out
     assert f"training: {len(rows_of(tmp_path / 'out')):,} pairs read" in out and "validation: 20 pairs read" in out
     assert len(rows_of(tmp_path / "out", "validation")) == 20
-
-
-def test_the_command_to_train_names_columns_that_the_recipe_does_not(tmp_path, capsys):
-    (tmp_path / "pairs.tsv").write_text("en\tde\na dog\tein Hund\ntwo cats\tzwei Katzen\n")
-    columns = ["--source-column", "en", "--target-column", "de"]
-    command = ["clean", "small", "--train-data", str(tmp_path / "pairs.tsv"), *columns, "--output"]
-    assert main([*command, str(tmp_path / "out"), "--workers", "1", "--quiet"]) == 0
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line == f"train on it: vaswani train small --train-data {tmp_path / 'out'} {' '.join(columns)}"
 
 
 def test_a_part_of_which_nothing_is_left_has_no_file(tmp_path, monkeypatch):

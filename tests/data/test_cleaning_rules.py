@@ -21,7 +21,6 @@ from vaswani_transformer.data.cleaning_rules import (
     CleaningRules,
     LengthRatio,
     bands,
-    near_duplicates,
     read_scores,
 )
 
@@ -209,21 +208,6 @@ def test_near_duplicates_are_those_of_a_jaccard_similarity(sentences, tmp_path, 
     found = sum(row not in kept for row in rows[2::3])
     assert abs(found - sum(shares)) < 4.5 * math.sqrt(sum(share * (1 - share) for share in shares)) + 1
     assert 20 < found < 280
-
-
-def test_bands_find_two_of_three_pairs_at_their_similarity():
-    for similarity in (0.5, 0.7, 0.8, 0.9, 0.95):
-        number, length = bands(similarity)
-        assert number * length <= 128
-        assert 1 - (1 - similarity**length) ** number == pytest.approx(0.64, abs=0.1)
-
-
-def test_both_sides_are_compared_apart(sentences):
-    pytest.importorskip("rensa")
-    pairs = [(sentences[0], sentences[1]), (sentences[1], sentences[0]), (sentences[0], sentences[2])]
-    dropped = {side: list(near_duplicates(enumerate(pairs, 7), 0.8, side)) for side in ("source", "target", "both")}
-    assert dropped == {"source": [(9, 7)], "target": [], "both": []}
-    assert list(near_duplicates(enumerate(pairs[:1] * 3), 0.8, "both")) == [(1, 0), (2, 0)]
 
 
 # Languages and scores

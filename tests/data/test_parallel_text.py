@@ -1,11 +1,8 @@
 """Where parallel text may be: many files, folders, saved datasets, the Hub; splits, and rows held out of them."""
 
-import dataclasses
 import json
 
 import datasets
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from conftest import error_of
 from pair_files import GERMAN, PAIRS, SWAPPED, in_memory, read, rows, write
@@ -105,22 +102,6 @@ def test_a_damaged_shard_is_named_with_its_line_or_row(tmp_path):
     assert f"{tmp_path / 'part.2.tsv'}: empty" in read(**arguments)
 
 
-WRONG_SCHEMAS = [
-    ({"en": ["a"], "fr": ["b"]}, "no column 'de'; the columns are: en, fr"),
-    ({"en": ["a"], "de": [7]}, "column 'de' is Value('int64'), not text"),
-    ({"translation": [{"en": "a", "fr": "b"}]}, "no column 'de'; the columns are: en, fr"),
-    ({"translation": [{"en": "a", "de": [1]}]}, "column 'de' is List("),
-    ({"translation": ["a b"]}, "no column 'en'"),
-]
-
-
-@pytest.mark.parametrize(("columns", "message"), WRONG_SCHEMAS)
-def test_tables_of_something_else_are_refused(tmp_path, columns, message):
-    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
-    for data in (tmp_path / "*.parquet", tmp_path):
-        assert message in error_of(load_pairs, data=data, **GERMAN)
-
-
 # Folders
 
 
@@ -194,13 +175,6 @@ def test_a_file_to_validate_on_needs_no_configuration(tmp_path):
     write(tmp_path / "dev.tsv", "a\tb\n")
     recipe = Recipe(train_data="wmt14", data_config="de-en", validation_data="dev.tsv", data_dir=str(tmp_path))
     assert list(data_sources(recipe)[1].stream()) == [("a", "b")]
-
-
-def test_files_have_no_split_to_validate_on(tmp_path):
-    write(tmp_path / "a.tsv", "a\tb\n" * 9)
-    recipe = Recipe(train_data="a.tsv", validation_split="validation", data_dir=str(tmp_path))
-    assert "a.tsv is a file, which has no splits" in error_of(data_sources, recipe)
-    assert data_sources(dataclasses.replace(recipe, validation_split=None))[1] is None
 
 
 def test_a_hub_name_reaches_load_dataset_with_config_and_split(tmp_path, monkeypatch):

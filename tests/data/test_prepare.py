@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -23,7 +22,7 @@ from vaswani_transformer.cli.main import main
 from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data import recipe_data
 from vaswani_transformer.data.prepared import PreparedPairs, open_prepared
-from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs, sample_rows
+from vaswani_transformer.data.recipe_data import load_training_pairs, sample_rows
 from vaswani_transformer.data.tokenized_pairs import tokenize_pairs
 from vaswani_transformer.output_folder import locked
 from vaswani_transformer.recipes.recipe import Recipe
@@ -121,27 +120,6 @@ def test_a_sample_is_uniform_and_reproducible(monkeypatch):
     assert abs(deviation).max() < 4.5  # of 40 normal deviates, one in thousands of such tests
     assert sample_rows(number, 1).tolist() == sample_rows(number, 1).tolist() != sample_rows(number, 2).tolist()
     assert sample_rows(size, 1).tolist() == list(range(size)) and len(sample_rows(size + 1, 1)) == size
-
-
-def test_a_preparation_with_a_new_tokenizer_belongs_to_its_seed(recipe, tmp_path):
-    recipe = with_validation(dataclasses.replace(recipe, tokenizer=None))
-    make(recipe, tmp_path / "p")
-    assert "(seed)" in error_of(make, dataclasses.replace(recipe, seed=4), tmp_path / "p")
-
-
-def test_memory_of_preparation_does_not_grow_with_the_text(recipe, tmp_path):
-    """Of this process; chunks come and go."""
-    peaks = []
-    for times in (5, 40):
-        folder = tmp_path / str(times)
-        folder.mkdir()
-        for side in ("en", "de"):
-            (folder / f"part.0.{side}").write_text("a short line of text\n" * 40 * times, encoding="utf-8")
-        tracemalloc.start()
-        make(dataclasses.replace(recipe, data_dir=str(folder)), folder / "p")
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < peaks[0] + 100_000, "35 more chunks took memory"
 
 
 # Interruptions
@@ -289,18 +267,6 @@ def test_a_start_over_removes_what_was_written_and_nothing_else(recipe, tmp_path
     assert digests(tmp_path / "p") == whole
 
 
-def test_a_mistake_before_anything_is_made_can_be_corrected(recipe, tmp_path):
-    for mistake in ({"validation_size": 0}, {"validation_size": 210}, {"tokenizer": str(tmp_path)}):
-        error_of(make, dataclasses.replace(recipe, **mistake), tmp_path / "p")
-    make(recipe, tmp_path / "p")
-
-
-def test_a_finished_folder_with_a_lost_shard_is_not_called_finished(recipe, tmp_path):
-    make(recipe, tmp_path / "p")
-    (tmp_path / "p" / "train-00001.arrow").unlink()
-    assert "train-00001.arrow: No such file" in error_of(make, recipe, tmp_path / "p")
-
-
 def test_two_processes_do_not_prepare_one_folder(recipe, tmp_path):
     with locked(tmp_path / "p"), ThreadPoolExecutor(1) as another:
         assert "another process is writing to" in another.submit(error_of, make, recipe, tmp_path / "p").result()
@@ -356,10 +322,3 @@ def test_ctrl_c_says_how_to_resume(recipe, text, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["vaswani", *command])
     assert main(command) == 130
     assert "run the same command again" in capsys.readouterr().out
-
-
-def test_data_sources_of_a_recipe(recipe, text):
-    train_source, validation = data_sources(recipe)
-    assert list(train_source.files) == [text / f"part.{number}.{side}" for number in range(3) for side in ("en", "de")]
-    assert validation is None
-    assert list(data_sources(with_validation(recipe))[1].files) == [text / "validation.en", text / "validation.de"]

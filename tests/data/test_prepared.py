@@ -157,15 +157,6 @@ def test_many_pairs_are_batched_window_by_window_and_a_run_resumes_within_one(la
     assert [order[:2] for order in orders[2:]] == [(0, 0), (0, 7), (1, 0), (1, 14 - number)]
 
 
-def test_a_run_that_began_with_the_text_is_resumed_with_the_text(large, monkeypatch):
-    """By an earlier version, which did not prepare; also beside what another run has prepared in its folder."""
-    make(dataclasses.replace(large, max_length=50), Path(large.output) / "prepared")
-    with monkeypatch.context() as patch:
-        patch.setattr(preparation, "LARGE", 10**6)
-        kill_before_selection(dataclasses.replace(large, max_steps=2))
-    assert train(large, progress=False).steps == 4
-
-
 def test_of_several_processes_one_prepares_while_the_others_wait(large, monkeypatch):
     """Threads here in place of processes; the other comes first."""
     store, prepared_by, results = distributed.HashStore(), [], {}
@@ -239,11 +230,6 @@ def damage_version(folder):
     path = folder / "manifest.json"
     path.write_text(path.read_text(encoding="utf-8").replace('"version": 1', '"version": 7', 1), encoding="utf-8")
     return "version 7: prepare the folder again"
-
-
-def damage_no_manifest(folder):
-    (folder / "manifest.json").unlink()
-    return "manifest.json, which `vaswani prepare` writes last: No such file"
 
 
 def damage_tokenizer(folder):
@@ -330,22 +316,8 @@ def test_a_recipe_may_leave_out_the_data_have_it_elsewhere_and_another_seed(reci
         check_recipe_matches(prepared, dataclasses.replace(recipe, **changes))
 
 
-def test_other_text_to_validate_on_alone_is_refused(recipe, prepared_once):
-    without = dataclasses.replace(recipe, train_source=None, train_target=None)
-    for fields in ({"validation_source": "v.en", "validation_target": "v.de"}, {"validation_split": "test"}):
-        other = dataclasses.replace(without, **fields)
-        assert min(fields) in error_of(check_recipe_matches, open_prepared(prepared_once), other)
-
-
 def test_another_tokenizer_is_refused(recipe, prepared_once, tmp_path):
     train_tokenizer(["another text"], vocab_size=300).save_pretrained(tmp_path / "t")
     prepared = open_prepared(prepared_once)
     message = error_of(check_recipe_matches, prepared, dataclasses.replace(recipe, tokenizer=str(tmp_path / "t")))
     assert f"tokenizer is {tmp_path / 't'}, prepared with another" in message
-
-
-def test_another_size_of_vocabulary_than_was_trained_is_refused(recipe, tmp_path):
-    recipe = dataclasses.replace(recipe, tokenizer=None)
-    make(recipe, tmp_path / "p")
-    message = error_of(check_recipe_matches, open_prepared(tmp_path / "p"), dataclasses.replace(recipe, vocab_size=500))
-    assert "vocab_size is 500, prepared with 400" in message

@@ -18,12 +18,9 @@ import pytest
 import stores
 from conftest import error_of
 from hub_server import HubServer, Repository
-from preparing import digests, make, with_validation
-from safetensors.torch import load_file
+from preparing import digests, make
 
-from vaswani_transformer import train
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data.parallel_text import load_pairs, pair_source
 from vaswani_transformer.data.prepared import open_prepared, verify_prepared
 from vaswani_transformer.files import to_path
@@ -77,34 +74,6 @@ def test_text_and_folder_in_a_store_give_the_bytes_that_they_give_here(recipe, r
     assert again == f"{output} is not on this machine, where nothing is removed: remove it yourself first"
 
 
-@pytest.mark.slow
-def test_what_is_done_is_not_done_again_and_what_is_not_ours_stays(recipe, remote_text, store, tmp_path, monkeypatch):
-    recipe = with_validation(dataclasses.replace(recipe, data_dir=remote_text, **TWO))
-    output = f"{store}/resumed"
-    make(recipe, tmp_path / "whole")
-    written, write = [], preparation._ShardWriter._write
-
-    def interrupted(writer, path, *rest):
-        written.append(path.name)
-        if len(written) == 3:
-            raise KeyboardInterrupt
-        write(writer, path, *rest)
-
-    monkeypatch.setattr(preparation._ShardWriter, "_write", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        make(recipe, output)
-    other = to_path(output) / "train-00003.arrow"
-    other.write_text("of somebody")
-    assert error_of(make, recipe, output).startswith(f"{other}: ")
-    assert other.read_text() == "of somebody"
-    other.unlink()
-    make(recipe, output)
-    assert len(written) == len(set(written)) + 1
-    assert digests(fetched(output, tmp_path / "fetched")) == digests(tmp_path / "whole")
-    (to_path(f"{store}/taken") / "letter.txt").write_text("mine")
-    assert "is not empty and holds no preparation" in error_of(make, recipe, f"{store}/taken")
-
-
 @pytest.mark.parametrize("suffix", ["tsv", "jsonl", "parquet", "tsv.gz", "tmx"])
 def test_files_of_pairs_in_a_store_are_read_as_here(store, tmp_path, suffix):
     pairs = [(f"a house {number}", f"ein Haus {number}") for number in range(30)]
@@ -130,24 +99,6 @@ def test_files_of_pairs_in_a_store_are_read_as_here(store, tmp_path, suffix):
 
 
 # Training
-
-
-def test_training_on_a_folder_in_a_store_gives_the_same_weights(recipe, remote_text, store, tmp_path):
-    recipe = dataclasses.replace(
-        recipe, max_steps=3, warmup_steps=2, evaluate_every=3, validation_bleu=0, average_checkpoints=0
-    )
-    make(recipe, tmp_path / "p")
-    url = send(tmp_path / "p" / "tokenizer", f"{store}/p/tokenizer").removesuffix("/tokenizer")
-    (tmp_path / "p" / "tokenizer").rename(tmp_path / "tokenizer")
-    send(tmp_path / "p", url)
-    (tmp_path / "tokenizer").rename(tmp_path / "p" / "tokenizer")
-    results = [
-        train(dataclasses.replace(recipe, output=str(tmp_path / "a"), prepared=str(tmp_path / "p")), progress=False),
-        train(dataclasses.replace(recipe, output=str(tmp_path / "b"), prepared=url), progress=False),
-        train(dataclasses.replace(recipe, output=str(tmp_path / "c"), data_dir=remote_text), progress=False),
-    ]
-    one, *others = (load_file(result.folder / "model.safetensors") for result in results)
-    assert all((one[name] == other[name]).all() for other in others for name in one)
 
 
 def test_shards_are_fetched_once_for_all_and_whole(recipe, store, tmp_path, monkeypatch):

@@ -1,18 +1,13 @@
 """Tokenisation of pairs: ids and lengths, filters and their counts, the cache on disk."""
 
-import gzip
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import datasets
 import pytest
-from conftest import ROOT, error_of
+from conftest import error_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pair_files import GERMAN, PAIRS, REVERSED, in_memory, write, write_two
+from pair_files import PAIRS, in_memory, write_two
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -135,12 +130,6 @@ def test_lengths_of_filtered_sliced_and_plain_pairs(tokenizer):
         assert source.tolist() == some["source_length"][:] and target.tolist() == some["target_length"][:]
 
 
-def test_nothing_left_is_refused_with_the_counts(tokenizer):
-    pairs = in_memory([("", "a"), ("a", " "), ("a" * 99, "b" * 99)])
-    message = error_of(tokenize_pairs, pairs, tokenizer, max_length=5)
-    assert "3 pairs read, 0 kept; dropped: 2 empty, 1 longer than 5 tokens" in message
-
-
 def test_no_pairs_and_a_tokenizer_without_end_token_are_refused():
     plain = make_tokenizer(merges=5)
     plain.backend_tokenizer.post_processor = processors.ByteLevel()
@@ -175,62 +164,3 @@ def test_a_folder_from_save_to_disk_stays_untouched(tmp_path, tokenizer):
     before = sorted(tmp_path.rglob("*"))
     tokenize_pairs(load_pairs(data=tmp_path / "saved"), tokenizer)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-SECOND_PROCESS = """
-import json, sys, types
-package = types.ModuleType("vaswani_transformer")  # stands in for __init__.py, which takes seconds to import PyTorch
-package.__path__ = [sys.argv.pop(1)]
-sys.modules[package.__name__] = package
-from transformers import PreTrainedTokenizerFast
-from vaswani_transformer.data.parallel_text import load_pairs
-from vaswani_transformer.data.tokenized_pairs import tokenize_pairs
-
-def refuse(*arguments, **options):
-    raise SystemExit("tokenised again")
-
-tokenizer = PreTrainedTokenizerFast.from_pretrained(sys.argv[1])
-PreTrainedTokenizerFast.__call__ = refuse
-for arguments in sys.argv[2:]:
-    tokenized, counts = tokenize_pairs(load_pairs(**json.loads(arguments)), tokenizer)
-    print(json.dumps([str(counts), tokenized._fingerprint, tokenized[:]]))
-"""
-
-
-@pytest.mark.slow
-def test_a_new_process_reuses_the_pairs_and_the_token_ids(tmp_path, tokenizer, cache):
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    (tmp_path / "folder").mkdir()
-    in_memory(PAIRS).to_parquet(tmp_path / "folder/train.parquet")
-    in_memory(PAIRS).save_to_disk(tmp_path / "saved")
-    nested = "".join(json.dumps({"translation": {"en": s, "de": t}}) + "\n" for s, t in PAIRS)
-    calls = [
-        {name: str(path) for name, path in write_two(tmp_path, "a dog\n\n", "ein Hund\nx\n").items()},
-        {"data": str(write(tmp_path / "a.jsonl", nested)), **GERMAN},
-        {"data": str(tmp_path / "folder/train.parquet"), **REVERSED},
-        {"data": str(tmp_path / "folder")},
-        {"data": str(tmp_path / "saved")},
-    ]
-    expected = []
-    for call in calls:
-        tokenized, counts = tokenize_pairs(load_pairs(**call), tokenizer)
-        expected.append([str(counts), tokenized._fingerprint, tokenized[:]])
-    files = {path: path.stat().st_mtime_ns for path in cache.rglob("*.arrow")}
-    command = [sys.executable, "-c", SECOND_PROCESS, str(ROOT / "vaswani_transformer"), str(tmp_path / "tokenizer")]
-    environment = os.environ | {"PYTHONHASHSEED": "7"}
-    done = subprocess.run([*command, *map(json.dumps, calls)], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert [json.loads(line) for line in done.stdout.splitlines()] == expected
-    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.arrow")} == files
-
-
-def test_multi30k_loads_whole_and_in_order(tokenizer, shared_data):
-    folder = shared_data / "multi30k"
-    pairs = load_pairs(source=folder / "train.en.gz", target=folder / "train.de.gz")
-    assert len(pairs) == 29000 and pairs.cache_files
-    for side, language in (("source", "en"), ("target", "de")):
-        with gzip.open(folder / f"train.{language}.gz") as stream:
-            lines = stream.read().decode().split("\n")
-        assert pairs[side][:] == lines[:-1]
-    tokenized, counts = tokenize_pairs(pairs.select(range(2000)), tokenizer, max_length=60)
-    assert counts.read == 2000 and counts.kept == len(tokenized) and counts.too_long > 0

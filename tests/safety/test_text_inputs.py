@@ -15,7 +15,6 @@ from model_folders import write_model
 from pair_files import read, write, write_two
 
 from vaswani_transformer.data import text_files
-from vaswani_transformer.data.parallel_text import load_pairs
 from vaswani_transformer.data.text_files import LONGEST_LINE, has_undecoded, read_lines, scan_text
 from vaswani_transformer.hardware import MOST_WORKERS, check_workers
 
@@ -72,26 +71,6 @@ def test_every_command_refuses_it_with_its_place(commands, model, tmp_path, read
     assert f"{path}, line 1: more than" in refusal(commands.vaswani(*words))
 
 
-def test_lines_of_a_pipe_before_a_long_one_stay(commands, model, tmp_path):
-    """Through `os.pipe` in the forked process, whose standard input is not the test's."""
-    code = f"""
-import os, sys, threading
-from vaswani_transformer.cli.main import main
-end, start = os.pipe()
-os.dup2(end, 0)
-def fill():
-    with os.fdopen(start, "wb") as stream:
-        stream.write(b"a dog\\ntwo cats\\n" + b"x" * 6_000_000)
-threading.Thread(target=fill, daemon=True).start()
-status = main(["translate", {str(model)!r}, "--window", "2"])
-sys.stdout.flush(); sys.stderr.flush()
-os._exit(status)
-"""
-    done = commands.python(code)
-    assert "standard input, line 3: more than" in refusal(done)
-    assert done.out.count("\n") == 2 and all(done.out.splitlines())
-
-
 @pytest.mark.parametrize("letter", ["a", "😀"])
 def test_the_limit_counts_characters_and_not_bytes(tmp_path, monkeypatch, letter):
     monkeypatch.setattr(text_files, "LONGEST_LINE", 10)
@@ -126,23 +105,11 @@ def test_a_damaged_gz_is_refused_and_an_empty_file_has_no_line(tmp_path, content
         assert list(read_lines(path)) == []
 
 
-def test_members_of_a_gz_follow_each_other(tmp_path):
-    path = tmp_path / "a.gz"
-    path.write_bytes(gzip.compress(b"a\nb") + gzip.compress(b"c\n") + bytes(20))
-    assert list(read_lines(path)) == ["a", "bc"]
-
-
 def test_pairs_from_a_pipe_are_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert "is a pipe or a device" in read(data=tmp_path / "pipe")
     files = write_two(tmp_path, "a\n", "b\n")
     assert "is a pipe or a device" in read(**{**files, "target": tmp_path / "pipe"})
-
-
-def test_attention_does_not_read_a_pipe_twice(commands, model, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    done = commands.vaswani("attention", model, "--report", tmp_path / "pipe", "--output", tmp_path / "out")
-    assert "is a pipe or a device" in refusal(done) and not (tmp_path / "out").exists()
 
 
 # Files that change
@@ -165,14 +132,6 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path, how):
     assert next(lines) == "line 0"
     change(path, how)
     assert f"{path} has changed while it was read" in error_of(list, lines)
-
-
-def test_a_file_that_vanishes_is_read_to_its_end_where_it_is_open(tmp_path):
-    path = write(tmp_path / "a", "1\n2\n")
-    lines = read_lines(path)
-    assert next(lines) == "1"
-    path.unlink()
-    assert list(lines) == ["2"]
 
 
 @pytest.mark.parametrize("how", ["grows", "vanishes"])
@@ -217,17 +176,6 @@ def test_offsets_beyond_the_text_are_refused(tmp_path):
     assert damaged != content
     path.write_bytes(damaged)
     assert "saved: Column 0" in read(data=tmp_path / "saved")
-
-
-def test_a_table_of_very_many_columns_is_refused_in_seconds(tmp_path):
-    path = write(tmp_path / "a.tsv", "\t".join(f"c{n}" for n in range(100_000)) + "\n")
-    message = error_of(load_pairs, data=path, source_column="x", target_column="y")
-    assert "no column 'x'" in message and len(message) < 1000
-
-
-@pytest.mark.parametrize("name", ["none*.parquet", "no?.en"])
-def test_a_pattern_that_matches_nothing(tmp_path, name):
-    assert "no file matches" in read(data=tmp_path / name)
 
 
 def test_a_scan_remembers_what_it_read(tmp_path):

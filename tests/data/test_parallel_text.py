@@ -85,7 +85,7 @@ def test_shards_that_do_not_pair_match_or_agree_are_refused(tmp_path):
     (tmp_path / "part.0.en.gz").unlink()  # as many on both sides, and other ones
     assert f"{tmp_path / 'part.1.en.gz'} has no partner" in error_of(load_pairs, **arguments)
     missing = {"source": tmp_path / "b.*.en", "target": tmp_path / "b.*.de"}
-    assert f"no file matches {tmp_path / 'b.*.en'}" in error_of(load_pairs, **missing)
+    assert f"{tmp_path / 'b.*.en'}: No such file" in error_of(load_pairs, **missing)
     write(tmp_path / "x.tsv", "a\tb\n")
     write(tmp_path / "x.csv", "source,target\na,b\n")
     assert ".csv and .tsv" in error_of(load_pairs, data=tmp_path / "x.*")
@@ -175,6 +175,12 @@ def test_a_file_to_validate_on_needs_no_configuration(tmp_path):
     write(tmp_path / "dev.tsv", "a\tb\n")
     recipe = Recipe(train_data="wmt14", data_config="de-en", validation_data="dev.tsv", data_dir=str(tmp_path))
     assert list(data_sources(recipe)[1].stream()) == [("a", "b")]
+
+
+def test_files_have_no_split_to_validate_on(tmp_path):
+    write(tmp_path / "a.tsv", "a\tb\n" * 9)
+    recipe = Recipe(train_data="a.tsv", validation_split="validation", data_dir=str(tmp_path))
+    assert "a.tsv is a file, which has no splits" in error_of(data_sources, recipe)
 
 
 def test_a_hub_name_reaches_load_dataset_with_config_and_split(tmp_path, monkeypatch):

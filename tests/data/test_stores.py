@@ -146,7 +146,7 @@ def test_a_store_that_refuses_or_lacks_a_file_is_named_in_one_line(
     recipe, store, tmp_path, monkeypatch, hurried, capsys
 ):
     assert error_of(load_pairs, data=f"{store}/no.tsv").startswith(f"{store}/no.tsv: ")
-    assert error_of(load_pairs, data=f"{store}/no*.tsv") == f"no file matches {store}/no*.tsv; check folder and pattern"
+    assert error_of(load_pairs, data=f"{store}/no*.tsv").startswith(f"{store}/no*.tsv: ")
     assert "no-such-bucket/p" in error_of(open_prepared, "s3://no-such-bucket/p")
     with stores.web_server(stores.refuse(403)) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)

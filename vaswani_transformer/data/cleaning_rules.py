@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, reading
 from .text_files import read_lines
 
 KEPT, EMPTY, UNDECODABLE, IDENTICAL, LENGTH, RATIO, TEST, SCORE, LANGUAGE, DUPLICATE, NEAR_DUPLICATE = range(11)
@@ -63,17 +63,14 @@ class CleaningRules:
             ((self.scores is None) != (not limits), "scores need a file and a limit: give both, or neither"),
             (any(map(math.isnan, limits)) or limits != sorted(limits), "no score is within these limits"),
         ]
-        for is_broken, rule in broken:
-            if is_broken:
-                raise UserError(f"{rule}; the rules are {self}")
-        try:
+        with reading("pip install 'vaswani_transformer[cleaning]'"):
             if self.near_duplicates is not None:
                 import rensa  # noqa: F401
             known = sorted(language for language, _ in likely_languages("a", 1000)) if self.languages else ()
-        except ModuleNotFoundError as error:
-            raise UserError(f"{error.name} is not installed: pip install 'vaswani_transformer[cleaning]'") from error
-        if unknown := [language for language in self.languages or () if language not in known]:
-            raise UserError(f"language {unknown[0]!r} is not known: give two of {', '.join(known)}")
+        broken.append((not set(self.languages or ()) <= set(known), f"languages must be two of {', '.join(known)}"))
+        for is_broken, rule in broken:
+            if is_broken:
+                raise UserError(f"{rule}; the rules are {self}")
 
 
 def plain(text: str) -> str:

@@ -36,30 +36,23 @@ def _read_text(source: Path, target: Path, columns: tuple[str, str], errors: str
         yield pair
 
 
-def _read_tsv(path: Path, columns: tuple[str, str]) -> Pairs:
-    lines = enumerate((line.split("\t") for line in read_lines(path)), 1)
-    for number, fields in lines:
-        if number == 1:
-            is_header = set(columns) <= set(fields)
-            names = list(DEFAULT_COLUMNS) if not is_header and set(columns) == set(DEFAULT_COLUMNS) else fields
-            source, target = (column_position(column, names, f"{path}, line 1") for column in columns)
-            if is_header:
-                continue
-        if len(fields) <= max(source, target):
-            raise UserError(f"{path}, line {number}: {len(fields)} field(s) separated by tabs; give it both sides")
-        yield fields[source], fields[target]
-
-
-def _read_csv(path: Path, columns: tuple[str, str]) -> Pairs:
+def _read_table(path: Path, columns: tuple[str, str]) -> Pairs:
+    """Read TSV, without quoting and maybe without a header, or CSV, which has both."""
+    lines, is_csv = read_lines(path), path.name.lower().removesuffix(".gz").endswith(".csv")
     csv.field_size_limit(LONGEST_LINE)
-    rows = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
+    rows = csv.reader((line + "\n" for line in lines), strict=True) if is_csv else (line.split("\t") for line in lines)
     with reading(path):
-        header = next(rows, [])
-        source, target = (column_position(column, header, str(path)) for column in columns)
-        for fields in filter(None, rows):
-            if len(fields) != len(header):
-                counts = f"{len(fields)} fields and not {len(header)}, as the header"
-                raise UserError(f"{path}, line {rows.line_num}: {counts}; quote text with commas")
+        for number, fields in enumerate(filter(None, rows), 1):
+            if number == 1:
+                is_header = is_csv or set(columns) <= set(fields)
+                names = list(DEFAULT_COLUMNS) if not is_header and set(columns) == set(DEFAULT_COLUMNS) else fields
+                source, target = (column_position(column, names, f"{path}, line 1") for column in columns)
+                least = len(fields) if is_csv else max(source, target) + 1
+                if is_header:
+                    continue
+            if len(fields) < least or (is_csv and len(fields) > least):
+                counts = f"{len(fields)} field(s) and not {least}{' or more' * (not is_csv)}"
+                raise UserError(f"{path}, {'row' if is_csv else 'line'} {number}: {counts}; give it both sides")
             yield fields[source], fields[target]
 
 
@@ -74,8 +67,8 @@ def column_position(column: str, available: list[str], where: str) -> int:
 _READERS = {
     "text": _read_text,
     UNDECODED: partial(_read_text, errors="replace"),
-    ".tsv": _read_tsv,
-    ".csv": _read_csv,
+    ".tsv": _read_table,
+    ".csv": _read_table,
     ".tmx": read_tmx,
 }
 

@@ -212,8 +212,7 @@ def _is_hub_name(name: str) -> bool:
 def find_shards(name: str | Path) -> list[Path]:
     """Return the file of this name, or else the files that match it as a pattern (``*``, ``?``, ``[...]``), sorted.
 
-    Raises:
-        UserError: for a pattern that no file matches.
+    Of a pattern that no file matches it is the pattern, which is missing as a file is.
     """
     path = home_path(name).absolute()
     with reading(path):
@@ -224,9 +223,7 @@ def find_shards(name: str | Path) -> list[Path]:
         else:
             listed = path.fs.glob(path.path, detail=True)
             matches = [to_path(path.fs.unstrip_protocol(name)) for name in listed if listed[name]["type"] == "file"]
-        if not matches:
-            raise UserError(f"no file matches {path}; check folder and pattern")
-    return sorted(matches, key=lambda match: match.parts)
+    return sorted(matches, key=lambda match: match.parts) or [path]
 
 
 def _paired_shards(source: str | Path, target: str | Path) -> list[tuple[Path, Path]]:

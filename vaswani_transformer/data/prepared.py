@@ -209,34 +209,28 @@ def open_prepared(folder: str | Path) -> PreparedData:
 
 def check_recipe_matches(prepared: PreparedData, recipe: Recipe) -> None:
     """Refuse a recipe that would make other pairs; the data's location may differ, and data that it does not name."""
+    fields, differing = list(LIMIT_FIELDS), []
+    if any(getattr(recipe, name) for name in _TRAIN_FIELDS):
+        fields += DATA_FIELDS
+    elif any(getattr(recipe, name) for name in _VALIDATION_FIELDS):
+        fields += _VALIDATION_FIELDS
     with reading(prepared.folder / MANIFEST):
-        differing = _differing(prepared.manifest, recipe)
+        made_with = prepared.manifest["recipe"]
+        if (folder := recipe.tokenizer_folder) is not None:
+            if tokenizer_sha256(load_tokenizer(folder)) != prepared.manifest["tokenizer"]["sha256"]:
+                differing.append(f"tokenizer is {folder}, prepared with another")
+        elif made_with["tokenizer_kind"] is not None:
+            fields += TOKENIZER_FIELDS
+        differing += [
+            f"{name} is {getattr(recipe, name)!r}, prepared with {made_with[name]!r}"
+            for name in fields
+            if name in made_with and getattr(recipe, name) != made_with[name]
+        ]
     if differing:
         raise UserError(
             f"{prepared.folder} was prepared with another recipe ({'; '.join(differing)}): give the same values, or"
             " prepare the data with these"
         )
-
-
-def _differing(manifest: dict, recipe: Recipe) -> list[str]:
-    """Return the fields of a recipe that are not as those of a manifest, as `"max_length is 50, prepared with 60"`."""
-    made_with = manifest["recipe"]
-    fields = list(LIMIT_FIELDS)
-    if any(getattr(recipe, name) for name in _TRAIN_FIELDS):
-        fields += DATA_FIELDS
-    elif any(getattr(recipe, name) for name in _VALIDATION_FIELDS):
-        fields += _VALIDATION_FIELDS
-    differing = []
-    if (folder := recipe.tokenizer_folder) is not None:
-        if tokenizer_sha256(load_tokenizer(folder)) != manifest["tokenizer"]["sha256"]:
-            differing.append(f"tokenizer is {folder}, prepared with another")
-    elif made_with["tokenizer_kind"] is not None:
-        fields += TOKENIZER_FIELDS
-    return differing + [
-        f"{name} is {getattr(recipe, name)!r}, prepared with {made_with[name]!r}"
-        for name in fields
-        if name in made_with and getattr(recipe, name) != made_with[name]
-    ]
 
 
 def verify_prepared(folder: str | Path) -> PreparedData:

@@ -90,11 +90,7 @@ def load_slow_tokenizer(folder: Path, name: str):
     if missing := [file for file in FILES[name] if not (folder / file).is_file()]:
         raise UserError(f"the {name} in {folder} lacks {', '.join(missing)}: copy the whole folder")
     package, extra = _PACKAGES[name]
-    try:
+    with reading(f"the {name} in {folder} needs the package {package}: pip install 'vaswani_transformer[{extra}]'"):
         __import__(package)
-    except ImportError as error:
-        raise UserError(
-            f"the {name} in {folder} needs the package {package}: pip install 'vaswani_transformer[{extra}]'"
-        ) from error
     with reading(folder):  # "</s>" in a text is text, as for our own tokenizers
         return globals()[name].from_pretrained(str(folder), local_files_only=True, split_special_tokens=True)

@@ -79,7 +79,6 @@ def test_measures_of_self_attention_are_those_of_plain_loops(length, kind, seed)
             found["next token"].append(weights[row, row + 1])
         found["same token"].append(weights[row, row])
         found["nearby"].append(sum(weights[row, key] for key in seen if abs(key - row) <= 2))
-        found["distance"].append(sum(weights[row, key] * abs(key - row) for key in seen))
         found["entropy"].append(-sum(weights[row, k] * math.log(weights[row, k]) for k in seen) / math.log(len(seen)))
         if not ends[row]:
             found["delimiter"].append(sum(weights[row, key] for key in seen if ends[key]))
@@ -125,10 +124,10 @@ def test_encoder_decoder_heads_made_by_hand():
     crossed = [[0, 0, 0.5, 0.5, 0], [0, 1, 0, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 1]]
     head = encoder_decoder(crossed, links, source, target)
     assert head["role"] == "alignment" and head["measures"]["alignment"] == 1
-    assert head["measures"]["same place"] == pytest.approx(1 / 3) and head["measures"]["delimiter"] == 0
+    assert head["measures"]["delimiter"] == 0
     straight = [[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0.4, 0.6, 0], [0, 0, 0, 0, 1]]
     head = encoder_decoder(straight, links, source, target)
-    assert head["role"] == "same place" and head["measures"]["alignment"] == pytest.approx(1 / 3)
+    assert head["role"] == "mixed" and head["measures"]["alignment"] == pytest.approx(1 / 3)
     # Pieces of a word count together: 0.3 + 0.3 is more than 0.4.
     pieces = [[0.4, 0, 0.3, 0.3, 0], *crossed[1:]]
     assert encoder_decoder(pieces, links, source, target)["measures"]["alignment"] == 1

@@ -1,7 +1,7 @@
 """What each attention head does, by where its attention goes on average: previous token, delimiters, alignment, ..."""
 
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from pathlib import Path
 from typing import NamedTuple
@@ -43,19 +43,15 @@ MEASURES = {
 CROSS_MEASURES = {
     "alignment": "share of target words that look most at the source word they are aligned with, not at another or the"
     " end",
-    "same place": "share of target words that look most at the source word at the same relative place",
     "delimiter": "mean weight on the end and on punctuation, over target tokens that are none",
 }
-#: Measures that are reported too; of these only the entropy gives a name, "broad".
-SPREAD = {
-    "entropy": "entropy of the weights over that of even ones, mean over tokens: 1 looks everywhere alike",
-    "distance": "mean distance of the tokens looked at, in tokens",
-}
+#: A measure that is reported too, and gives the name "broad".
+SPREAD = {"entropy": "entropy of the weights over that of even ones, mean over tokens: 1 looks everywhere alike"}
 
 
 def measures_of(kind: str) -> list[str]:
     """Return the names of the measures of one of `KINDS`, in the order of the report's columns."""
-    return [*CROSS_MEASURES, "entropy"] if kind == "encoder-decoder" else [*MEASURES, *SPREAD]
+    return [*(CROSS_MEASURES if kind == "encoder-decoder" else MEASURES), *SPREAD]
 
 
 def delimiters(tokens: Sequence[str]) -> np.ndarray:
@@ -95,7 +91,6 @@ class HeadStatistics:
             "same token": (steps == 0, chosen),
             "nearby": (abs(steps) <= NEARBY, chosen),
             "delimiter": (is_delimiter, chosen & ~is_delimiter),
-            "distance": (abs(steps), chosen),
         }
         for name, (pattern, queries) in patterns.items():
             pattern = pattern * visible_keys
@@ -126,8 +121,6 @@ class HeadStatistics:
             linked[target, source] = True
         rows = np.flatnonzero(linked.any(axis=1))
         self._add("alignment", linked[rows, strongest[..., rows]], linked[rows].mean(axis=1))
-        even = np.rint(np.arange(targets) * (sources - 1) / max(targets - 1, 1))
-        self._add("same place", strongest == even, np.full(targets, 1 / (sources + 1)))
 
     def _add_entropy(self, weights: np.ndarray, seen: np.ndarray) -> None:
         chosen = seen > 1
@@ -174,7 +167,6 @@ def name_heads(
     pairs: Iterable[tuple[str, str | None]],
     links: Iterable[Links] | None = None,
     tokens_per_batch: int = 2048,
-    progress: Callable[[int], None] | None = None,
     **generate_options,
 ) -> dict:
     """Return what each head of a model does on average over sentence pairs.
@@ -185,7 +177,6 @@ def name_heads(
         pairs: sources and targets; a target that is None is the model's own translation.
         links: for each pair its word alignment; the model's own (`align`) if not given.
         tokens_per_batch: tokens a side at once, padding counted.
-        progress: called after each window of pairs with the number of pairs in it.
         **generate_options: for translations, over the model's own generation configuration.
 
     Returns:
@@ -213,8 +204,6 @@ def name_heads(
         counts["source_tokens"] += sum(len(pair.source_ids) for pair in tokenized)
         counts["target_tokens"] += sum(len(pair.target_ids) for pair in tokenized)
         first += len(window)
-        if progress is not None:
-            progress(len(window))
     if not counts["pairs"]:
         raise UserError("there is no pair to look at: give sentences that are neither blank nor too long")
     return {

@@ -172,16 +172,8 @@ def _report(model: str, target: str | None, report: Report, shown: Shown, load) 
     )
     links = read_links(Path(read["alignments"])) if "alignments" in read else None
     loaded, tokenizer, options = load()
-    with tqdm(total=scans["--report"].lines, desc="heads", unit=" pairs", file=sys.stderr) as bar:
-        heads = name_heads(
-            loaded,
-            tokenizer,
-            zip(sources, targets, strict=False),
-            links,
-            report.tokens_per_batch or 2048,
-            progress=bar.update,
-            **options,
-        )
+    pairs = tqdm(zip(sources, targets, strict=False), "heads", scans["--report"].lines, unit=" pairs", file=sys.stderr)
+    heads = name_heads(loaded, tokenizer, pairs, links, report.tokens_per_batch or 2048, **options)
     heads |= _origin(model, {name: Path(path) for name, path in read.items()})
     text = heads_as_markdown(heads)
     contents = {".json": json.dumps(heads, indent=1, ensure_ascii=False) + "\n", ".md": text}

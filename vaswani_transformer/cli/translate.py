@@ -220,7 +220,7 @@ def _opened(model: str, options: Options, scans: dict[str, TextScan], files: Any
         model, options.computing, options.written, options.search, options.sampling, window=files.window,
         max_source_tokens=options.long.max_source_tokens,
     )  # fmt: skip
-    if glossary is not None:
+    if glossary is not None and is_file(glossary):  # a pipe is read once, and its output cannot be resumed
         values["--glossary"] = file_sha256(glossary)
     others = [name for name in (options.files.prefix, glossary) if name is not None]
     resumable = scans if "--input" in scans and all(map(is_file, others)) else {}

@@ -9,7 +9,7 @@ import torch
 
 from ..data.batching import TokenBatchSampler
 from ..data.prepared import check_recipe_matches, open_prepared
-from ..data.recipe_data import data_sources
+from ..data.recipe_data import data_path, data_sources
 from ..data.tokenization import load_tokenizer
 from ..data.tokenized_pairs import pair_lengths
 from ..durations import duration
@@ -138,7 +138,7 @@ def _epoch_of_text(recipe: Recipe, config: VaswaniConfig, micro_batches: int) ->
             if files:
                 origin = f"{size / 1e6:,.0f} MB are too much to read: `vaswani prepare` counts them"
         except UserError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
+            if not isinstance(error.__cause__, FileNotFoundError) or not data_path(recipe, "").exists():
                 raise
             origin = f"training would stop: {error}"
     source, target = recipe.expected_source_length, recipe.expected_target_length

@@ -89,40 +89,6 @@ def test_every_epoch_keeps_every_promise(problem):
         assert len(sampler) == length
 
 
-def test_what_fits_one_batch_is_one():
-    sampler = TokenBatchSampler([5, 6, 7, 46], [5, 90, 7, 8], 1000)
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        assert [sorted(batch) for batch in sampler] == [[0, 1, 2, 3]] and len(sampler) == 1
-
-
-@pytest.mark.parametrize("number", range(1, 6))
-@pytest.mark.parametrize("length", [1, 2, 5])
-@pytest.mark.parametrize("room", range(1, 8))
-def test_few_pairs_in_many_epochs(number, length, room):
-    """All small cases: a limit of `room` pairs and a bit more."""
-    for bit in {0, length - 1}:
-        problem = lines(number, length, room * length + bit)
-        sampler = TokenBatchSampler(**problem)
-        for epoch in range(30):
-            sampler.set_epoch(epoch)
-            check_epoch(sampler, problem)
-
-
-def test_number_of_batches_over_a_hundred_epochs_of_skewed_lengths():
-    """A few giants among many short pairs."""
-    generator = np.random.default_rng(5)
-    source = np.concatenate([generator.integers(1, 6, 700), generator.integers(150, 200, 7)])
-    target = np.concatenate([generator.integers(1, 20, 700), generator.integers(1, 200, 7)])
-    for limit in (200, 397, 401, 1000, 5000):
-        problem = {"source_lengths": source.tolist(), "target_lengths": target.tolist(), "max_tokens": limit}
-        sampler = TokenBatchSampler(**problem)
-        for epoch in range(100):
-            sampler.set_epoch(epoch)
-            assert len(list(sampler)) == len(sampler)
-        check_epoch(sampler, problem)
-
-
 @settings(max_examples=60)
 @given(problems(micro_batches=st.sampled_from([2, 3, 4])), st.integers(0, 50))
 def test_batches_do_not_depend_on_the_number_of_parts(problem, epoch):
@@ -402,12 +368,3 @@ def test_windows_keep_every_promise_one_after_the_other(problem, data):
     sampler.skipped = 0
     number = length // options["micro_batches"]
     assert sampler.statistics().startswith(f"{starts[-1]:,} pairs in {number:,} batches an epoch: ")
-
-
-def test_skipped_windows_are_not_ordered(monkeypatch):
-    starts = list(range(0, 4001, 40))
-    sampler = WindowedBatchSampler(np.full((2, 4000), 3, np.uint16), 60, starts, window=1000)
-    expected, made, make = list(sampler), [], WindowedBatchSampler._sampler
-    monkeypatch.setattr(WindowedBatchSampler, "_sampler", lambda self, place: made.append(place) or make(self, place))
-    sampler.skipped = len(sampler) - 3
-    assert list(sampler)[-3:] == expected[-3:] and len(made) == 1

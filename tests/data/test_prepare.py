@@ -1,13 +1,8 @@
 """`vaswani prepare`: it writes what training makes of the text itself, however it is made or interrupted."""
 
 import dataclasses
-import os
-import random
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -177,45 +172,6 @@ def test_a_disk_that_fills_leaves_whole_shards_and_nothing_else(recipe, tmp_path
     assert not list(folder.glob(".writing-*")) and not (folder / "manifest.json").exists()
     make(recipe, folder)
     assert digests(folder) == digests(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_the_command_killed_at_random_moments_ends_with_the_same_files(text, tmp_path):
-    """The real command and chunks, 200,000 pairs, Ctrl-C and `kill -9`; takes minutes."""
-    for side in ("en", "de"):
-        lines = (text / f"part.0.{side}").read_text(encoding="utf-8")
-        (tmp_path / f"a.{side}").write_text(lines * 2900, encoding="utf-8")
-    recipe = "train_source: a.en\ntrain_target: a.de\nvocab_size: 400\ntokenizer: tokenizer\nmax_length: 60\n"
-    (tmp_path / "r.yaml").write_text(recipe, encoding="utf-8")
-    train_tokenizer((text / "part.0.en").read_text(encoding="utf-8").splitlines(), vocab_size=400).save_pretrained(
-        tmp_path / "tokenizer"
-    )
-
-    def start(folder, workers):
-        command = [sys.executable, "-m", "vaswani_transformer", "prepare", "r.yaml", "--output", folder]
-        options = {"cwd": tmp_path, "stderr": subprocess.PIPE, "start_new_session": True, "text": True}
-        return subprocess.Popen([*command, "--workers", str(workers)], **options)
-
-    assert start("whole", 1).wait() == 0
-
-    def shards():
-        """Those that are finished, and those that are being written, of which there is one at a time a worker."""
-        return set((tmp_path / "killed").glob("*train-*.arrow*"))
-
-    chance, ends = random.Random(0), []
-    for _ in range(3):
-        before, process = shards(), start("killed", 3)
-        while process.poll() is None and not shards() - before:
-            time.sleep(0.005)
-        time.sleep(chance.uniform(0, 0.2) if ends else 0)  # all of them come within a second
-        if process.poll() is None and len(ends) == 0:
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-            assert not process.communicate()[1]
-        process.kill()
-        ends.append(process.wait())
-    assert ends[0] == 130 and ends.count(-signal.SIGKILL) >= 1
-    assert start("killed", 3).wait() == 0
-    assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
 
 
 # What is refused while preparing

@@ -3,10 +3,7 @@
 import dataclasses
 import gzip
 import json
-import re
 import sys
-import urllib.parse
-import urllib.request
 from pathlib import Path
 
 import datasets
@@ -173,31 +170,6 @@ def test_an_url_whose_package_is_missing_or_unknown_names_what_to_do(monkeypatch
 
 
 # Web servers and the Hub
-
-
-def test_text_on_a_web_server(text, tmp_path, monkeypatch):
-    pytest.importorskip("upath")
-
-    def answer(handler):
-        path = text / urllib.parse.urlsplit(handler.path).path.lstrip("/")
-        if handler.path == "/secret.tsv" or not path.is_file():
-            return stores.refuse(403 if handler.path == "/secret.tsv" else 404)(handler)
-        content, wanted = path.read_bytes(), re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range") or "")
-        start, stop = (int(wanted[1]), min(int(wanted[2]) + 1, len(content))) if wanted else (0, len(content))
-        handler.send_response(206 if wanted else 200)
-        handler.send_header("Content-Length", str(stop - start))
-        if wanted:
-            handler.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}")
-        handler.end_headers()
-        if handler.command == "GET":
-            handler.wfile.write(content[start:stop])
-
-    here = pair_source(text / "part.0.en", text / "part.0.de")
-    with stores.web_server(answer) as url:
-        source = pair_source(f"{url}/part.0.en?download=1", f"{url}/part.0.de")
-        assert list(source.stream()) == list(here.stream())
-        assert error_of(load_pairs, data=f"{url}/no.tsv").startswith(f"{url}/no.tsv: ")
-        assert "403" in error_of(load_pairs, data=f"{url}/secret.tsv")
 
 
 def test_text_and_a_prepared_folder_in_a_dataset_on_the_hub(recipe, text, tmp_path, monkeypatch):

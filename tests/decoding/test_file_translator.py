@@ -110,11 +110,6 @@ def test_prefixes_begin_their_translations(model, source, tmp_path, fails):
     assert "line 2 of the prefixes has" in line and "an output of at most 2" in line
 
 
-def test_an_ensemble_of_two_equal_models_is_that_model(model, source, expected, tmp_path):
-    assert run("translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS, "--ensemble", model) == 0
-    assert (tmp_path / "out").read_bytes() == expected
-
-
 def test_a_long_line_is_split_and_named(model, tmp_path, caplog):
     parts = ["The dog sees a cat.", "A man has a house."]
     (tmp_path / "in").write_text(f"{' '.join(parts)}\nA dog.\n")

@@ -144,7 +144,6 @@ class TestFactory:
             ({"device_map": "nowhere"}, "nowhere"),
             ({"dtype": "float99"}, "float99"),
             ({"model_kwargs": {"attn_implementation": "no_such"}}, "no_such"),
-            ({"framework": "tf"}, "framework is 'tf': transformers 5 has PyTorch only"),
             ({"tokenizer": ("not/here", {"local_files_only": True})}, "tokenizer not/here"),
         ],
         ids=lambda value: str(value)[:50],
@@ -194,11 +193,6 @@ class TestFactory:
         with pytest.raises(ValueError, match=r"trust_remote_code=True") if is_config else nullcontext():
             pipeline(task, model=vaswani_folder, device="cpu")
         assert not asked and not (tmp_path / "ran").exists()
-
-    def test_transformers_is_left_as_it_is(self, marian_folder):
-        assert not set(transformers.pipelines.PIPELINE_REGISTRY.supported_tasks) & {"translation", "summarization"}
-        with pytest.raises(KeyError, match="removed"):
-            transformers.pipeline("translation", model=str(marian_folder))
 
 
 class TestOnTheHub:

@@ -187,5 +187,5 @@ def test_mistakes(folder, files, tmp_path, fails):
     with pytest.raises(UserError, match="line 2 has"):
         score_tokens(*load_model(learned, "cpu"), ["A", "B"], ["Ein", "Zwei " * 40])
     for score in (score_tokens, score_pairs):
-        with pytest.raises(UserError, match="0 sources and 1 targets: give as many"):
+        with pytest.raises(ValueError):
             score(*load_model(learned, "cpu"), [], ["Ein"])

@@ -93,28 +93,6 @@ class TestTargetPrefix:
             assert float(outputs.sequences_scores[row]) == pytest.approx(expected, rel=1e-4)
 
 
-class TestSampling:
-    @pytest.mark.parametrize(
-        "options", [{"top_k": 0}, {"top_k": 4}, {"top_k": 0, "top_p": 0.6}, {"top_k": 0, "temperature": 0.4}]
-    )
-    def test_draws_from_the_distribution_that_was_asked_for(self, options):
-        model = tiny_model(scale=1.5)
-        source, number = random_ids(1, 6), 1500
-        with torch.no_grad():
-            logits = model(source, decoder_input_ids=torch.tensor([[START]])).logits[0, -1]
-        probabilities = (logits / options.get("temperature", 1.0)).softmax(dim=-1)
-        order = probabilities.argsort(descending=True)
-        kept = options["top_k"] or len(order)
-        if "top_p" in options:  # the fewest that reach it
-            kept = int((probabilities[order].cumsum(dim=0) < options["top_p"]).sum()) + 1
-        probabilities[order[kept:]] = 0
-        probabilities /= probabilities.sum()
-        torch.manual_seed(0)
-        drawn = model.generate(source, do_sample=True, max_new_tokens=1, num_return_sequences=number, **options)[:, 1]
-        shares = drawn.bincount(minlength=29) / number
-        assert ((shares - probabilities).abs() <= 5 * (probabilities * (1 - probabilities) / number).sqrt()).all()
-
-
 class TestConstraints:
     @pytest.mark.parametrize(
         ("options", "is_allowed"),
@@ -226,24 +204,6 @@ class TestAssistedDecoding:
         twin.generation_config.update(num_assistant_tokens=5, assistant_confidence_threshold=0.0)
         assert torch.equal(model.generate(source, assistant_model=twin, **options), output)
         assert len(passes) == 4  # of a twin all five drafted tokens are right, and a sixth is the model's own
-
-    def test_draws_from_the_models_own_distribution(self, model):
-        """A bad draft changes the speed and not the distribution: the second token, whatever was drafted for it."""
-        assistant, source, number = self.assistant(model, "random"), random_ids(1, 6), 150
-        options = {"num_beams": 1, "do_sample": True, "top_k": 2, "max_new_tokens": 2, "assistant_model": assistant}
-        torch.manual_seed(0)
-        drawn = [tuple(model.generate(source, **options)[0, 1:].tolist()) for _ in range(number)]
-        for pair in set(drawn):
-            probability, prefix = 1.0, [START]
-            for token in pair[: pair.index(END) + 1] if END in pair else pair:
-                with torch.no_grad():
-                    logits = model(source, decoder_input_ids=torch.tensor([prefix])).logits[0, -1]
-                likeliest = logits.topk(2)
-                assert token in likeliest.indices
-                probability *= float(likeliest.values.softmax(dim=-1)[likeliest.indices == token])
-                prefix.append(token)
-            margin = 5 * (probability * (1 - probability) / number) ** 0.5
-            assert abs(drawn.count(pair) / number - probability) <= margin
 
 
 class TestStreamers:

@@ -11,7 +11,6 @@ from passes import OTHER_TOOLKITS
 from transformers import AttentionInterface, AutoModelForSeq2SeqLM
 from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
-from transformers.modeling_outputs import BaseModelOutput
 
 from vaswani_transformer import VaswaniForConditionalGeneration
 
@@ -146,14 +145,6 @@ class TestFlexAttention:
             logits = tiny_model(attn_implementation="flex_attention", **changes)(**inputs).logits
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.slow  # 2 minutes
-    def test_compiled_kernels_equal_eager(self):
-        eager, flex = (tiny_model(attn_implementation=name) for name in ("eager", "flex_attention"))
-        with torch.no_grad():
-            inputs = inputs_with_padding()
-            torch.testing.assert_close(flex(**inputs).logits, eager(**inputs).logits, rtol=1e-4, atol=1e-5)
-            assert torch.equal(tokens_generated(flex), tokens_generated(eager))
-
 
 class TestPartsAlone:
     @pytest.mark.parametrize("changes", VARIANTS, ids=str)
@@ -222,87 +213,3 @@ class TestTypes:
         expected = model(**inputs_with_padding()).logits
         torch.testing.assert_close(logits.float(), expected, rtol=tolerance, atol=tolerance)
         tokens_generated(half, num_beams=2)
-
-
-class TestCompile:
-    @pytest.mark.slow  # a minute, most of it the compiler
-    @pytest.mark.parametrize("changes", VARIANTS[:2], ids=str)
-    def test_compiled_forward_equals_eager(self, changes):
-        model = tiny_model(**changes)
-        compiled = torch.compile(model, fullgraph=True)
-        for target_length in (6, 4):
-            inputs = inputs_with_padding(target_length)
-            with torch.no_grad():
-                logits = compiled(**inputs, use_cache=False).logits
-            torch.testing.assert_close(logits, model(**inputs).logits, rtol=1e-4, atol=1e-5)
-
-    @pytest.mark.slow
-    def test_compiled_training_step_has_the_same_gradients(self):
-        gradients = []
-        for compiled in (False, True):
-            model = tiny_model()
-            inputs = inputs_with_padding()
-            forward = torch.compile(model, fullgraph=True) if compiled else model
-            forward(**inputs, labels=inputs["decoder_input_ids"]).loss.backward()
-            gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
-        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-5)
-
-
-class EncoderToExport(torch.nn.Module):
-    """Source to states: tensors in, a tensor out."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.encoder = model.get_encoder()
-
-    def forward(self, input_ids, attention_mask):
-        return self.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
-
-
-class StepToExport(torch.nn.Module):
-    """States of the source and the target so far to logits of the next token."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, decoder_input_ids, states, attention_mask):
-        outputs = self.model(
-            attention_mask=attention_mask,
-            encoder_outputs=BaseModelOutput(last_hidden_state=states),
-            decoder_input_ids=decoder_input_ids,
-            use_cache=False,
-        )
-        return outputs.logits[:, -1]
-
-
-class TestExport:
-    @pytest.mark.parametrize("changes", [{}, pytest.param(VARIANTS[1], marks=pytest.mark.slow)], ids=str)
-    def test_encoder_and_decoder_step_export_and_decode_the_same(self, changes):
-        model = tiny_model(**changes)
-        batch, source, target = (torch.export.Dim(name, max=32) for name in ("batch", "source", "target"))
-        inputs = inputs_with_padding()
-        input_ids, attention_mask = inputs["input_ids"], inputs["attention_mask"]
-        states = model.get_encoder()(**{name: inputs[name] for name in ("input_ids", "attention_mask")})
-        states = states.last_hidden_state
-        with torch.no_grad():
-            encoder = torch.export.export(
-                EncoderToExport(model),
-                (input_ids, attention_mask),
-                dynamic_shapes=({0: batch, 1: source}, {0: batch, 1: source}),
-            ).module()
-            step = torch.export.export(
-                StepToExport(model),
-                (inputs["decoder_input_ids"], states, attention_mask),
-                dynamic_shapes=({0: batch, 1: target}, {0: batch, 1: source}, {0: batch, 1: source}),
-            ).module()
-            # Other sizes than those exported with.
-            input_ids, attention_mask = padded_batch((5, 3), seed=7)
-            states = encoder(input_ids, attention_mask)
-            tokens = torch.full((2, 1), model.config.decoder_start_token_id)
-            for _ in range(8):
-                tokens = torch.cat((tokens, step(tokens, states, attention_mask).argmax(dim=-1, keepdim=True)), dim=1)
-        expected = model.generate(
-            input_ids, attention_mask=attention_mask, max_new_tokens=8, min_new_tokens=8, eos_token_id=None, num_beams=1
-        )
-        assert torch.equal(tokens, expected)

@@ -187,12 +187,6 @@ class TestSearch:
             assert record["translation_token_ids"].tolist() == outputs[-1]
         assert len(outputs[1]) <= len(tokenizer(TEXTS[0])["input_ids"]) + 5 < len(outputs[0])
 
-    def test_outputs_of_the_papers_model_are_bounded_by_their_source(self, tokenizer):
-        model = build("vaswani", len(tokenizer))
-        never = {"eos_token_id": [len(tokenizer) - 1], "bad_words_ids": [[len(tokenizer) - 1], [2]]}
-        (record,) = TranslationPipeline(model, tokenizer, device="cpu")("red", return_tensors=True, **never)
-        assert len(record["translation_token_ids"]) == 1 + len(tokenizer("red")["input_ids"]) + 50
-
     def test_a_task_has_its_prefix_and_settings(self, tokenizer, warned, caplog):
         model = build("t5", len(tokenizer))
         params = {"translation_en_to_fr": {"prefix": "the red ", "num_beams": 2, "max_length": 5}}

@@ -64,8 +64,6 @@ class _MemberEncoders(nn.Module):
         self, input_ids: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **kwargs
     ) -> BaseModelOutput:
         """Encode `(batch_size, source_length)` ids; `last_hidden_state` is as wide as all members together."""
-        if input_ids is None:
-            raise UserError("an ensemble takes input_ids: members have embeddings of their own")
         states = [
             encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state for encoder in self.encoders
         ]

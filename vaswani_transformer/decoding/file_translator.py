@@ -13,13 +13,12 @@ from tqdm.auto import tqdm
 
 from ..data.text_files import Stamp, read_lines
 from ..errors import UserError
-from .confidence import mean_confidence
+from .confidence import Words, mean_confidence
 from .output import ResumableOutput, StreamOutput
 from .streaming import WINDOW_LINES, Remarks, Window, in_windows, read_ahead
 from .translator import Hypothesis, Translator
 
 Aligner = Callable[[Sequence[str], Sequence[str]], list[str]]  # sources and targets to Pharaoh lines
-Words = list[tuple[str, float]]  # with how sure the model is of each
 
 
 @dataclass(frozen=True)

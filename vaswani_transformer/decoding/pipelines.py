@@ -52,15 +52,14 @@ def pipeline(
             it is asked.
         pipeline_class: a class of your own in place of the task's.
         **options: of [`Text2TextGenerationPipeline`] and of `generate()`. Earlier names still work: `torch_dtype` for
-            `dtype`, and `framework="pt"`, which has no effect now.
+            `dtype`, and `framework`, which has no effect now.
 
     Raises:
         UserError: for a task of this module when the model cannot be loaded, is no encoder-decoder model or exported to
             another engine, has no tokenizer, or a device or option cannot be; with the library's reason.
     """
-    dtype, framework = options.pop("torch_dtype", dtype), options.pop("framework", None)
-    if framework not in (None, "pt"):
-        raise UserError(f"framework is {framework!r}: transformers 5 has PyTorch only, so leave it out")
+    dtype = options.pop("torch_dtype", dtype)
+    options.pop("framework", None)  # transformers 5 has PyTorch only
     # None would have transformers ask on the terminal.
     hub = {"trust_remote_code": bool(trust_remote_code)}
     hub |= {name: options.pop(name) for name in _OF_HUB if name in options}

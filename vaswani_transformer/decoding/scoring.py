@@ -184,11 +184,9 @@ def score_tokens(
         tokens_per_batch: tokens a side scored at once, padding counted.
 
     Raises:
-        UserError: for lists of different lengths, or a sentence that is too long for the model's positions, naming its
-            line.
+        UserError: for a sentence that is too long for the model's positions, naming its line.
+        ValueError: for lists of different lengths.
     """
-    if len(sources) != len(targets):
-        raise UserError(f"{len(sources)} sources and {len(targets)} targets: give as many of both")
     pairs = list(zip(sources, targets, strict=True))
     ids, error = _tokenize(model.config, tokenizer, pairs, range(1, len(pairs) + 1))
     if error is not None:

@@ -73,13 +73,7 @@ def load_exported(folder: str | Path, device: str = "auto", precision: str | Non
     Raises:
         UserError: for a folder that holds no such model, or a device or precision that CTranslate2 has not.
     """
-    facts = ExportFacts.read(folder)
-    if facts.format != "ctranslate2":
-        raise UserError(
-            f"{folder} holds a model exported to {facts.format}, which this command does not run: export it with"
-            " --format ctranslate2, or give the model itself"
-        )
-    require(facts.format)
+    require(ExportFacts.read(folder, "ctranslate2").format)
     import ctranslate2
 
     from ..decoding.fast_tokenizer import open_tokenizer

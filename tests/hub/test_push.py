@@ -54,7 +54,7 @@ print(folder)
 
 
 @pytest.mark.parametrize(
-    "moses", [None, {"languages": ["en", "pt_BR"], "aggressive_dash_splits": True, "escape": False, "normalize": True}]
+    "moses", [None, {"languages": ["en", "pt_BR"], "aggressive_dash_splits": True, "escape": False}]
 )
 def test_the_settings_of_imported_tokenizers_come_along(push, hub, model, tmp_path, moses):
     """Without them the published model would cut texts in another way."""

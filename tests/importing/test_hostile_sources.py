@@ -14,14 +14,12 @@ import torch
 import yaml
 from conftest import TESTS, error_of
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models
 
 from vaswani_transformer import import_model
 from vaswani_transformer.importing import fairseq, marian, sentencepiece
 from vaswani_transformer.importing.source import ImportOptions
 from vaswani_transformer.importing.tables import read_pickle, tensors_of
 from vaswani_transformer.model.sentencepiece_vaswani import CharacterMap
-from vaswani_transformer.model.words_vaswani import SubwordText
 
 MARIAN = TESTS / "fixtures" / "marian" / "relu-two"
 
@@ -205,11 +203,3 @@ def test_a_damaged_table_of_a_saved_tokenizer_raises_nothing():
         units = generator.integers(0, 1 << 32, 64, dtype=np.uint32) & 0x800007FF
         rewrite = CharacterMap(units.nbytes.to_bytes(4, "little") + units.tobytes() + generator.bytes(30))
         rewrite(generator.bytes(40).decode("latin-1"))
-
-
-def test_merges_with_nothing():
-    text = SubwordText.__new__(SubwordText)
-    vocabulary = {"": 0, "ab": 9, "a": 1, "\U000f0000</w>": 10}
-    backend = Tokenizer(models.BPE(vocabulary, [("", "ab")], unk_token="a"))
-    text.__init__(backend)
-    assert text._cut("ab") == [text._unknown]

@@ -83,8 +83,6 @@ def test_pickled_weights_of_an_older_folder(folder, tmp_path):
         num_beams=4,
         max_length=20,
         bad_words_ids=[[60]],
-        normalize_before=False,
-        static_position_embeddings=True,
     )
     import_model(folder, tmp_path / "out")
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("expected", "out"))
@@ -118,13 +116,6 @@ def test_positions_are_marians_unless_transformers_trained_it(folder, left, posi
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"normalize_before": True}, "normalize_before in {config} is True: only models with False can be imported"),
-        ({"normalize_embedding": True}, "normalize_embedding in {config} is True"),
-        ({"add_final_layer_norm": True}, "add_final_layer_norm in {config} is True"),
-        (
-            {"static_position_embeddings": False},
-            "static_position_embeddings in {config} is False: only models with True",
-        ),
         ({"activation_function": "gelu_new"}, "activation_function in {config} is 'gelu_new': only models with relu"),
         ({"decoder_ffn_dim": 48}, "decoder_ffn_dim in {config} is 48: only models with 40"),
         ({"decoder_attention_heads": 8}, "decoder_attention_heads in {config} is 8: only models with 4"),

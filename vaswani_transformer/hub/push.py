@@ -47,7 +47,7 @@ _WORDS = {
     "tokenizers", "custom", "TokenizersBackend", "PreTrainedTokenizerFast", "VaswaniTokenizer", "MarianTokenizer",
     "FSMTTokenizer", "AutoTokenizer", "tokenization_vaswani.VaswaniTokenizer", "right", "left", "input_ids",
     "attention_mask", "token_type_ids", "content", "lstrip", "normalized", "rstrip", "single_word", "special",
-    "__type", "AddedToken", "languages", "aggressive_dash_splits", "escape", "normalize",
+    "__type", "AddedToken", "languages", "aggressive_dash_splits", "escape",
 }  # fmt: skip
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*|\d+")  # or the number of an added token
 _NO_NEWS = {"is_local", "local_files_only", "name_or_path", "_name_or_path"}  # transformers' notes about this machine

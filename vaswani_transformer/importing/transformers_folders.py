@@ -16,14 +16,6 @@ from .tables import first_bytes
 
 _AGAIN = "copy the files of the model again"
 _IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")  # our configuration has them
-# Entries of older folders that transformers ignores today, and the value at which the architecture is the paper's.
-_PAPERS = {
-    "normalize_before": False,
-    "normalize_embedding": False,
-    "add_final_layer_norm": False,
-    "add_bias_logits": False,
-    "static_position_embeddings": True,
-}
 
 
 def config_of(folder: Path, kind: type[PreTrainedConfig]) -> PreTrainedConfig:
@@ -36,8 +28,7 @@ def config_of(folder: Path, kind: type[PreTrainedConfig]) -> PreTrainedConfig:
     values = read_json(path, _AGAIN)
     with reading(path):
         config = kind(**{name: values[name] for name in values.keys() & kind.__annotations__.keys()})
-    rules = {name: (values.get(name, only), (only,)) for name, only in _PAPERS.items()}
-    rules["activation_function"] = config.activation_function, tuple(ACTIVATIONS)
+    rules = {"activation_function": (config.activation_function, tuple(ACTIVATIONS))}
     for part in ("ffn_dim", "attention_heads"):
         rules[f"decoder_{part}"] = getattr(config, f"decoder_{part}"), (getattr(config, f"encoder_{part}"),)
     for name, (value, allowed) in rules.items():

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from .sentencepiece_vaswani import SentencePieceText
-from .words_vaswani import MosesText, SubwordText, number_of
+from .words_vaswani import MosesText
 
 _TARGET_FILE = "target_tokenizer.json"
 _SIDES = ("source", "target")
@@ -140,8 +140,10 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
 
     def _rewriters_of_side(self) -> list:
         if self._which not in self._rewriters:
-            kinds = (SentencePieceText, SubwordText)
-            rewriters = [rewriter for kind in kinds if (rewriter := kind.for_backend(self._tokenizer)) is not None]
+            if self._tokenizer.token_to_id("\U000f0000</w>") is not None:
+                raise ValueError("an earlier version imported this tokenizer from JoeyNMT, which it reads alone")
+            rewriter = SentencePieceText.for_backend(self._tokenizer)
+            rewriters = [] if rewriter is None else [rewriter]
             if self.moses is not None:
                 settings = {name: value for name, value in self.moses.items() if name != "languages"}
                 rewriters.insert(0, MosesText(self.moses["languages"][self._which], **settings))
@@ -152,11 +154,7 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
         """Return ids of the backend of this side, with the unknown token's for those that the model lacks."""
         if self.known_tokens is None or not ids or max(ids) < self.known_tokens[0]:
             return ids
-        return [number if number < self.known_tokens[0] else self._known_id(number) for number in ids]
-
-    def _known_id(self, number: int) -> int:
-        stands_for = number_of(self._tokenizer.id_to_token(number))
-        return self._unknown() if stands_for is None or stands_for >= self.known_tokens[0] else stands_for
+        return [number if number < self.known_tokens[0] else self._unknown() for number in ids]
 
     def _unknown(self) -> int | None:
         """As `unk_token_id`, which asks `known_ids` in its turn."""

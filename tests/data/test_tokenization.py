@@ -217,7 +217,7 @@ def test_training_mistakes(texts, options, message):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (None, "does not exist"),
+        (None, "No such file or directory"),
         ({}, "the tokenizer in"),
         ({"tokenizer_config.json": "{}"}, "the tokenizer in"),
         ({"tokenizer.json": "{}", "tokenizer_config.json": "{}"}, "the tokenizer in"),

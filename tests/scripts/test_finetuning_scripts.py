@@ -49,7 +49,7 @@ def files(text: Path, **others) -> list[str]:
 
 ALL = ["finetune_seq2seq_trainer", "finetune_accelerate"]
 MISTAKES = {
-    "no model": ({"model": "nowhere"}, {}, [], "'nowhere' does not exist"),
+    "no model": ({"model": "nowhere"}, {}, [], "tokenizer folder nowhere: No such file"),
     "no file": ({}, {"--train-source": "nowhere.en"}, [], r"nowhere\.en: No such file"),
     "lines": ({}, {"--train-target": "validation.de"}, [], "has 200 lines and .* has 20"),
     "output": ({"output": "."}, {}, [], "is not empty: give another --output"),

@@ -156,10 +156,8 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     """
     check_path(folder, "the tokenizer folder")
     folder = Path(folder)
-    # Checked first, because AutoTokenizer takes the name of a missing folder for one on the Hub.
-    if not folder.is_dir():
-        raise UserError(f"tokenizer folder {str(folder)!r} does not exist: give a folder written by save_pretrained")
-    refuse_special_files(folder)
+    with reading(f"tokenizer folder {folder}"):  # first: AutoTokenizer takes the name of a missing one for the Hub's
+        refuse_special_files(folder)
     config = folder / "tokenizer_config.json"
     settings = read_json(config, "save or train the tokenizer again") if config.exists() else {}
     kind = settings.get("tokenizer_class")

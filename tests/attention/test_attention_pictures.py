@@ -90,14 +90,6 @@ def test_labels_belong_to_their_tokens_and_are_inside_the_picture(layers, tokens
             assert not any(extent.overlaps(other.get_window_extent()) for other in panels.flat)
 
 
-def test_more_panels_and_more_tokens_make_a_larger_picture(tmp_path, weights):
-    sizes = {}
-    for name, options in {"all": {}, "row": {"layers": [2]}, "one": {"layers": [2], "heads": [3]}}.items():
-        assert draw_attention(weights, "encoder-decoder", tmp_path / f"{name}.png", **options) == []
-        sizes[name] = imread(tmp_path / f"{name}.png").shape[:2]
-    assert sizes["all"][0] > sizes["row"][0] and sizes["row"][1] > sizes["one"][1]
-
-
 def test_letters_without_a_font_are_returned(tmp_path, model, tokenizer):
     private = attend(model, tokenizer, "dog \ue123", "Hund")  # no font has what everyone may define
     assert draw_attention(private, "decoder", tmp_path / "fine.png") == []

@@ -144,11 +144,6 @@ def test_without_a_target_it_is_the_one_that_the_search_finds(tmp_path):
     assert again.target_tokens[-1] == "</s>"
 
 
-def test_stacks_without_layers_have_no_weights(tokenizer):
-    model = tiny_model(vocab_size=len(tokenizer), encoder_layers=0)
-    assert attend(model, tokenizer, "dog", "Hund").encoder.shape[:2] == (0, 3)
-
-
 def test_mistakes_are_one_line(model, tokenizer):
     assert error_of(attend, model, tokenizer, " ") == "the source is empty: give a sentence"
     assert error_of(attend, model, tokenizer, "dog", "\t") == "the target is empty: give a sentence"
@@ -231,19 +226,12 @@ def test_without_matplotlib_there_is_still_the_page(folder, tmp_path, monkeypatc
     ("arguments", "message"),
     [
         (["a dog", "--layer", "3"], "layer 3 is not there: encoder self-attention has 2 layers, counted from 1"),
-        (["a dog", "--head", "9"], "head 9 is not there: encoder self-attention has 3 heads, counted from 1"),
-        (["a dog", "--target", ""], "the target is empty: give a sentence"),
-        ([" "], "the source is empty: give a sentence"),
         ([], "give either a SENTENCE or a file of sentences with --report FILE"),
-        (["a dog", "--report", "x"], "give either a SENTENCE or a file of sentences with --report FILE"),
         (["a dog", "--alignments", "x"], "SENTENCE and --alignments cannot be combined"),
         (["a dog", "--output", "x.svg"], "--output x.svg cannot be written: give FILE.png, FILE.html or a folder"),
         (["x " * 41, "--target", "y"], "tokens are too many to read in 6 panels of encoder self-attention, at most 40"),
         (["dog " * 1000], "tokens, too many to show, at most 1,000"),
-        (["a dog", "--target", "Hund " * 1000], "the target has "),
         (["a dog", "--target", "caf\udce9"], "the target: 'utf-8' codec can't encode"),
-        (["a dog", "--tokens-per-batch", "9"], "SENTENCE and --tokens-per-batch cannot be combined"),
-        (["a dog", "--output", ""], 'Invalid value "" for --output'),
         (["--report", "missing"], "missing: No such file"),
         (["--report", "x", "--layer", "1"], "--report and --layer cannot be combined"),
     ],

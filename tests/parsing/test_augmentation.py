@@ -53,18 +53,6 @@ def test_a_quarter_of_the_short_constituents_by_themselves():
     assert Exchange([tree], seed=3).parts([tree] * 200) == parts
 
 
-@given(LISTS)
-def test_no_sentence_is_its_own_part(trees):
-    inner = [
-        node
-        for tree in trees
-        for top in tree.children
-        for child in top.children
-        for node in (child, *child.constituents())
-    ]
-    assert all(part.children[0] in inner for part in Exchange(trees).parts(trees * 3))
-
-
 def test_trees_deeper_than_pythons_stack():
     depth, tree = 1100, Tree("NN", word="a")
     for _ in range(depth):

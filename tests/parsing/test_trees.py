@@ -88,16 +88,6 @@ def test_bad_trees_are_told_with_file_line_and_problem(text, line, problem):
     assert message.startswith(f"file, line {line}: ") and problem in message and "\n" not in message
 
 
-@pytest.mark.parametrize(("text", "line", "problem"), BAD)
-def test_bad_trees_are_left_out_if_asked_and_the_others_stay(text, line, problem):
-    good = "(S (NN before))\n"
-    skipped: list[str] = []
-    trees = read(f"{good}{text}\n{good.replace('before', 'after')}", skipped)
-    words = [word for tree in trees for word in tree.words()]
-    assert words[0] == "before" and words[-1] == "after"
-    assert len(skipped) == 1 and skipped[0].startswith(f"file, line {line + 1}: ") and len(trees) in (2, 3, 4)
-
-
 def test_the_rest_of_a_bad_tree_is_no_tree():
     skipped: list[str] = []
     trees = read("(S (NN a) dog (NP (NN b))\n  (NP (NN c))\n\n  (NN d)) (S (NN e))\n(S (NN f))", skipped)

@@ -73,10 +73,8 @@ def test_the_attention_page_of_a_sentence(make, loaded):
         ({"translation": " "}, "the target is empty"),
         ({"text": "a " * 300}, "too many to show, at most 200"),
         ({"text": "a" * 5000}, "exceeds text limit (5000)"),
-        ({"target": "fr"}, "fr is not supported"),
         ({"text": None}, "text: Field required"),
         ({"api_key": "wrong"}, "Invalid API key"),
-        ({"api_key": ""}, "get an API key"),
     ],
 )
 def test_attention_pages_that_are_refused(make, changed, message):

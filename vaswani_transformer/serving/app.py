@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
 from ..errors import UserError
-from . import libretranslate, page, parses, translations
+from . import libretranslate, page, translations
 from .limiter import Metrics, RequestLimiter, error_response
 from .models import Models, ServedModel
 from .service import Limits, Service
@@ -58,7 +58,7 @@ def make_app(
     app = FastAPI(title="vaswani serve", version=__version__, description=_DESCRIPTION, lifespan=lifespan)
     app.state.service = Service(models, limits, keys)
     paths = {"/metrics", "/docs", "/openapi.json"}
-    for part in (libretranslate, translations, parses, page):
+    for part in (libretranslate, translations, page):
         app.include_router(part.router)
         paths |= {route.path for route in part.router.routes}
     app.add_api_route("/metrics", _metrics, include_in_schema=False)

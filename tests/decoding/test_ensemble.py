@@ -41,7 +41,6 @@ class TestOneMember:
             {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.6},
             {"num_beams": 3, "length_normalization": "power", "max_new_tokens": 8},
             {"num_beams": 1, "do_sample": True, "top_k": 5},
-            {"num_beams": 3, "use_cache": False, "max_extra_tokens": 4},
             {"num_beams": 3, "cache_implementation": "static", "max_extra_tokens": 4},
         ],
     )

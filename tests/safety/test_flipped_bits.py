@@ -24,9 +24,9 @@ from vaswani_transformer.training.checkpoints import (
 )
 
 
-def flip_a_bit(path, place=0.5):
+def flip_a_bit(path):
     content = bytearray(path.read_bytes())
-    content[int(place * len(content))] ^= 4
+    content[len(content) // 2] ^= 4
     path.write_bytes(content)
 
 
@@ -61,10 +61,9 @@ FILES = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("place", [0.01, 0.5, 0.99])
-def test_a_bit_of_a_checkpoint(run, name, place, caplog):
+def test_a_bit_of_a_checkpoint(run, name, caplog):
     last = run / "checkpoints" / "checkpoint-6"
-    flip_a_bit(last / name, place)
+    flip_a_bit(last / name)
     assert is_complete(last)  # its size is right
     with pytest.raises(UserError, match=f"checkpoint-6/{name} has changed since it was written"):
         check_contents(last)
@@ -111,13 +110,10 @@ def prepared(recipe, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "name", ["train-00000.arrow", "validation-00000.arrow", "train.lengths.npy", "validation.lengths.npy"]
-)
-@pytest.mark.parametrize("place", [0.5, 0.8])
-def test_a_bit_of_prepared_data(recipe, prepared, tmp_path, name, place, capsys):
+@pytest.mark.parametrize("name", ["train-00000.arrow", "validation.lengths.npy"])
+def test_a_bit_of_prepared_data(recipe, prepared, tmp_path, name, capsys):
     copy = shutil.copytree(prepared, tmp_path / "p")
-    flip_a_bit(copy / name, place)
+    flip_a_bit(copy / name)
     run = tmp_path / "run"
     assert resume(recipe, run, "--prepared", str(copy)) == 2
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
@@ -143,15 +139,9 @@ SHARD = ("parts", "train", "shards", 0)
     "change",
     [
         lambda manifest: "[" * 10**5,
-        lambda manifest: json.dumps(manifest)[:-1] + ', "format": "another"}',
-        lambda manifest: "[]",
         replace_entry("..", *SHARD, "file"),
-        replace_entry("train-00000.arrow\0", *SHARD, "file"),
         replace_entry(7, *SHARD, "file"),
-        replace_entry("x", *SHARD, "rows"),
         replace_entry(2**70, *SHARD, "bytes"),
-        replace_entry([], "recipe"),
-        replace_entry(3, "parts", "train", "counts"),
         replace_entry("x", "parts", "validation", "counts", "read"),
         replace_entry(None, "tokenizer"),
     ],

@@ -108,14 +108,6 @@ def test_sampling_settings_out_of_range_matter_once_tokens_are_drawn(folder, cap
     assert main(["translate", str(folder), "words", "--sample", "--temperature", "0.5"]) == 0
 
 
-@pytest.mark.parametrize("settings", [{"stop_strings": ["x"]}, {"num_beam_groups": 2}, {"low_memory": True}], ids=str)
-def test_the_command_says_in_one_line_what_is_not_supported(folder, settings, capsys):
-    change(folder, "generation_config.json", **settings)
-    assert main(["translate", str(folder), "words"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and next(iter(settings)) in error and "remove it" in error
-
-
 # Ranges -----------------------------------------------------------------------------------------------------------
 
 
@@ -148,11 +140,8 @@ KERNEL = "someone/kernel"
     [
         {"attn_implementation": KERNEL},
         {"_attn_implementation": KERNEL},
-        {"_attn_implementation_internal": KERNEL},
-        {"attn_implementation": {"": KERNEL}},
         {"experts_implementation": KERNEL},
         {"use_kernels": True, "kernel_config": {"fc1": f"{KERNEL}:Layer"}},
-        {"fusion_config": {"patch_embeddings": True}},
         {"auto_map": {"AutoConfig": "someone/model--code.Config"}},
         {"custom_generate": "someone/model", "_commit_hash": "a" * 40, "name_or_path": "someone/model"},
         {"transformers_weights": "../other.safetensors"},
@@ -192,15 +181,10 @@ def test_an_implementation_given_as_an_argument_counts(folder, monkeypatch):
     "entries",
     [
         {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
-        {"quantization_config": 5},
-        {"dtype": "load"},
         {"dtype": "int8"},
         {"dtype": "float8_e4m3fn"},
-        {"torch_dtype": 5},
         {"layer_types": 5},
-        {"rope_scaling": 5, "rope_theta": 3},
         {"id2label": 5},
-        {"text_config": {"a": 1}},
         {"d_model": "24"},
     ],
     ids=str,

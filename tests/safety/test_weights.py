@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import struct
 
 import pytest
@@ -135,9 +134,7 @@ def test_a_training_that_ends_with_broken_weights_writes_no_model(text, cache, t
 # Types and files --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.int8, torch.uint8, torch.bool, torch.int64, torch.complex64, torch.float8_e4m3fn], ids=str
-)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, torch.float8_e4m3fn], ids=str)
 def test_weights_of_other_types_are_refused_by_name(folder, capsys, dtype):
     change_weights(folder, lambda tensor: tensor.to(dtype))
     assert WEIGHT in one_error(capsys, ["translate", folder, "words"])
@@ -153,15 +150,13 @@ def shard(folder):
     return folder / "model.safetensors.index.json"
 
 
-@pytest.mark.parametrize("where", ["../other.safetensors", "absolute", "sub/other.safetensors", "..", "", 5, None, []])
+@pytest.mark.parametrize("where", ["../other.safetensors", "absolute", "..", 5])
 def test_an_index_leads_nowhere_else(folder, capsys, where):
     index = shard(folder)
     content = json.loads(index.read_text())
     file = next(iter(content["weight_map"].values()))
     other = folder.parent / "other.safetensors"
     shutil.copyfile(folder / file, other)
-    (folder / "sub").mkdir()
-    shutil.copyfile(folder / file, folder / "sub" / other.name)
     where = str(other) if where == "absolute" else where
     for weight, shard_name in content["weight_map"].items():
         content["weight_map"][weight] = where if shard_name == file else shard_name
@@ -197,21 +192,15 @@ def test_hostile_headers_are_one_line(folder, capsys, kind):
 FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 
 
-@pytest.mark.parametrize("file", [*FILES, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"])
-@pytest.mark.parametrize("kind", ["pipe", "folder", "loop", "socket"])
-def test_what_is_no_file_is_not_waited_for(folder, capsys, monkeypatch, file, kind):
+@pytest.mark.parametrize("file", [*FILES, "chat_template.jinja"])
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_what_is_no_file_is_not_waited_for(folder, capsys, file, kind):
     (folder / file).unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(folder / file)
-    elif kind == "folder":
-        (folder / file).mkdir()
-    elif kind == "socket":
-        monkeypatch.chdir(folder)  # names of sockets are short
-        with socket.socket(socket.AF_UNIX) as unix:
-            unix.bind(file)
     else:
-        (folder / file).symlink_to(folder / file)
-    if file in FILES[:1] + FILES[2:] or kind in ("pipe", "socket"):
+        (folder / file).mkdir()
+    if file in FILES[:1] + FILES[2:] or kind == "pipe":
         one_error(capsys, ["translate", folder, "words"])
     else:  # as if it were not there
         main(["translate", str(folder), "words"])

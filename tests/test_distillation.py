@@ -169,7 +169,7 @@ def test_validation_stays_and_a_text_of_lines_needs_no_references(teachers, text
     recipe = student_recipe(str(teachers[0]), Recipe(**data))
     assert next(iter(text_source(Recipe(**data)).stream()))[0] == (text / "train.en").read_text().splitlines()[0]
     lines = Recipe(**{**vars(recipe), "train_source": str(text / "test.en"), "train_target": str(text / "test.en")})
-    source, validation = data_sources(lines)
+    source, validation = data_sources(lines, one_text=True)
     assert [pair[0] for pair in source.stream()] == (text / "test.en").read_text().splitlines()
     assert [pair[1] for pair in validation.stream()] == (text / "validation.de").read_text().splitlines()
 

@@ -129,7 +129,7 @@ def text_source(recipe: Recipe) -> PairSource:
     """Return the pairs whose sources are translated."""
     if not (recipe.train_source or recipe.train_target or recipe.train_data):
         raise UserError("there is no text to translate: give --text FILE, or a student's recipe with training data")
-    return data_sources(recipe)[0]
+    return data_sources(recipe, one_text=True)[0]
 
 
 def student_recipe(teacher: str, recipe: Recipe) -> Recipe:

@@ -135,8 +135,11 @@ def pair_source(
     split: str = "train",
     source_column: str = "source",
     target_column: str = "target",
+    one_text: bool = False,
 ) -> PairSource:
     """Find what these arguments name, which are those of `load_pairs`, without reading the text.
+
+    `one_text`: both sides may be the same, of text that is going to be translated.
 
     Raises:
         UserError: wrong arguments, files that are missing, of unknown or several formats, a source file without target.
@@ -148,7 +151,7 @@ def pair_source(
             f"{' and '.join(names) or 'nothing'} was given: give either both text files (source, target) or data"
         )
     sides = columns if data is not None else [home_path(name).absolute() for name in (source, target)]
-    if sides[0] == sides[1]:
+    if sides[0] == sides[1] and not one_text:
         raise UserError(f"{sides[0]} is both source and target: name two columns, or two files")
     paths = find_shards(source if data is None else data)
     if data is not None and is_local(paths[0]):

@@ -61,25 +61,29 @@ def split_to_validate_on(recipe: Recipe) -> str | None:
     return recipe.train_data
 
 
-def _source(recipe: Recipe, source: str | None, target: str | None, data: str | None, split: str) -> PairSource:
+def _source(
+    recipe: Recipe, source: str | None, target: str | None, data: str | None, split: str, one_text: bool = False
+) -> PairSource:
     """Return one part of the recipe's data; `data` that is no file or pattern below `data_dir` is left as it is."""
     # A configuration is that of the other part of the data, where this one has none.
     has_none = source is not None or (data is not None and data != recipe.train_data and _is_file(recipe, data))
     source, target = (None if name is None else data_path(recipe, name) for name in (source, target))
     data = data_path(recipe, data) if data is not None and _is_here(recipe, data) else data
     config = None if has_none else recipe.data_config
-    return pair_source(source, target, data, config, split, recipe.source_column, recipe.target_column)
+    return pair_source(source, target, data, config, split, recipe.source_column, recipe.target_column, one_text)
 
 
-def data_sources(recipe: Recipe) -> tuple[PairSource, PairSource | None]:
+def data_sources(recipe: Recipe, one_text: bool = False) -> tuple[PairSource, PairSource | None]:
     """Return training and validation text, not read yet; without the latter some training pairs are to be held out.
+
+    `one_text`: the training text may be the same on both sides, since it is going to be translated.
 
     Raises:
         UserError: for a recipe without training data, and as `pair_source`, which looks at both before either is read.
     """
     if recipe.train_data is None and recipe.train_source is None and recipe.train_target is None:
         raise UserError("no training data: give --train-source and --train-target, or --train-data")
-    train = _source(recipe, recipe.train_source, recipe.train_target, recipe.train_data, recipe.train_split)
+    train = _source(recipe, recipe.train_source, recipe.train_target, recipe.train_data, recipe.train_split, one_text)
     validation = recipe.validation_source, recipe.validation_target, recipe.validation_data
     if split := split_to_validate_on(recipe):
         validation = None, None, split

@@ -228,7 +228,6 @@ def test_without_matplotlib_there_is_still_the_page(folder, tmp_path, monkeypatc
         (["a dog", "--layer", "3"], "layer 3 is not there: encoder self-attention has 2 layers, counted from 1"),
         ([], "give either a SENTENCE or a file of sentences with --report FILE"),
         (["a dog", "--alignments", "x"], "SENTENCE and --alignments cannot be combined"),
-        (["a dog", "--output", "x.svg"], "--output x.svg cannot be written: give FILE.png, FILE.html or a folder"),
         (["x " * 41, "--target", "y"], "tokens are too many to read in 6 panels of encoder self-attention, at most 40"),
         (["dog " * 1000], "tokens, too many to show, at most 1,000"),
         (["a dog", "--target", "caf\udce9"], "the target: 'utf-8' codec can't encode"),

@@ -12,11 +12,8 @@ from cyclopts import Parameter
 from ..errors import UserError
 from .files import scan_files
 from .options import Path_, Search, exclude, generate_options, group, within
-from .running import check_output_folder
 
 _MOST_TOKENS = 1000  # of a sentence: the weights of a longer one would fill the memory
-# File names with these endings are no folders: a file of the wrong kind was asked for.
-_SUFFIXES = (".png", ".html", ".md", ".json", ".svg", ".pdf", ".jpg", ".jpeg", ".gif", ".htm", ".npz")
 
 
 @Parameter(name="*")
@@ -92,22 +89,12 @@ def attention(
 
 
 def _files(shown: Shown, names: dict[str, str], alone: dict[str, str]) -> dict[str, Path]:
-    """Return the files to write, by key.
-
-    Args:
-        shown: the options.
-        names: the file of each key in an output folder.
-        alone: the key that an output is of which ends in a suffix.
-    """
+    """Return the files to write, by key: `names` in a folder, or the one whose suffix is in `alone`."""
     output = Path(shown.output)
     is_alone = output.suffix in alone
-    if not is_alone and output.suffix.lower() in _SUFFIXES:
-        known = ", ".join(f"FILE{suffix}" for suffix in alone)
-        raise UserError(f"--output {output} cannot be written: give {known} or a folder")
     files = {alone[output.suffix]: output} if is_alone else {key: output / name for key, name in names.items()}
-    check_output_folder(output.parent if is_alone else output)
     for path in files.values():
-        if path.is_dir() or (path.exists() and not shown.overwrite):
+        if path.exists() and not shown.overwrite:
             raise UserError(f"{path} exists: give another --output, or --overwrite to replace a file")
     return files
 

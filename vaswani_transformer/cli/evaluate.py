@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from ..errors import UserError
 from .files import (
@@ -16,6 +16,7 @@ from .files import (
     closing_output,
     is_in_parts,
     open_output,
+    record_of,
     scan_files,
     settings_of,
     write_json,
@@ -29,7 +30,6 @@ from .options import (
     Search,
     Together,
     Window,
-    flag,
     generate_options,
     load_for_decoding,
     require,
@@ -111,7 +111,7 @@ def evaluate(
     if computing.tokens_per_batch != Computing.tokens_per_batch:
         changed["tokens_per_batch"] = computing.tokens_per_batch
     # What was read is hashed before anything is written.
-    record = _how_obtained(model, source, reference, translator, options | changed, test_set) if json else {}
+    record = record_of(model, source, reference, translator, options | changed, test_set) if json else {}
     losses, counts = score_pairs(loaded, tokenizer, *map(list, zip(*filled, strict=True)))
     started = time.monotonic()
     with tqdm(total=len(sources), desc="translating", unit=" sentences", file=sys.stderr) as bar:
@@ -129,21 +129,6 @@ def evaluate(
     print(f"chrF {scores['chrf']:.2f}  ({scores['chrf_signature']})")
     print(f"perplexity {scores['perplexity']:.3f} a target token, {scores['exact_match']:.1f}% of sentences exact")
     print(f"{len(sources):,} sentences translated in {seconds:.1f} s")
-
-
-def _how_obtained(
-    model: str, source: str, reference: str, translator, options: dict[str, Any], test_set: str | None
-) -> dict:
-    from ..evaluation.records import evaluation_record, search_settings
-    from ..exported import is_exported
-
-    generation = search_settings(translator.model.generation_config) | translator.generate_options
-    options = {flag(name): value for name, value in options.items()}
-    record = evaluation_record(model, source, reference, generation, options, test_set)
-    if is_exported(model):
-        facts = translator.model.facts
-        record["exported"] = {"format": facts.format, "quantization": facts.quantization}
-    return record
 
 
 @dataclass

@@ -81,6 +81,20 @@ def write_json(path: str | None, values: Mapping[str, Any]) -> None:
         write_result(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
+def record_of(model: str, source: str, reference: str, translator, options: Mapping[str, Any], *more: Any) -> dict:
+    """Return how scores were obtained; `more` is as of `evaluation_record`."""
+    from ..evaluation.records import evaluation_record, search_settings
+    from ..exported import is_exported
+
+    generation = search_settings(translator.model.generation_config) | translator.generate_options
+    options = {flag(name): value for name, value in options.items()}
+    record = evaluation_record(model, source, reference, generation, options, *more)
+    if is_exported(model):
+        facts = translator.model.facts
+        record["exported"] = {"format": facts.format, "quantization": facts.quantization}
+    return record
+
+
 def input_lines(path: str | None, scan: TextScan | None = None) -> Iterator[str]:
     """Yield lines of a file, which must be as it was scanned, or of standard input for None, without their ends."""
     if path is not None:

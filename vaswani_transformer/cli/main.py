@@ -98,8 +98,6 @@ def _explain(error: BaseException, words: list[str]) -> str:
         return "out of memory: lower --tokens-per-batch or --beams, or use a machine with more of it"
     if any(reason in str(error) for reason in _FAILED_WRITES) or type(error).__name__ == "SafetensorError":
         return f"a file could not be written ({one_line(error, 200)}): free some space and run the same command again"
-    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # of `Path.resolve`
-        return f"{str(error).removeprefix('Symlink loop from ')} is a link that leads to itself: give another name"
     return f"unexpected {type(error).__name__}: {one_line(error)}; the same command with --debug shows where"
 
 

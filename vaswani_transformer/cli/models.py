@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -63,25 +64,45 @@ def average(
     print(f"evaluate it with: {command_name()} evaluate {folder} --source FILE --reference FILE")
 
 
-def push(
-    model: Path_,
-    repository: str,
-    /,
-    *,
-    dry_run: bool = False,
-    private: bool = False,
-    revision: str = "main",
-    message: str | None = None,
-    token: str | None = None,
-    max_shard_size: str = "5GB",
-    space: bool = False,
-    card: Annotated[Path_ | None, Parameter(group="model card")] = None,
-    overwrite_card: Annotated[bool, Parameter(group="model card")] = False,
-    language: Annotated[list[str] | None, Parameter(group="model card")] = None,
-    license: Annotated[str | None, Parameter(group="model card")] = None,
-    dataset: Annotated[list[str] | None, Parameter(group="model card")] = None,
-    evaluation: Annotated[list[Path_] | None, Parameter(group="model card")] = None,
-) -> None:
+_CARD = Parameter(group="model card")
+
+
+@Parameter(name="*")
+@dataclass
+class Push:
+    """Options of a push, by the names of the arguments of `hub.push.publish`."""
+
+    dry_run: bool = False
+    """print the files and the card, send nothing"""
+    private: bool = False
+    """make the repository private"""
+    revision: str = "main"
+    """branch, created if it does not exist"""
+    message: str | None = None
+    """message of the commit"""
+    token: str | None = None
+    """prefer HF_TOKEN, which no list of processes shows"""
+    max_shard_size: str = "5GB"
+    """largest file of weights"""
+    space: bool = False
+    """also publish a Space of this name, with the page of `vaswani serve`"""
+    card: Annotated[Path_ | None, _CARD] = None
+    """template: base, big, parser or a file (default: chosen by the model's size)"""
+    overwrite_card: Annotated[bool, _CARD] = False
+    """replace the card, and files of the Space, even if someone wrote or edited them"""
+    languages: Annotated[list[str], Parameter(name="--language", group="model card")] = field(default_factory=list)
+    """language, such as en; repeat it, source first"""
+    license: Annotated[str | None, _CARD] = None
+    """licence of the weights, such as mit"""
+    datasets: Annotated[list[str], Parameter(name="--dataset", group="model card")] = field(default_factory=list)
+    """data set on the Hub; may be repeated"""
+    evaluations: Annotated[list[Path_], Parameter(name="--evaluation", group="model card")] = field(
+        default_factory=list
+    )
+    """scores from `evaluate --json`; may be repeated"""
+
+
+def push(model: Path_, repository: str, /, *, options: Push = Push()) -> None:  # noqa: B008 (of cyclopts)
     """Put a trained model on the Hugging Face Hub, with a model card.
 
     Put a trained model, its tokenizer and a model card into the repository OWNER/NAME, in one commit. The same command
@@ -91,19 +112,6 @@ def push(
     Args:
         model: model folder
         repository: OWNER/NAME on the Hub; created if it does not exist
-        dry_run: print the files and the card, send nothing
-        private: make the repository private
-        revision: branch, created if it does not exist
-        message: message of the commit
-        token: prefer HF_TOKEN, which no list of processes shows
-        max_shard_size: largest file of weights
-        space: also publish a Space of this name, with the page of `vaswani serve`
-        card: template: base, big, parser or a file (default: chosen by the model's size)
-        overwrite_card: replace the card, and files of the Space, even if someone wrote or edited them
-        language: language, such as en; repeat it, source first
-        license: licence of the weights, such as mit
-        dataset: data set on the Hub; may be repeated
-        evaluation: scores from `evaluate --json`; may be repeated
     """
     from huggingface_hub.utils import logging as hub_logging
 
@@ -118,28 +126,11 @@ def push(
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     hub_logging.set_verbosity_error()  # not a line for every attempt: if the last one fails, our error explains it
     try:
-        result = publish(
-            model,
-            repository,
-            private=private,
-            revision=revision,
-            message=message,
-            languages=language or [],
-            license=license,
-            datasets=dataset or [],
-            evaluations=evaluation or [],
-            card=card,
-            overwrite_card=overwrite_card,
-            max_shard_size=max_shard_size,
-            space=space,
-            token=token,
-            dry_run=dry_run,
-            progress=sys.stderr.isatty(),
-        )
+        result = publish(model, repository, **vars(options), progress=sys.stderr.isatty())
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    _print_pushed(result, dry_run)
+    _print_pushed(result, options.dry_run)
 
 
 def _print_pushed(result, dry_run: bool) -> None:

@@ -4,7 +4,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -20,6 +20,7 @@ from .files import (
     is_interactive,
     open_output,
     read_first,
+    record_of,
     scan_files,
     settings_of,
     write_json,
@@ -32,7 +33,6 @@ from .options import (
     Together,
     Window,
     exclude,
-    flag,
     generate_options,
     load_for_decoding,
     read_recipe,
@@ -221,7 +221,9 @@ def evaluate(
     else:
         parser, name = _load_parser(model, constrained, search, computing), Path(model).resolve().name
         if json:
-            record = _how_obtained(model, trees, parser.translator, constrained, search, computing, test_set)
+            options = vars(search) | {"precision": computing.precision, "no_constrained": None if constrained else True}
+            record = record_of(model, trees, trees, parser.translator, options, test_set, "parse evaluate")
+            record["generation"]["constrained"] = constrained
         parses, extra = _parse_gold(parser, gold)
     scores = score_trees(gold, parses) | extra
     rows = {
@@ -246,20 +248,6 @@ def _parse_gold(parser, gold: list) -> tuple[list, dict[str, float]]:
     well_formed = 100 * sum(parse.well_formed for parse in parses) / len(parses)
     extra = {"well_formed": well_formed, "seconds": round(time.monotonic() - started, 1)}
     return [parse.tree for parse in parses], extra
-
-
-def _how_obtained(
-    model: str, trees: str, translator, constrained: bool, search: Search, computing: Computing, test_set: str | None
-) -> dict[str, Any]:
-    from ..evaluation.records import evaluation_record, search_settings
-
-    generation = search_settings(translator.model.generation_config) | translator.generate_options
-    record = evaluation_record(model, trees, trees, generation | {"constrained": constrained}, {}, test_set)
-    words = ["vaswani", "parse", "evaluate", Path(model).resolve().name, "--trees", record["source_file"]]
-    for name, value in (vars(search) | {"precision": computing.precision}).items():
-        words += [] if value is None else [flag(name), str(value)]
-    words += [] if constrained else ["--no-constrained"]
-    return record | {"command": shlex.join(words)}
 
 
 _COLUMNS = {

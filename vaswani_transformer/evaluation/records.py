@@ -109,6 +109,7 @@ def evaluation_record(
     generation: dict,
     options: dict,
     test_set: str | None = None,
+    command: str = "evaluate",
 ) -> dict:
     """Return how scores were obtained. Paths are cut to file names, since records may go to the Hub.
 
@@ -120,10 +121,11 @@ def evaluation_record(
         options: the command line's options that override the model's settings, by flag, such as `--beams`; True for
             one without a value, None for one that was not given.
         test_set: a name for the test set; by default made from the file names.
+        command: that made the scores; `"parse evaluate"` has one file of trees as `source` and `reference`.
     """
-    words = ["vaswani", "evaluate", Path(model_folder).resolve().name]
-    words += ["--source", Path(source).name, "--reference", Path(reference).name]
-    for flag, value in options.items():
+    words = ["vaswani", *command.split(), Path(model_folder).resolve().name]
+    texts = {"--source": source, "--reference": reference} if command == "evaluate" else {"--trees": source}
+    for flag, value in ({name: Path(path).name for name, path in texts.items()} | options).items():
         words += [] if value is None else [flag] if value is True else [flag, str(value)]
     files = {}
     for side, path in (("source", Path(source)), ("reference", Path(reference))):

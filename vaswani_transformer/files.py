@@ -6,7 +6,6 @@ A URL such as `s3://bucket/folder` is a path as well, of universal_pathlib, whic
 import contextlib
 import errno
 import hashlib
-import logging
 import os
 import re
 import shutil
@@ -18,8 +17,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .errors import UserError, one_line
-
-logger = logging.getLogger(__name__)
 
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}  # of a file system without locks
 WRITING, REMOVING = ".writing-", ".removing-"  # before the names of what is not finished
@@ -82,13 +79,6 @@ def finish(path: Path) -> None:
         path.chmod(stat.S_IMODE(fresh.stat().st_mode))
         fresh.unlink()
     sync(path)
-
-
-def check_no_locks(error: OSError) -> None:
-    """After a lock has failed: warn where the file system has none, and continue without; else raise `error`."""
-    if error.errno not in NO_LOCKS:
-        raise error
-    logger.warning("this file system has no locks: see to it yourself that no other process writes to the same place")
 
 
 def unfinished(path: Path) -> Path:

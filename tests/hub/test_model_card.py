@@ -162,9 +162,6 @@ def test_figures_of_the_card_come_from_the_facts():
         "training data": "train.en.gz and train.de.gz",
         "validation data": "val.en.gz and val.de.gz",
         "optimizer steps": "200",
-        "epochs": "3.0",
-        "duration": "2 min 06 s",
-        "weights": "average, of the checkpoints by validation bleu",
         "`max_length`": f"{recipe['max_length']}",
         "`tokens_per_batch`": f"{recipe['tokens_per_batch']:,}",
         "`warmup_steps`": f"{recipe['warmup_steps']:,}",
@@ -177,22 +174,6 @@ def test_figures_of_the_card_come_from_the_facts():
     for label, value in rows.items():
         assert f"| {label} | {value} |" in card
     assert "| parameters | 1,234,567 |" in card and "| `vocab_size` | 29 |" in card and "secret" not in card
-
-
-@pytest.mark.parametrize(
-    ("log", "expected"),
-    [
-        (LOG[:3], "best, of"),
-        ([*LOG[:3], LOG[3] | {"average_bleu": 19.0}], "best, of"),
-        ([LOG[0], LOG[3]], "average, of"),
-        (LOG[:2], "None"),
-    ],
-)
-def test_the_weights_that_were_kept(log, expected):
-    assert str(dict(training_rows(full_facts(log=log))).get("weights")).startswith(expected)
-    by_loss = full_facts(log=log, recipe=full_facts().recipe | {"best_by": "loss"})
-    if len(log) == 4:  # by loss the average is better in both
-        assert dict(training_rows(by_loss))["weights"].startswith("average")
 
 
 def test_absent_facts_leave_no_row():

@@ -285,13 +285,6 @@ def test_a_card_that_someone_wrote_or_edited_stays(push, hub, edit):
     assert done.err == "" and b"- fr\n" in hub.files(REPO)["README.md"]
 
 
-def test_our_own_card_is_brought_up_to_date(push, hub):
-    push()
-    head = hub.repositories[REPO].find("main")
-    head.files["README.md"] = head.files["README.md"].replace(b"\n", b"\r\n")  # as a checkout on Windows has it
-    assert push("--language", "fr").err == "" and b"- fr\n" in hub.files(REPO)["README.md"]
-
-
 def test_without_a_licence_the_card_says_so(push, hub):
     assert "no licence was given" in push(license=None).err
     assert "No licence was given" in hub.files(REPO)["README.md"].decode()

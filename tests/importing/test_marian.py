@@ -13,7 +13,7 @@ from imported_models import model_of
 
 from vaswani_transformer import import_model, load_model
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.importing import marian, marian_vocabularies
+from vaswani_transformer.importing import marian
 from vaswani_transformer.importing.sentencepiece import Unsupported, read_model
 from vaswani_transformer.importing.source import Imported, ImportOptions
 from vaswani_transformer.marian_format import CONFIG
@@ -312,10 +312,3 @@ def test_vocabularies_that_do_not_fit(tmp_path):
     assert "model.npz are not beside it (target.yml): give --vocabulary FILE" in error_of(read, path)
     line = error_of(read, FIXTURES / "swish-all", FIXTURES / "src-spm" / "joint.spm")
     assert "lacks </s>, <unk> or ids of the model's 119: give the model's own vocabulary" in line
-
-
-def test_a_large_vocabulary_is_read_in_its_order(tmp_path):
-    entries = [(f"word{number} \u2028é", str(number)) for number in range(32_000)]
-    path = tmp_path / "large.yml"
-    path.write_text("".join(f"{json.dumps(word)}: {number}\n" for word, number in reversed(entries)))
-    assert marian_vocabularies.read_vocabulary(path, "") == entries[::-1]

@@ -138,20 +138,6 @@ def test_every_tensor_is_written_as_it_is(folder, change, converted):
         assert torch.equal(written[name], tensor)
 
 
-def test_weights_that_share_memory(folder, converted):
-    def shared(weights):
-        decoder = FC1.replace("encoder", "decoder")
-        both = torch.cat([weights[FC1], weights[decoder]])
-        half = len(weights[FC1])
-        queries = "model.encoder.layers.0.self_attn.q_proj.weight"
-        same = {queries: weights[queries], queries.replace("q_proj", "k_proj"): weights[queries]}
-        return {**weights, FC1: both[:half], decoder: both[half:], **same}
-
-    weights = pickle_weights(folder, shared)
-    written = converted()
-    assert all(torch.equal(written[name], weights[name]) for name in weights)
-
-
 def test_nan_is_refused(folder, capsys):
     pickle_weights(folder, one(lambda tensor: tensor.index_fill(0, torch.tensor([1]), torch.nan)))
     assert f"{FC1} of the original has numbers that are infinite or NaN" in fails_in_one_line(folder, capsys)
@@ -283,11 +269,6 @@ def test_damaged_bytes_are_imported_or_one_line(folder, capsys, tmp_path):
                 failed += 1
             capsys.readouterr()
     assert failed > 12
-
-
-def test_nothing_to_import(folder, capsys):
-    (folder / "model.safetensors").unlink()
-    assert "No such file" in fails_in_one_line(folder, capsys)
 
 
 @pytest.mark.parametrize(

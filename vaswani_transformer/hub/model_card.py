@@ -19,7 +19,6 @@ import jinja2.sandbox
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from markupsafe import Markup
 
-from ..durations import duration
 from ..errors import UserError, reading
 from ..evaluation.records import tensors_sha256
 from ..json_and_yaml import read_json, read_text
@@ -105,16 +104,10 @@ def rows_of(values: Mapping, names: Sequence[str] | None = None) -> list[tuple[s
 
 def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
     """Return rows (label, value) of the training table, from recipe and log, without those of unknown facts."""
-    recipe, config, kept = facts.recipe, facts.config, {}
+    recipe, config = facts.recipe, facts.config
     steps = [entry for entry in facts.log if not {"best_loss", "average_loss", "last_loss"} & entry.keys()]
     last = next((entry for entry in reversed(steps) if "step" in entry), {})
-    metric = recipe.get("best_by")
-    for entry in facts.log:  # of which the last have scores of the weights that were compared
-        names = (name for name in ("best", "average", "last") if f"{name}_{metric}" in entry)
-        kept |= {name: entry[f"{name}_{metric}"] for name in names}
-    best = (max if metric == "bleu" else min)(kept, key=kept.get, default=None)
-    weights = recipe.get("keep_weights") if recipe.get("keep_weights") in kept else best
-    seconds, rank = last.get("seconds"), recipe.get("lora_rank")
+    rank = recipe.get("lora_rank")
     trained = "all weights" if rank is None else f"adapters of rank {rank}, merged"
     rows = {
         "started from": recipe.get("from_model") and f"{file_name(recipe['from_model'])}, {trained}",
@@ -122,9 +115,6 @@ def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
         "training data": _data(recipe, "train"),
         "validation data": _data(recipe, "validation"),
         "optimizer steps": last.get("step") and f"{last['step']:,}",
-        "epochs": last.get("epoch") and f"{last['epoch']:.1f}",
-        "duration": None if seconds is None else duration(seconds),
-        "weights": weights and f"{weights}, of the checkpoints by validation {metric}",
     }
     dropouts = {name: getattr(config, name) for name in ("dropout", "attention_dropout", "activation_dropout")}
     known = [(label, value) for label, value in rows.items() if value]

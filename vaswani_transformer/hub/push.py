@@ -116,7 +116,7 @@ def publish(
         space: also put the page of `vaswani serve` for this model into the Space of the same name, in a second commit.
         token: with the right to write; by default that of `hf auth login` or of the variable HF_TOKEN.
         dry_run: prepare and check everything, but send nothing.
-        progress: show progress bars of the upload on standard error.
+        progress: show progress bars of the upload on standard error; False turns the Hub client's off in this process.
 
     Raises:
         UserError: for a mistake in the arguments, and for a token that is refused or may not write.
@@ -148,7 +148,9 @@ def publish(
         options = {name: value for name, value in options.items() if value}
         is_parser = "tree_tokens" in tokenizer.init_kwargs
         api, head, existing = HfApi(token=token), None, ""
-        with _hub_errors(repo_id, token), _progress_bars(progress):
+        if not progress:
+            utils.disable_progress_bars()
+        with _hub_errors(repo_id, token):
             if not dry_run:
                 api.whoami()  # raises for a token that is refused
                 head = _find_head(api, repo_id, revision)
@@ -182,16 +184,6 @@ def clear_staging() -> None:
     """Remove the files of pushes that are under way, for a process that is about to end without unwinding."""
     for folder in _staging:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _progress_bars(shown: bool) -> Iterator[None]:
-    before = utils.are_progress_bars_disabled()
-    (utils.enable_progress_bars if shown else utils.disable_progress_bars)()
-    try:
-        yield
-    finally:
-        (utils.disable_progress_bars if before else utils.enable_progress_bars)()
 
 
 def _as_list(names: str | Path | Sequence) -> list:

@@ -92,14 +92,14 @@ def test_each_room_says_what_lives_there(room):
 
 
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
-# A number rises only by a commit that says why.
+# A number rises only by a commit that says why. Wanted are 25,000 lines in all, 12 raises, and 28,000 lines of tests.
 ROOM_LINES = {
-    "model": 4881, "data": 5739, "training": 3590, "importing": 3395, "cli": 2973, "decoding": 2839,
-    "experiments": 2290, "serving": 1736, "hub": 1553, "export": 1379, "parsing": 1326, "documents": 1100,
-    "attention": 1019, "recipes": 431, "evaluation": 313, "model_cards": 0,
+    "model": 4561, "data": 3631, "training": 2834, "importing": 1875, "cli": 2453, "decoding": 2171,
+    "experiments": 1390, "serving": 1623, "hub": 1088, "export": 1370, "parsing": 1252, "documents": 1084,
+    "attention": 887, "recipes": 425, "evaluation": 312,
 }  # fmt: skip
-TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 2400, 37000, 25.0
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 41300, 7525, 52000
+TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1827, 28783, 13.7
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 32591, 3500, 20000
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

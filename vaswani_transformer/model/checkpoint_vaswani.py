@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .generation_vaswani import unset_trainer_defaults
 
 #: File and class behind `AutoConfig`, `AutoModel` and `AutoModelForSeq2SeqLM` in a saved model.
 AUTO_MAP = {
@@ -64,11 +65,12 @@ class VaswaniCheckpointMixin:
         # Here the files are known and no memory is allocated yet, unless an adapter is being added to a loaded model.
         if state_dict is None and checkpoint_files and next(model.parameters()).is_meta:
             for file in set(((load_config.sharded_metadata or {}).get("weight_map") or {}).values()):
-                check_shard_name(file)
+                if not isinstance(file, str) or Path(file).name != file or "\\" in file:
+                    raise ValueError(
+                        f"the weight index names {file!r:.200}: it must be a file in the index's own folder"
+                    )
             types = None if load_config.is_quantized else WEIGHT_TYPES
             check_weights(checkpoint_files, model, types)
-            if not model.config.shares_embeddings:
-                state_dict = untied_weights(checkpoint_files)
         parent = super(VaswaniCheckpointMixin, type(model))
         return parent._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
@@ -86,7 +88,7 @@ class VaswaniCheckpointMixin:
             finally:
                 self.__class__ = sharded
         if getattr(self, "generation_config", None) is not None:
-            getattr(self, "_unset_trainer_defaults", bool)()  # a user's own class may generate in its own way
+            unset_trainer_defaults(self.generation_config)
         if self._auto_class is not None and f"modeling_vaswani.{type(self).__name__}" in AUTO_MAP.values():
             # Imported here to save time; transformers copies the file because it finds this line.
             from .pipeline_vaswani import CUSTOM_PIPELINES
@@ -115,22 +117,6 @@ class VaswaniCheckpointMixin:
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
 
-def untied_weights(files: list[str]) -> dict | None:
-    """Return weights in safetensors files with the shared matrix under three names; None if they hold none."""
-    names = []
-    for file in files:
-        with safe_open(file, framework="pt") as weights:
-            names += weights.keys()
-    shared = next((name for name in names if name == "shared.weight" or name.endswith(".shared.weight")), None)
-    if shared is None:
-        return None
-    weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    matrix, prefix = weights.pop(shared), shared.removesuffix("shared.weight")
-    for name in ("lm_head.weight", f"{prefix}encoder.embed_tokens.weight", f"{prefix}decoder.embed_tokens.weight"):
-        weights.setdefault(name, matrix.clone())
-    return weights
-
-
 def is_finite(tensor: torch.Tensor) -> bool:
     """Return whether no number of a tensor is infinite or NaN.
 
@@ -157,14 +143,6 @@ def check_finite(weights: Iterable[tuple[str, torch.Tensor]], where: str) -> Non
                 f"{name} of {where} has numbers that are infinite or NaN, from which every output would be wrong: use"
                 " another checkpoint, or copy the weights again"
             )
-
-
-def check_shard_name(name: str) -> None:
-    """Raise `ValueError` for an entry of a weight index that is not a file beside the index."""
-    if not isinstance(name, str) or Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
-        raise ValueError(
-            f"the weight index names the file {name!r:.200}: it must be a .safetensors file in the index's own folder"
-        )
 
 
 def check_weights(files: list[str], model: torch.nn.Module, types: Iterable[str] | None = WEIGHT_TYPES) -> None:

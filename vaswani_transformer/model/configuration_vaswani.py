@@ -213,13 +213,7 @@ class VaswaniConfig(PreTrainedConfig):
             for name, value in config_dict.items()
             if not (name in _NOT_FROM_FILES or name.startswith("_") or _is_code(getattr(cls, name, None)))
         }
-        sizes = {name: cls.attribute_map.get(name, name) for name in kwargs}
-        sizes = {field: kwargs.pop(name) for name, field in sizes.items() if field in ("d_model", "num_heads")}
-        d_model, heads = own.get("d_model", cls.d_model), own.get("num_heads", cls.num_heads)
-        for name in ("d_k", "d_v") if sizes else ():  # they follow, where the file's did
-            if own.get(name) is not None and own[name] * heads == d_model:
-                del own[name]
-        return super().from_dict(own | sizes, **kwargs)
+        return super().from_dict(own, **kwargs)
 
     def validate_architecture(self):
         """Check the values of fields; `@strict` calls it on construction and on saving.
@@ -248,25 +242,17 @@ class VaswaniConfig(PreTrainedConfig):
         for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
             check(0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
         check(0 < self.layer_norm_eps <= 1, "layer_norm_eps", "above 0 and at most 1")
-        check(self.is_encoder_decoder, "is_encoder_decoder", "True: this model is an encoder and a decoder")
         check(0 <= self.position_offset <= _MAX_OFFSET, "position_offset", f"at least 0 and at most {_MAX_OFFSET:,}")
-        check(
-            self.position_encoding != "learned" or self.position_offset == 0,
-            "position_offset",
-            "0 with learned positions, whose first row is the first position",
-        )
         check(
             self.position_encoding == "learned" or self.d_model % 2 == 0,
             "d_model",
             "even, since sinusoids come in pairs of sine and cosine (or use position_encoding='learned')",
         )
+        size = min(self.vocab_size, self.target_vocab_size)
         for name in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
             ids = getattr(self, name)
-            ids = ids if isinstance(ids, list) else [ids]
-            size = min(self.vocab_size, self.target_vocab_size)
-            is_right = all(token is None or 0 <= token < size for token in ids)
-            which = "vocab_size" if size == self.vocab_size else "decoder_vocab_size"
-            check(is_right, name, f"at least 0 and below {which} {size}")
+            is_right = all(token is None or 0 <= token < size for token in (ids if isinstance(ids, list) else [ids]))
+            check(is_right, name, f"at least 0 and below the vocabulary size {size}")
 
     def num_parameters(self) -> int:
         """Count the parameters of a [`VaswaniForConditionalGeneration`] of these sizes, tied ones once (Table 3)."""

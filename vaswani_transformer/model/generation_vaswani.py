@@ -28,35 +28,26 @@ from transformers.generation import (
 )
 
 from .incremental_decoding_vaswani import DecodingCache
-from .linear_vaswani import has_own_methods
 from .search_vaswani import ForwardSearch, OpenSearch, Search, SearchSettings, as_generated
-from .settings_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, SETTING_RANGES, broken_range
+from .settings_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, broken_range
 
 # Our own entries of a generation configuration, with their defaults.
 _OWN_SETTINGS = {"length_normalization": LENGTH_NORMALIZATIONS[0], "max_extra_tokens": MAX_EXTRA_TOKENS}
 
 
-def unset_trainer_defaults(generation_config, own: set[str]) -> set[str]:
+def unset_trainer_defaults(generation_config) -> None:
     """Unset what transformers' `Seq2SeqTrainer` writes into a model's generation configuration.
 
     With `predict_with_generate` it sets every unset field of `model.generation_config` to the library's default, for
     good. The 20 of `max_length` would cut each later output of the model, and of the saved one. Users set some fields;
     only this sets all.
-
-    Args:
-        generation_config: the model's.
-        own: the fields that were set before, which stay.
-
-    Returns:
-        the fields that are set now.
     """
     defaults = generation_config._get_default_generation_params()
     defaults = {name: value for name, value in defaults.items() if value is not None}
     if all(getattr(generation_config, name, None) is not None for name in defaults):
         for name, value in defaults.items():
-            if name not in own and getattr(generation_config, name) == value:
+            if getattr(generation_config, name) == value:
                 setattr(generation_config, name, None)
-    return {name for name, value in vars(generation_config).items() if value is not None}
 
 
 def of_each_row(values: torch.Tensor, hypotheses: torch.Tensor) -> torch.Tensor:
@@ -139,11 +130,7 @@ def _other_criteria(generation_config, criteria: Sequence) -> StoppingCriteriaLi
 def search_settings(generation_config, prompt: int, processors: Sequence, criteria: Sequence) -> SearchSettings | None:
     """Return the settings of a `Search` that does all that a call asks for; None if they cannot say all of it.
 
-    Args:
-        generation_config: the prepared one.
-        prompt: tokens that outputs start from.
-        processors: all processors of the call.
-        criteria: all criteria of the call.
+    `generation_config` is the prepared one, `prompt` the number of tokens that outputs start from.
     """
     config = generation_config
     of_steps = config.return_dict_in_generate and (config.output_scores or config.output_logits)
@@ -196,7 +183,7 @@ class VaswaniGenerationMixin:
             ValueError: for an unknown `length_normalization`, and for our and transformers' own numbers of a search
                 beyond their range.
         """
-        self._unset_trainer_defaults()
+        unset_trainer_defaults(self.generation_config)
         return super().generate(*args, **kwargs)
 
     def open_search(self, **options) -> OpenSearch | None:
@@ -230,11 +217,6 @@ class VaswaniGenerationMixin:
         decoder = SimpleNamespace(config=self.config.get_text_config(decoder=True))
         return GenerationMixin.compute_transition_scores(decoder, *args, **kwargs)
 
-    def _unset_trainer_defaults(self):
-        known, own = getattr(self, "_own_generation_settings", (None, set()))
-        own = own if known is self.generation_config else set()  # it has been replaced by another one
-        self._own_generation_settings = self.generation_config, unset_trainer_defaults(self.generation_config, own)
-
     def _prepare_generation_config(self, generation_config, **kwargs):
         # Since 5.0: an unknown setting is accepted only if the model's own generation configuration has it.
         own = {name: kwargs.pop(name) for name in _OWN_SETTINGS if name in kwargs}
@@ -249,9 +231,6 @@ class VaswaniGenerationMixin:
             value = getattr(generation_config, name)
             if value is not None and (expected := broken_range(name, value)):
                 raise ValueError(f"{name} is {value!r}: it must be {expected}")
-        for name, (kind, _, _) in SETTING_RANGES.items():
-            if kind is float and type(value := getattr(generation_config, name, None)) is int:
-                setattr(generation_config, name, float(value))  # transformers refuses a temperature of 2
         return generation_config, model_kwargs
 
     def _maybe_prepare_encoder_kwargs_for_generation(
@@ -259,16 +238,10 @@ class VaswaniGenerationMixin:
     ):
         # Since 5.17: the only place that sees the source, its mask and the special tokens before the encoder runs.
         mask = model_kwargs.get("attention_mask")
-        if mask is None and inputs_tensor.dim() == 2:
-            pad, end = (getattr(generation_config, f"_{name}_token_tensor", None) for name in ("pad", "eos"))
-            if pad is not None and (end is None or not torch.isin(end, pad).any()):
-                mask = inputs_tensor.ne(pad).long()
-                if not mask.all():
-                    model_kwargs["attention_mask"] = mask
-        if mask is None or mask.dim() != 2:
-            states = model_kwargs.get("encoder_outputs")
-            states = inputs_tensor if states is None else states[0]
-            mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device)
+        if mask is None:
+            mask = self._prepare_attention_mask_for_generation(inputs_tensor, generation_config, model_kwargs)
+            if not mask.all():
+                model_kwargs["attention_mask"] = mask
         generation_config._source_lengths = mask.ne(0).sum(dim=1)
         return super()._maybe_prepare_encoder_kwargs_for_generation(
             inputs_tensor, model_kwargs, model_input_name, generation_config
@@ -315,7 +288,7 @@ class VaswaniGenerationMixin:
     ) -> SearchSettings | None:  # fmt: skip
         """Return the settings of a `Search` that gives what transformers' loop would; None if there are none."""
         is_new = isinstance(past_key_values, DecodingCache) and not past_key_values.source
-        if not is_new or synced_gpus or streamer is not None or _has_own_hooks(self):
+        if not is_new or synced_gpus or streamer is not None:
             return None
         settings = search_settings(generation_config, input_ids.shape[1], logits_processor, stopping_criteria)
         if settings is None:
@@ -344,9 +317,6 @@ class VaswaniGenerationMixin:
         settings = None if kwargs["generation_config"].do_sample else self._own_search(input_ids, **kwargs)
         if settings is not None:
             return self._search(settings, input_ids, **kwargs)
-        for criterion in kwargs["stopping_criteria"]:
-            if hasattr(criterion, "max_position_embeddings") and self.config.position_encoding != "learned":
-                criterion.max_position_embeddings = None  # it would warn that positions run out
         names = ("logits_processor", "stopping_criteria")
         limited = _limit_each_sentence(*(kwargs[name] for name in names), kwargs["generation_config"])
         return super()._sample(input_ids, **kwargs | dict(zip(names, limited, strict=True)))
@@ -366,7 +336,7 @@ class VaswaniGenerationMixin:
         outputs = search.run(input_ids, _limits(config, prompts), synced_gpus)
         prompts = prompts.repeat_interleave(config.num_return_sequences, dim=0)
         pad = -1 if config._pad_token_tensor is None else int(config._pad_token_tensor)
-        generated = as_generated(outputs, prompts, settings, pad, **dict(search.records()))
+        generated = as_generated(outputs, prompts, settings, pad, **search.records())
         return generated if config.return_dict_in_generate else generated.sequences
 
 
@@ -374,14 +344,3 @@ def _limits(generation_config, prompts: torch.Tensor) -> list[int]:
     """Return the most tokens that each sentence may generate after its prompt, `(batch_size, prompt_length)`."""
     limits = generation_config._sentence_limits
     return [generation_config.max_length - prompts.shape[1]] * len(prompts) if limits is None else limits.tolist()
-
-
-#: Methods that a `Search` would bypass if a subclass had its own.
-_HOOKS = {name for name in dir(GenerationMixin) if not name.startswith("__")} | {"__call__", "forward"}
-
-
-def _has_own_hooks(model) -> bool:
-    """Return whether a class derived from ours, or the object alone, overrides a method that a search calls."""
-    kinds = type(model).__mro__
-    own = next(index for index, kind in enumerate(kinds) if VaswaniGenerationMixin in kind.__bases__)
-    return has_own_methods(model) or any(not _HOOKS.isdisjoint(vars(kind)) for kind in kinds[:own])

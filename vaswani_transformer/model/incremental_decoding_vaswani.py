@@ -417,19 +417,14 @@ def can_decode_incrementally(model, generation_config, generation_mode: Generati
 
 
 def _is_as_built(model) -> bool:
-    """Return whether decoder and projection are as built, but for linear layers: on one device and without hooks."""
+    """Return whether decoder and projection are as built, but for linear layers, and nothing watches them."""
     decoder = model.model.decoder
-    if any(type(layer) is not VaswaniDecoderLayer for layer in decoder.layers):
-        return False
-    attentions = [attention for layer in decoder.layers for attention in (layer.self_attn, layer.encoder_attn)]
-    norms = [norm for layer in decoder.layers for norm in _Layer.norms_of(layer)]
-    norms += [] if decoder.layer_norm is None else [decoder.layer_norm]
-    weights = [parameter for module in (decoder, model.lm_head) for parameter in module.parameters()]
+    kinds = [(layer, VaswaniDecoderLayer) for layer in decoder.layers]
+    kinds += [(part, VaswaniAttention) for layer in decoder.layers for part in (layer.self_attn, layer.encoder_attn)]
+    kinds += [(norm, nn.LayerNorm) for layer in decoder.layers for norm in _Layer.norms_of(layer)]
+    kinds += [] if decoder.layer_norm is None else [(decoder.layer_norm, nn.LayerNorm)]
     return (
-        not any(has_hooks(module) for module in (model, model.model, model.lm_head, *decoder.modules()))
-        and all(type(attention) is VaswaniAttention for attention in attentions)
-        and all(type(norm) is nn.LayerNorm and norm.weight is not None for norm in norms)
-        and not any(has_own_methods(module) for module in (decoder, *decoder.layers))
-        and len({weight.device for weight in weights}) == 1
-        and not any(hasattr(weight, "device_mesh") for weight in weights)
+        all(type(module) is kind for module, kind in kinds)
+        and not any(has_hooks(module) for module in (model, model.model, model.lm_head, *decoder.modules()))
+        and not any(has_own_methods(module) for module in (model, decoder, *decoder.layers))
     )

@@ -14,10 +14,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
-from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vaswani import VaswaniConfig
-from .linear_vaswani import has_hooks, product_dtype, project_together
+from .linear_vaswani import has_hooks, project_together
 from .local_attention_vaswani import NeighbourMask, restricted_attention
 from .packed_sentences_vaswani import PackedSentences, flash_attention, gather, spread
 
@@ -35,14 +34,6 @@ def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     bits = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     kept = bits.view(torch.int16)[: states.numel()].view(states.shape) >= threshold - 32_768
     return states * kept.to(states.dtype).mul_(65_536 / (65_536 - threshold))
-
-
-def stream_dtype(states: torch.Tensor, training: bool) -> torch.dtype:
-    """Return the dtype in which layers pass states on: in training under autocast the one that it computes products in.
-
-    A norm ends every sublayer, so that roundings do not add up; additions, norms and dropout move half of the bytes.
-    """
-    return product_dtype(states) if training else states.dtype
 
 
 def normalized(norm: nn.LayerNorm, states: torch.Tensor) -> torch.Tensor:
@@ -151,30 +142,6 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     return output.transpose(1, 2).contiguous(), weights
 
 
-def drop_padding(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, padding_mask: torch.Tensor) -> tuple:
-    """Return keys and values of a padded source without padding, one sentence after the other, for flash attention.
-
-    transformers' flash attention would take the mask for the queries' padding too, which it is in self-attention only:
-    an output at a position where its source has padding would be zero.
-
-    Returns:
-        keys and values, `(1, num_heads, tokens, head_width)`, and where sentences start and end, as transformers'
-        `FlashAttentionKwargs`.
-    """
-    kept = padding_mask.bool()  # (batch_size, key_length)
-    key_lengths = kept.sum(dim=1)
-    key, value = (states.transpose(1, 2)[kept].transpose(0, 1).unsqueeze(0) for states in (key, value))
-    batch_size, query_length = query.shape[0], query.shape[2]
-    starts = torch.arange(batch_size + 1, dtype=torch.int32, device=query.device)
-    lengths = {
-        "cu_seq_lens_q": starts * query_length,
-        "cu_seq_lens_k": nn.functional.pad(key_lengths.cumsum(0, dtype=torch.int32), (1, 0)),
-        "max_length_q": query_length,
-        "max_length_k": int(key_lengths.max()),
-    }
-    return key, value, lengths
-
-
 class VaswaniAttention(nn.Module):
     """Multi-head attention (Section 3.2.2), over its own input or, given `key_value_states`, over another sequence."""
 
@@ -256,12 +223,6 @@ class VaswaniAttention(nn.Module):
         if isinstance(attention_mask, PackedSentences):
             output = self._attend_to_own_sentence(query, key, value, attention_mask, p)
             return self.out_proj(output.flatten(-2)), None
-        if is_flash_attention_requested(self.config):
-            if (missing := self.d_v - self.d_k) > 0:  # one width for all: transformers pads narrower values only
-                query, key = nn.functional.pad(query, (0, missing)), nn.functional.pad(key, (0, missing))
-            if is_cross_attention and attention_mask is not None:
-                key, value, lengths = drop_padding(query, key, value, attention_mask)
-                attention_mask, kwargs = None, {**kwargs, **lengths}
         # Equation (1), by transformers' name for it: "eager" is `attention` above, "sdpa" torch's fused kernels.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         output, weights = attend(self, query, key, value, attention_mask, dropout=p, scaling=self.scaling, **kwargs)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
-from transformers.utils.generic import is_flash_attention_requested
 
 _SMALLEST_BLOCK = 32  # queries that are computed together at least: smaller products are slow on every device
 _EVERYTHING = 2**31 - 1  # positions: no sequence is longer, and it fits the integers that it is compared with
@@ -70,12 +69,6 @@ def block_mask(padding_mask: torch.Tensor, window: int, is_causal: bool) -> Neig
     return NeighbourMask(seen.flatten(0, 1).unsqueeze(1), window, is_causal)
 
 
-def _query_and_key_positions(query_length: int, key_length: int, device: torch.device) -> tuple:
-    """`(query_length, 1)` and `(key_length,)`; the queries are the last of the keys' positions."""
-    key = torch.arange(key_length, device=device)
-    return torch.arange(query_length, device=device)[:, None] + (key_length - query_length), key
-
-
 def window_mask(
     padding_mask: torch.Tensor, query_length: int, window: int, is_causal: bool, dtype: torch.dtype | None
 ) -> torch.Tensor:
@@ -84,22 +77,12 @@ def window_mask(
     `padding_mask` is `(batch_size, key_length)`, 0 for padding; the queries are the last of these positions. The result
     is added to scores in `dtype`, or holds booleans without one.
     """
-    query, key = _query_and_key_positions(query_length, padding_mask.shape[1], padding_mask.device)
+    key = torch.arange(padding_mask.shape[1], device=padding_mask.device)
+    query = key[padding_mask.shape[1] - query_length :, None]
     seen = (_is_near(query, key, window, is_causal) & padding_mask.bool()[:, None, None]) | (query == key)
     if dtype is None:
         return seen
     return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
-
-
-def narrowed_mask(mask: torch.Tensor, window: int) -> torch.Tensor:
-    """Return the caller's own mask, limited to the window.
-
-    It is `(batch_size, 1 or num_heads, query_length, key_length)`, booleans or numbers added to scores, and the queries
-    are the last of the keys' positions.
-    """
-    query, key = _query_and_key_positions(*mask.shape[-2:], mask.device)
-    is_far = ~_is_near(query, key, window)
-    return mask.masked_fill(is_far, torch.finfo(mask.dtype).min if mask.is_floating_point() else 0)
 
 
 def restricted_mask(
@@ -107,25 +90,15 @@ def restricted_mask(
 ) -> NeighbourMask | torch.Tensor | None:
     """Return the mask of a self-attention within `config.attention_window`, where `past_key_values` is its cache.
 
-    `padding_mask` is `(batch_size, cached + length)`, 0 for padding, or the caller's own, as `narrowed_mask` takes it.
+    `padding_mask` is `(batch_size, cached + length)`, 0 for padding.
 
     Returns:
         a mask of blocks in sdpa for sequences without a past that are long enough, else one of all positions; None
-        where transformers has to make it, with `in_window`: in flex attention, for static caches and masks of other
-        forms.
-
-    Raises:
-        ValueError: for flash attention, which is not supported.
+        where transformers has to make it, with `in_window`: in flex attention and for static caches. A mask of four
+        axes is the caller's own: it has to say all that is seen.
     """
     kind, window, length = config._attn_implementation, config.attention_window, hidden_states.shape[1]
-    if is_flash_attention_requested(config):
-        raise ValueError(
-            "restricted self-attention (attention_window) does not work with flash attention: choose"
-            " attn_implementation 'sdpa', 'eager' or 'flex_attention'"
-        )
     is_static = past_key_values is not None and past_key_values.is_compileable
-    if isinstance(padding_mask, torch.Tensor) and padding_mask.dim() == 4 and not is_static:
-        return narrowed_mask(padding_mask, window)  # with static caches `generate()` has limited it already
     if kind not in ("sdpa", "eager") or is_static or (padding_mask is not None and padding_mask.dim() != 2):
         return None
     past = 0 if past_key_values is None else past_key_values.get_seq_length()

@@ -179,12 +179,6 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype, rows: int) -> torch.Tensor:
     return result
 
 
-def _blocks(logits: torch.Tensor) -> list[slice]:
-    """Return the rows to visit at once: on a CPU as many as fit the cache."""
-    rows = len(logits) if not logits.is_cpu else max(1, BLOCK_ELEMENTS // logits.shape[-1])
-    return [slice(start, start + rows) for start in range(0, len(logits), rows)]
-
-
 def _differentiate_in_place(logits, label, vocab_size: int, epsilon: float) -> torch.Tensor:
     """Return losses `(rows,)` of `(rows, vocab_size or more)` logits, without the terms of the mean logit.
 
@@ -195,7 +189,9 @@ def _differentiate_in_place(logits, label, vocab_size: int, epsilon: float) -> t
         kernel(logits, label, losses, vocab_size, epsilon)
         return losses
     logits = logits[:, :vocab_size]
-    for block in _blocks(logits):
+    rows = max(1, BLOCK_ELEMENTS // vocab_size) if logits.is_cpu else max(1, len(logits))  # as many as fit the cache
+    for start in range(0, len(logits), rows):
+        block = slice(start, start + rows)
         losses[block], logits[block] = _differentiate(logits[block].float(), label[block, None], epsilon)
     return losses
 

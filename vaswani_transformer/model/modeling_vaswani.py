@@ -38,11 +38,13 @@ from .layers_vaswani import (
     VaswaniSinusoidalPositions,
     dropout,
     normalized,
-    stream_dtype,
 )
+from .linear_vaswani import product_dtype
 from .local_attention_vaswani import in_window, restricted_mask
 from .loss_vaswani import IGNORE_INDEX, can_be_fused, label_smoothed_cross_entropy, projected_cross_entropy
-from .packed_sentences_vaswani import PackedSentences, SentencePlaces, check_packed, pack_sentences, place_sentences
+from .packed_sentences_vaswani import check_packed, pack_sentences, place_sentences
+
+_SYNCHRONOUS = "cpu"  # the type of device whose values can be read without waiting for it
 
 
 class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
@@ -53,7 +55,6 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["VaswaniEncoderLayer", "VaswaniDecoderLayer"]  # noqa: RUF012
     _supports_sdpa = True
-    _supports_flash_attn = True
     _supports_flex_attn = True
     _can_compile_fullgraph = True
 
@@ -66,30 +67,24 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
         width each of them is initialised for. Embeddings times sqrt(d_model) have unit variance, as layer-normalised
         activations have.
         """
-        config = self.config
-        embedding_std = 0.02 if config.initialization == "normal" else config.d_model**-0.5
-        if isinstance(module, nn.Linear):
-            outputs = module.out_features
-            if config.initialization == "tensor2tensor":
-                outputs = getattr(module, "joined_features", outputs)
-            if module is getattr(self, "lm_head", None):  # its own matrix only when it is not tied
-                init.normal_(module.weight, mean=0.0, std=embedding_std)
-            elif config.initialization == "normal":
-                init.normal_(module.weight, mean=0.0, std=0.02)
-            else:
-                bound = math.sqrt(6 / (module.in_features + outputs))
-                init.uniform_(module.weight, -bound, bound)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight, mean=0.0, std=embedding_std)
-            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
-                init.zeros_(module.weight[module.padding_idx])
+        kind, d_model = self.config.initialization, self.config.d_model
+        if isinstance(module, nn.Embedding) or module is getattr(self, "lm_head", None):
+            init.normal_(module.weight, mean=0.0, std=0.02 if kind == "normal" else d_model**-0.5)
+        elif isinstance(module, nn.Linear) and kind == "normal":
+            init.normal_(module.weight, mean=0.0, std=0.02)
+        elif isinstance(module, nn.Linear):
+            outputs = getattr(module, "joined_features", 0) if kind == "tensor2tensor" else 0
+            bound = math.sqrt(6 / (module.in_features + (outputs or module.out_features)))
+            init.uniform_(module.weight, -bound, bound)
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
-            init.zeros_(module.bias)
         elif isinstance(module, VaswaniSinusoidalPositions):
             init.copy_(module.table, module.compute_table())
+        if getattr(module, "bias", None) is not None:
+            init.zeros_(module.bias)
+        padding = getattr(module, "padding_idx", None)
+        if padding is not None and not getattr(module.weight, "_is_hf_initialized", False):
+            init.zeros_(module.weight[padding])
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
@@ -99,8 +94,6 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
         Raises:
             ValueError: for a model with two vocabularies.
         """
-        if new_num_tokens is None and pad_to_multiple_of is None:
-            return self.get_input_embeddings()
         if self.config.target_vocab_size != self.config.vocab_size:
             raise ValueError(
                 f"the model has two vocabularies, of {self.config.vocab_size} and {self.config.target_vocab_size}"
@@ -126,23 +119,15 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
             return super().get_expanded_tied_weights_keys(all_submodels)
         return dict(self._tied_weights_keys or {})
 
-    @property
-    def dummy_inputs(self) -> dict[str, torch.Tensor]:
-        """Return two short sentences, one padded, for tracing."""
-        pad, eos = self.config.pad_token_id, self.config.eos_token_id
-        eos = eos[0] if isinstance(eos, list) else eos
-        input_ids = torch.tensor([[4, 6, 5, 4, eos], [4, 7, eos, pad, pad]], device=self.device)
-        return {"input_ids": input_ids, "attention_mask": input_ids.ne(pad), "decoder_input_ids": input_ids}
-
 
 class VaswaniStack(VaswaniPreTrainedModel):
     """The common part of both stacks: embeddings times sqrt(d_model) plus positions, with dropout (3.4, 3.5, 5.4)."""
 
-    def __init__(self, config: VaswaniConfig):
+    def __init__(self, config: VaswaniConfig, vocab_size: int):
         super().__init__(config)
         self.dropout = config.dropout
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-        self.embed_tokens = nn.Embedding(self.vocabulary_of(config), config.d_model, config.pad_token_id)
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model, config.pad_token_id)
         if config.position_encoding == "learned":
             self.embed_positions = VaswaniLearnedPositions(config.max_position_embeddings, config.d_model)
         else:
@@ -151,11 +136,6 @@ class VaswaniStack(VaswaniPreTrainedModel):
         if config.add_final_layer_norm:
             self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
-
-    @staticmethod
-    def vocabulary_of(config: VaswaniConfig) -> int:
-        """Return the number of entries of the vocabulary that this stack reads."""
-        return config.vocab_size
 
     def token_embeddings(
         self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, name: str
@@ -178,19 +158,14 @@ class VaswaniStack(VaswaniPreTrainedModel):
     def embed(self, embeddings: torch.Tensor, position_ids: torch.Tensor, end: int) -> torch.Tensor:
         """Scale `(batch_size, length, d_model)` embeddings, add those of positions below `end`, and apply dropout."""
         positions = self.embed_positions(position_ids, end).to(embeddings.dtype)
-        summed = (embeddings * self.embed_scale + positions).to(stream_dtype(embeddings, self.training))
+        summed = embeddings * self.embed_scale + positions
+        if self.training:  # layers pass states on in autocast's type: a norm ends each, so that roundings do not add up
+            summed = summed.to(product_dtype(summed))
         return dropout(summed, p=self.dropout, training=self.training)
 
     def output_of(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return the stack's output, given that of its last layer, both `(batch_size, length, d_model)`."""
         return hidden_states if self.layer_norm is None else normalized(self.layer_norm, hidden_states)
-
-    def sentences(
-        self, hidden_states: torch.Tensor, queries: SentencePlaces, keys: SentencePlaces, is_causal: bool = False
-    ) -> PackedSentences:
-        """Return what each position of a batch without padding sees."""
-        has_dropout = self.training and self.config.attention_dropout > 0
-        return pack_sentences(self.config, hidden_states, queries, keys, is_causal, has_dropout)
 
     def self_attention_mask(
         self,
@@ -204,6 +179,12 @@ class VaswaniStack(VaswaniPreTrainedModel):
         `attention_mask` is `(batch_size, cached + length)`, 0 for padding.
         """
         config, options = self.config, {"past_key_values": past_key_values}
+        if is_flash_attention_requested(
+            config
+        ):  # a kernel of the Hub; it would take the source's mask for the target's
+            raise ValueError(
+                "attn_implementation cannot be flash attention: choose 'sdpa', 'eager' or 'flex_attention'"
+            )
         if config.attention_window is not None:
             mask = restricted_mask(config, hidden_states, attention_mask, is_causal, past_key_values)
             if mask is not None:
@@ -220,13 +201,9 @@ class VaswaniStack(VaswaniPreTrainedModel):
         Given the latter, transformers asks the device whether there is any padding, and waits for its answer.
         """
         asks = self.training and self.config._attn_implementation == "sdpa"
-        if asks and padding_mask is not None and padding_mask.dim() == 2 and self._is_asynchronous(padding_mask):
+        if asks and padding_mask is not None and padding_mask.dim() == 2 and padding_mask.device.type != _SYNCHRONOUS:
             return padding_mask.bool()[:, None, None, :]
         return padding_mask
-
-    @staticmethod
-    def _is_asynchronous(states: torch.Tensor) -> bool:
-        return states.device.type != "cpu"
 
 
 class VaswaniEncoder(VaswaniStack):
@@ -235,7 +212,7 @@ class VaswaniEncoder(VaswaniStack):
     _can_record_outputs = {"hidden_states": VaswaniEncoderLayer, "attentions": VaswaniAttention}  # noqa: RUF012
 
     def __init__(self, config: VaswaniConfig):
-        super().__init__(config)
+        super().__init__(config, config.vocab_size)
         self.layers = nn.ModuleList(VaswaniEncoderLayer(config, index) for index in range(config.encoder_layers))
         self.post_init()
 
@@ -259,7 +236,7 @@ class VaswaniEncoder(VaswaniStack):
         else:
             places = place_sentences(source_offsets, length, max_length)
             hidden_states = self.embed(embeddings, places.positions, places.longest)
-            mask = self.sentences(hidden_states, places, places)
+            mask = pack_sentences(self.config, hidden_states, places, places, self.training)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, **kwargs)
         return BaseModelOutput(last_hidden_state=self.output_of(hidden_states))
@@ -281,14 +258,9 @@ class VaswaniDecoder(VaswaniStack):
     }
 
     def __init__(self, config: VaswaniConfig):
-        super().__init__(config)
+        super().__init__(config, config.target_vocab_size)
         self.layers = nn.ModuleList(VaswaniDecoderLayer(config, index) for index in range(config.decoder_layers))
         self.post_init()
-
-    @staticmethod
-    def vocabulary_of(config: VaswaniConfig) -> int:
-        """Return the number of entries of the target's vocabulary."""
-        return config.target_vocab_size
 
     @merge_with_config_defaults
     @capture_outputs
@@ -332,8 +304,8 @@ class VaswaniDecoder(VaswaniStack):
             targets = place_sentences(target_offsets, embeddings.shape[1], max_length)
             sources = place_sentences(source_offsets, encoder_hidden_states.shape[1], max_length)
             hidden_states = self.embed(embeddings, targets.positions, targets.longest)
-            causal_mask = self.sentences(hidden_states, targets, targets, is_causal=True)
-            encoder_attention_mask = self.sentences(hidden_states, targets, sources)
+            causal_mask = pack_sentences(self.config, hidden_states, targets, targets, self.training, is_causal=True)
+            encoder_attention_mask = pack_sentences(self.config, hidden_states, targets, sources, self.training)
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
@@ -357,10 +329,6 @@ class VaswaniDecoder(VaswaniStack):
         end = self_attention_cache.get_max_length() if isinstance(past_length, torch.Tensor) else past_length + length
         position_ids = torch.arange(length, device=embeddings.device) + past_length
         hidden_states = self.embed(embeddings, position_ids, end)
-        is_static = self_attention_cache is not None and self_attention_cache.is_compileable
-        if is_static and attention_mask is None and is_flash_attention_requested(self.config):
-            # A static cache returns its whole capacity: the mask tells flash attention how much of it is filled.
-            attention_mask = embeddings.new_ones((embeddings.shape[0], int(past_length) + length), dtype=torch.long)
         causal_mask = self.self_attention_mask(
             hidden_states, attention_mask, is_causal=True, past_key_values=self_attention_cache
         )
@@ -425,15 +393,9 @@ class VaswaniModel(VaswaniPreTrainedModel):
         Arguments and errors as in [`VaswaniForConditionalGeneration`]'s `forward`, without those about the loss.
         """
         if source_offsets is not None or target_offsets is not None:
-            check_packed(
-                self.config,
-                source_offsets,
-                target_offsets,
-                attention_mask=attention_mask,
-                decoder_attention_mask=decoder_attention_mask,
-                past_key_values=past_key_values,
-                output_attentions=kwargs.get("output_attentions", self.config.output_attentions),
-            )
+            wants_weights = kwargs.get("output_attentions", self.config.output_attentions) or None
+            others = attention_mask, decoder_attention_mask, past_key_values, wants_weights
+            check_packed(self.config, (source_offsets, target_offsets), others)
             use_cache = False
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
@@ -551,8 +513,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
 
         Raises:
             ValueError: for ids beyond the vocabulary (on a CPU; elsewhere torch reports them later), unless exactly one
-                of ids and embeddings is given, for more tokens than learned positions, for `attention_window` under
-                flash attention, for `skip_logits` without labels, and for what cannot be beside offsets.
+                of ids and embeddings is given, for more tokens than learned positions, for flash attention, for
+                `skip_logits` without labels, and for what cannot be beside offsets.
         """
         if isinstance(past_key_values, DecodingCache):
             decoder = past_key_values.decoder
@@ -615,8 +577,9 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
     ):
+        kinds = [VaswaniForConditionalGeneration, VaswaniModel, VaswaniDecoder]
+        as_built = [type(part) for part in (self, self.model, self.model.decoder)] == kinds
         own = model_kwargs.get("past_key_values") is None
-        as_built = type(self.model) is VaswaniModel and type(self.model.decoder) is VaswaniDecoder
         if own and as_built and can_decode_incrementally(self, generation_config, generation_mode, model_kwargs):
             beams, returned = generation_config.num_beams, generation_config.num_return_sequences
             model_kwargs["past_key_values"] = DecodingCache(IncrementalDecoder(self), beams, max(beams, returned))

@@ -5,7 +5,7 @@ sentences start. On a GPU in half precision torch's flash attention takes the ro
 the sentences are padded for attention and for nothing else. Nothing here reads a value from another device than a CPU.
 """
 
-import inspect
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -41,16 +41,14 @@ class PackedSentences(NamedTuple):
     mask: torch.Tensor | None
 
 
-def check_packed(
-    config: VaswaniConfig, source_offsets: torch.Tensor | None, target_offsets: torch.Tensor | None, **others
-) -> None:
-    """Raise `ValueError` for arguments of `forward` that a batch without padding would ignore, and for lone offsets."""
-    others["attention_window"] = config.attention_window
-    wrong = [name for name, value in others.items() if value is not None and value is not False]
-    if source_offsets is None or target_offsets is None or source_offsets.shape != target_offsets.shape:
-        wrong.append("source_offsets without target_offsets of their shape")
-    if wrong:
-        raise ValueError(f"sentences one after the other cannot have {wrong[0]}: give padded ones with a mask instead")
+def check_packed(config: VaswaniConfig, offsets: Sequence[torch.Tensor | None], others: Sequence) -> None:
+    """Raise `ValueError` for lone offsets, and for other arguments of `forward`, which would be ignored."""
+    is_pair = all(side is not None and side.shape == offsets[0].shape for side in offsets)
+    if not is_pair or config.attention_window is not None or any(value is not None for value in others):
+        raise ValueError(
+            "source_offsets and target_offsets go together, with the same number of sentences, and without masks,"
+            " caches, attention_window and attention weights: give padded sentences with a mask instead"
+        )
 
 
 def place_sentences(offsets: torch.Tensor, tokens: int, max_length: int | None) -> SentencePlaces:
@@ -79,14 +77,12 @@ def pack_sentences(
     hidden_states: torch.Tensor,
     queries: SentencePlaces,
     keys: SentencePlaces,
-    is_causal: bool,
-    has_dropout: bool,
+    training: bool,
+    is_causal: bool = False,
 ) -> PackedSentences:
-    """Return what each token of `hidden_states`, `(1, tokens, d_model)`, sees of the tokens that `keys` places.
-
-    `has_dropout`: attention weights are dropped, which flash attention cannot.
-    """
-    if can_use_flash_attention(config, hidden_states) and not has_dropout:
+    """Return what each token of `hidden_states`, `(1, tokens, d_model)`, sees of the tokens that `keys` places."""
+    drops_weights = training and config.attention_dropout > 0  # which flash attention cannot
+    if can_use_flash_attention(config, hidden_states) and not drops_weights:
         return PackedSentences(queries, keys, is_causal, None)
     place = torch.arange(keys.longest, device=hidden_states.device)
     if is_causal:  # a sentence's places beyond its end come later than all of its queries
@@ -103,16 +99,12 @@ def pack_sentences(
 
 def can_use_flash_attention(config: VaswaniConfig, states: torch.Tensor) -> bool:
     """Return whether torch has `varlen_attn` for heads of this width, device of `states` and type of products."""
-    if not _takes_our_arguments(varlen_attn) or states.device.type != "cuda" or not _has_kernel(states.device.index):
+    # The first `varlen_attn` that torch had took other arguments.
+    has_function = "window_size" in getattr(varlen_attn, "__annotations__", ())
+    if not has_function or states.device.type != "cuda" or not _has_kernel(states.device.index):
         return False
     width, is_half = config.d_k, product_dtype(states) in (torch.float16, torch.bfloat16)
     return is_half and width == config.d_v and width % 8 == 0 and width <= _WIDEST_HEAD
-
-
-@cache
-def _takes_our_arguments(function) -> bool:
-    """Return whether there is a `varlen_attn`, and not the first one that torch had, with other arguments."""
-    return function is not None and {"scale", "window_size"} <= inspect.signature(function).parameters.keys()
 
 
 @cache

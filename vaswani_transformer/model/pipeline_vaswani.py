@@ -4,18 +4,17 @@ Calls and the keys of results are those of transformers 4. New are `split_senten
 is reported and handled instead of ignored.
 """
 
-import copy
 import logging
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 from transformers import AutoModelForSeq2SeqLM
 from transformers.pipelines.base import Pipeline
 
@@ -38,55 +37,6 @@ SENTENCES_PER_BATCH = 16
 
 _DIRECTION = re.compile(r"translation_(.+)_to_(.+)")  # a task with its languages
 _UNLIMITED_LENGTH = 10**9  # tokenizers without a limit have 10^30
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A text and its place, which messages can name even from a worker process."""
-
-    index: int
-    text: Any
-    sentence: int | None = None
-
-    def __str__(self) -> str:
-        return f"row {self.index}" + ("" if self.sentence is None else f", sentence {self.sentence}")
-
-
-class _Rows(Dataset):
-    """The items of a dataset as rows, loaded when they are needed."""
-
-    def __init__(self, dataset: Dataset):
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> _Row:
-        return _Row(index, self.dataset[index])
-
-    def __iter__(self) -> Iterator[_Row]:
-        return (self[index] for index in range(len(self)))
-
-
-def _check_text(row: _Row) -> None:
-    if not isinstance(row.text, str):
-        hint = "; for a dataset of dicts give KeyDataset(dataset, column)" if isinstance(row.text, Mapping) else ""
-        raise TypeError(f"{row} is of type {type(row.text).__name__}: a pipeline takes strings{hint}")
-
-
-def _rows(inputs: Any) -> "list[_Row] | _Rows | Iterator[_Row]":
-    """Return the inputs of a call as rows: a list is checked at once, datasets and iterators when they are read."""
-    if isinstance(inputs, Dataset) and not isinstance(inputs, IterableDataset):
-        return _Rows(inputs)
-    if isinstance(inputs, bytes | Mapping) or not isinstance(inputs, Iterable):
-        raise TypeError(f"the input is of type {type(inputs).__name__}: give a string, or an iterable of strings")
-    rows = (_Row(index, text) for index, text in enumerate(inputs))
-    if isinstance(inputs, Dataset) or not isinstance(inputs, Sized):
-        return rows
-    rows = list(rows)
-    for row in rows:
-        _check_text(row)
-    return rows
 
 
 def _position_limit(stack: nn.Module | None) -> int | None:
@@ -116,8 +66,8 @@ class Text2TextGenerationPipeline(Pipeline):
     generation configuration, else 4 beams and at most 256 new tokens, as in transformers 4; models of this package have
     their own rules. A `generation_config` in a call or in the constructor is used as it is.
 
-    Several threads may use one pipeline, in which each call gives what it would alone, except for sampling and for
-    calls with different languages of one multilingual model: random numbers and the tokenizer's languages are shared.
+    Several threads may use one pipeline, in which each call gives what it would alone, except for sampling, for
+    `truncation` and for different languages of one multilingual model: random numbers and the tokenizer are shared.
     """
 
     _load_tokenizer = True
@@ -147,7 +97,6 @@ class Text2TextGenerationPipeline(Pipeline):
         self.prefix = self._task_options.pop("prefix", getattr(model.config, "prefix", None)) or ""
         self._split_sentences = split_sentences
         self._source_limit = _position_limit(model.get_encoder())
-        self._target_limit = _position_limit(model.get_decoder())
         super().__init__(model=model, tokenizer=tokenizer, task=task, **options)
 
     def __call__(self, inputs, *args, split_sentences: bool | Callable[[str], Iterable[str]] | None = None, **options):
@@ -162,7 +111,7 @@ class Text2TextGenerationPipeline(Pipeline):
                 space, one result a row; k-th alternatives are joined with each other.
             batch_size, num_workers: as in every pipeline of transformers; with `split_sentences` there are no workers.
             truncation (`bool`, `str`): cut texts that are longer than `tokenizer.model_max_length` or the model's
-                positions, each with a warning that names the row. Without it nothing is cut.
+                positions, each with a warning. Without it nothing is cut.
             return_tensors (`bool`): token ids in place of the text, or beside it with `return_text=True`.
             return_text (`bool`): see above.
             clean_up_tokenization_spaces (`bool`): see the tokenizer's `decode`.
@@ -173,37 +122,34 @@ class Text2TextGenerationPipeline(Pipeline):
             for a string a list of dicts, one for each of `num_return_sequences`; for a list of strings a list of dicts,
             or of such lists when `num_return_sequences` is above 1; for a dataset or an iterator a lazy iterator over
             such lists. Keys, for `translation`: `translation_text` (`str`) and, if asked for, `translation_token_ids`
-            (tensor of shape `(length,)`, padded to the longest of its batch). A blank text gives an empty one, without
-            the model.
+            (tensor of shape `(length,)`, padded to the longest of its batch). A blank text gives an empty one.
 
         Raises:
-            TypeError: for input that is not text, naming the row (counted from 0).
-            ValueError: for a text longer than the model has positions, naming the row.
+            TypeError: for input that is not text.
+            ValueError: for a text longer than the model has positions.
             ImportError: for `split_sentences=True` where sentencex is not installed.
         """
-        if split_sentences is None:
-            split_sentences = self._split_sentences
-        single = isinstance(inputs, str)
-        rows = _rows([inputs] if single else inputs)
-        if isinstance(rows, list) and not rows:
+        splitter = self._split_sentences if split_sentences is None else split_sentences
+        is_single = isinstance(inputs, str | bytes | Mapping)
+        is_lazy = not is_single and (isinstance(inputs, Dataset) or not isinstance(inputs, Sized))
+        texts = [inputs] if is_single else inputs if is_lazy else list(inputs)
+        if not is_lazy and not texts:
             return []
-        if split_sentences:
-            splitter = split_sentences
-            if split_sentences is True:
+        if splitter:
+            if splitter is True:
                 splitter = partial(split_into_sentences, language=self._source_language(**options))
-            results = self._call_on_sentences(rows, splitter, *args, **options)
-        elif single:
-            return super().__call__(rows[0], *args, **options)
+            results = self._call_on_sentences(texts, splitter, **options)
+        elif is_single:
+            return super().__call__(inputs, *args, **options)
         else:
-            results = super().__call__(rows, *args, **options)
-        if not isinstance(rows, list):
+            is_iterator = is_lazy and not isinstance(inputs, Dataset)  # transformers knows generators alone
+            results = super().__call__((text for text in texts) if is_iterator else texts, *args, **options)
+        if is_lazy:
             return results
         results = list(results)
-        if single:
+        if is_single:
             return results[0]
-        if all(len(records) == 1 for records in results):
-            return [records[0] for records in results]
-        return results
+        return [records[0] for records in results] if all(len(records) == 1 for records in results) else results
 
     def _source_language(self, src_lang=None, **options) -> str:
         """Return the language of the sources as far as it is known, else English's code."""
@@ -211,22 +157,24 @@ class Text2TextGenerationPipeline(Pipeline):
         known = (src_lang, self._preprocess_params.get("src_lang"), named and named[1])
         return next(filter(None, known), None) or getattr(self.tokenizer, "source_lang", None) or "en"
 
-    def _call_on_sentences(self, rows, splitter, *args, num_workers=None, batch_size=None, **options) -> Iterator[list]:
-        """Yield results of rows made of those of their sentences, reading no further ahead than a batch."""
+    def _call_on_sentences(self, texts, splitter, num_workers=None, batch_size=None, **options) -> Iterator[list]:
+        """Yield results of texts made of those of their sentences, reading no further ahead than a batch."""
         if batch_size is None and (batch_size := self._batch_size) is None:
             batch_size = SENTENCES_PER_BATCH if self.tokenizer.pad_token_id is not None else 1
-        counts = deque()
+        counts, key = deque(), f"{self.return_name}_text"
 
         def sentences():
-            for row in rows:
-                _check_text(row)
-                parts = _split(row, splitter)
+            for text in texts:
+                parts = [part for part in splitter(text) if part.strip()] or [""]
                 counts.append(len(parts))
                 yield from parts
 
         # No workers: the sentences are counted in this process.
-        results = super().__call__(sentences(), *args, num_workers=0, batch_size=batch_size, **options)
-        return _joined(iter(results), counts, f"{self.return_name}_text")
+        results = iter(super().__call__(sentences(), num_workers=0, batch_size=batch_size, **options))
+        for first in results:
+            parts = [first, *islice(results, counts.popleft() - 1)]
+            # First alternatives are joined with first ones and so on.
+            yield [{key: " ".join(record[key] for record in records)} for records in zip(*parts, strict=True)]
 
     def _sanitize_parameters(self, truncation=None, stop_sequence=None, **generate_options):
         """Distribute the options of a call or the constructor to preprocess, forward and postprocess."""
@@ -237,68 +185,45 @@ class Text2TextGenerationPipeline(Pipeline):
             generate_options |= {"stop_strings": [stop_sequence], "tokenizer": self.tokenizer}
         return preprocess, generate_options, {name: value for name, value in postprocess.items() if value is not None}
 
-    def _tokenize(self, tokenizer, text: str, **options):
+    def _tokenize(self, text: str, **options):
         """Return the encoder's inputs of one text, `(1, length)` each."""
-        return tokenizer(self.prefix + text, return_tensors="pt", **options)
+        return self.tokenizer(self.prefix + text, return_tensors="pt", **options)
 
-    @cached_property
-    def _cutting_tokenizer(self):
-        # A tokenizer keeps the truncation of its last call, which another thread might be encoding a text with.
-        return copy.deepcopy(self.tokenizer)
-
-    def preprocess(self, inputs, truncation=False, **tokenize_options) -> dict[str, Any]:
-        """Return the encoder's inputs of one text (a `str`, or a row of a call), `(1, length)` each."""
-        row = inputs if isinstance(inputs, _Row) else _Row(0, inputs)
-        _check_text(row)
-        # Not verbose: messages about length are raised here, and name the row.
-        encoding = self._tokenize(self.tokenizer, row.text, verbose=False, **tokenize_options)
+    def preprocess(self, text, truncation=False, **tokenize_options) -> dict[str, Any]:
+        """Return the encoder's inputs of one text, `(1, length)` each."""
+        if not isinstance(text, str):
+            hint = "; for a dataset of dicts give KeyDataset(dataset, column)" if isinstance(text, Mapping) else ""
+            raise TypeError(f"a pipeline takes strings, not {type(text).__name__}{hint}")
+        # Not verbose: messages about length are raised here.
+        encoding = self._tokenize(text, verbose=False, **tokenize_options)
         length = encoding["input_ids"].shape[1]
         if truncation in (None, False, "do_not_truncate"):
             if self._source_limit is not None and length > self._source_limit:
                 raise ValueError(
-                    f"{row} has {length} tokens and the model has {self._source_limit} positions: shorten it, or give"
+                    f"a text has {length} tokens and the model has {self._source_limit} positions: shorten it, or give"
                     " split_sentences=True, or truncation=True to drop the rest"
                 )
-        else:
-            limits = [self._source_limit or _UNLIMITED_LENGTH, self.tokenizer.model_max_length]
-            if length > min(limits):
-                options = {"truncation": truncation, "max_length": min(limits), **tokenize_options}
-                encoding = self._tokenize(self._cutting_tokenizer, row.text, verbose=False, **options)
-                kept = encoding["input_ids"].shape[1]
-                logger.warning(f"{row} was cut: {kept} of its {length} tokens are kept (truncation={truncation})")
+        elif length > (limit := min(self._source_limit or _UNLIMITED_LENGTH, self.tokenizer.model_max_length)):
+            options = {"truncation": truncation, "max_length": limit, **tokenize_options}
+            encoding = self._tokenize(text, verbose=False, **options)
+            kept = encoding["input_ids"].shape[1]
+            logger.warning(f"a text was cut: {kept} of its {length} tokens are kept (truncation={truncation})")
         inputs = {name: value for name, value in encoding.items() if name != "token_type_ids"}
-        return {**inputs, "is_blank": torch.tensor([not row.text.strip()])}
+        return {**inputs, "is_blank": torch.tensor([not text.strip()])}
 
     def _forward(self, model_inputs, **generate_options) -> dict[str, torch.Tensor]:
-        """Generate for a batch: token ids of shape `(batch_size, num_return_sequences, length)`.
-
-        Blank rows are left out of the batch and come back as padding.
-        """
+        """Generate for a batch: token ids of shape `(batch_size, num_return_sequences, length)`."""
         inputs = dict(model_inputs)
-        filled = ~inputs.pop("is_blank")
-        options = self._generate_options(generate_options)
-        if not filled.any():
-            settings = options.get("generation_config") or self.model.generation_config
-            number = options.get("num_return_sequences") or settings.num_return_sequences or 1
-            pad = self.tokenizer.pad_token_id
-            empty = self.model.config.eos_token_id if pad is None else pad
-            return {"output_ids": torch.full((len(filled), number, 1), empty)}
+        is_blank = inputs.pop("is_blank")
         for name, value in inputs.items():
-            if isinstance(value, torch.Tensor):
-                inputs[name] = value[filled]
-            elif isinstance(value, list):  # the language's first token, which is the same in all rows
+            if isinstance(value, list):  # the language's first token, which is the same in all rows
                 inputs[name] = value[0]
         # Without dropout, also of a model that is being trained, whose modes are not this pipeline's to change.
         in_training = any(module.training for module in self.model.modules())
         model = copy_sharing_weights(self.model) if in_training else self.model
-        outputs = model.generate(**inputs, **options)
+        outputs = model.generate(**inputs, **self._generate_options(generate_options))
         outputs = getattr(outputs, "sequences", outputs)
-        outputs = outputs.reshape(int(filled.sum()), -1, outputs.shape[-1])
-        if not filled.all():
-            padded = outputs.new_full((len(filled), *outputs.shape[1:]), self.tokenizer.pad_token_id)
-            padded[filled] = outputs
-            outputs = padded
-        return {"output_ids": outputs}
+        return {"output_ids": outputs.reshape(len(is_blank), -1, outputs.shape[-1]), "is_blank": is_blank}
 
     def _generate_options(self, call: dict[str, Any]) -> dict[str, Any]:
         """Return options of `generate()`: the call's, else the task's, else defaults for what the model leaves open."""
@@ -308,20 +233,15 @@ class Text2TextGenerationPipeline(Pipeline):
         if "max_new_tokens" in call:
             task.pop("max_length", None)  # generate() takes one of the two
         options = {**task, **call}
-        own = self.model.generation_config
-
-        def is_open(*names: str) -> bool:
-            return all(options.get(name) is None and getattr(own, name, None) is None for name in names)
-
+        defaults = {"pad_token_id": self.tokenizer.pad_token_id}
         # This package's models limit an output by its source, which a number of tokens would override.
         if self.model.config.model_type != "vaswani":
-            if is_open("num_beams", "assistant_model"):
-                options["num_beams"] = DEFAULT_NUM_BEAMS
-            if is_open("max_new_tokens", "max_length"):
-                room = DEFAULT_MAX_NEW_TOKENS if self._target_limit is None else self._target_limit - 1
-                options["max_new_tokens"] = min(DEFAULT_MAX_NEW_TOKENS, room)
-        if is_open("pad_token_id") and self.tokenizer.pad_token_id is not None:
-            options["pad_token_id"] = self.tokenizer.pad_token_id
+            defaults |= {"num_beams": DEFAULT_NUM_BEAMS, "max_new_tokens": DEFAULT_MAX_NEW_TOKENS}
+        own = vars(self.model.generation_config) | {k: v for k, v in options.items() if v is not None}
+        for name, value in defaults.items():
+            is_set = own.get(name) is not None or (name == "max_new_tokens" and own.get("max_length") is not None)
+            if value is not None and not is_set:
+                options[name] = value
         return options
 
     def postprocess(
@@ -331,7 +251,8 @@ class Text2TextGenerationPipeline(Pipeline):
         if return_text is None:
             return_text = not return_tensors
         records = []
-        for ids in model_outputs["output_ids"][0]:
+        outputs = model_outputs["output_ids"][0]
+        for ids in outputs[:, :0] if model_outputs["is_blank"] else outputs:
             record = {}
             if return_tensors:
                 record[f"{self.return_name}_token_ids"] = ids
@@ -341,24 +262,6 @@ class Text2TextGenerationPipeline(Pipeline):
                 )
             records.append(record)
         return records
-
-
-def _split(row: _Row, splitter: Callable[[str], Iterable[str]]) -> list[_Row]:
-    """Return the sentences of a row, at least one."""
-    sentences = splitter(row.text)
-    if isinstance(sentences, str) or not isinstance(sentences, Iterable):
-        raise TypeError(f"split_sentences gave a {type(sentences).__name__} for {row}: it must give a list of strings")
-    parts = [_Row(row.index, sentence, number) for number, sentence in enumerate(sentences)]
-    for part in parts:
-        _check_text(part)
-    return [part for part in parts if part.text.strip()] or [_Row(row.index, "")]
-
-
-def _joined(results: Iterator[list[dict]], counts: deque, key: str) -> Iterator[list[dict]]:
-    """Join the results of each row's sentences, first alternatives with first ones and so on."""
-    for first in results:
-        parts = [first, *(next(results) for _ in range(counts.popleft() - 1))]
-        yield [{key: " ".join(record[key] for record in alternatives)} for alternatives in zip(*parts, strict=True)]
 
 
 class SummarizationPipeline(Text2TextGenerationPipeline):
@@ -381,10 +284,10 @@ class TranslationPipeline(Text2TextGenerationPipeline):
         languages = {"src_lang": src_lang, "tgt_lang": tgt_lang}
         return {**preprocess, **{k: v for k, v in languages.items() if v is not None}}, forward, postprocess
 
-    def _tokenize(self, tokenizer, text: str, src_lang=None, tgt_lang=None, **options):
-        build = getattr(tokenizer, "_build_translation_inputs", None)
+    def _tokenize(self, text: str, src_lang=None, tgt_lang=None, **options):
+        build = getattr(self.tokenizer, "_build_translation_inputs", None)
         if build is None:
-            return super()._tokenize(tokenizer, text, **options)
+            return super()._tokenize(text, **options)
         named = _DIRECTION.fullmatch(self.task or "")
         if named:
             src_lang, tgt_lang = src_lang or named[1], tgt_lang or named[2]
@@ -393,7 +296,7 @@ class TranslationPipeline(Text2TextGenerationPipeline):
             raise ValueError(f"this model translates several languages: give {missing}, a code of its tokenizer")
         inputs = build(text, return_tensors="pt", src_lang=src_lang, tgt_lang=tgt_lang, **options)
         # Other tokenizers use <unk> for languages that they do not know.
-        source_mark = getattr(tokenizer, "cur_lang_code", None)
+        source_mark = getattr(self.tokenizer, "cur_lang_code", None)
         for code, mark in ((src_lang, source_mark), (tgt_lang, inputs.get("forced_bos_token_id"))):
             if mark is not None and mark == self.tokenizer.unk_token_id:
                 raise ValueError(f"this model's tokenizer has no language {code!r}: give one of its codes")

@@ -8,7 +8,7 @@ Sentences join a `Search` at any step, and those that are done leave it, so that
 `ForwardSearch` takes logits processors, stopping criteria and caches of any kind; its sentences stay to the end.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -199,7 +199,11 @@ class BeamSentence(Sentence):
 
 
 class _Search:
-    """The rows of a search: a group for each sentence, one row for each of its beams."""
+    """The rows of a search: a group for each sentence, one row for each of its beams.
+
+    Subclasses have `_constrain`, which rules out tokens that may not follow in scores `(rows, vocab_size)`, and
+    `_advance`, which continues each row, by its token, from the beam of its sentence that `origins` numbers.
+    """
 
     def __init__(self, settings: SearchSettings):
         self.settings = settings
@@ -221,14 +225,6 @@ class _Search:
         values = torch.full((sentences, self.settings.num_beams), _EMPTY, device=device)
         values[:, 0] = 0
         return values
-
-    def _constrain(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return `(rows, vocab_size)` scores with those of tokens that may not follow ruled out."""
-        raise NotImplementedError
-
-    def _advance(self, tokens: torch.LongTensor, origins: torch.LongTensor) -> None:
-        """Continue each row from the beam of its sentence that `origins` numbers, by its token; both `(rows,)`."""
-        raise NotImplementedError
 
     def _extend_beams(self, log_probs: torch.Tensor) -> None:
         log_probs, beams = self._constrain(log_probs), self.settings.num_beams
@@ -451,11 +447,15 @@ class ForwardSearch(_Search):
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._processors, self._criteria = processors, criteria
         self._sequences: torch.LongTensor | None = None  # (rows, length), with the prompts
-        names = ("scores", "logits", "attentions", "hidden_states")
-        is_asked = generation_config.return_dict_in_generate
-        self._records: dict[str, list] = {
-            name: [] for name in names if is_asked and getattr(generation_config, f"output_{name}")
+        fields = {
+            "scores": ["scores"],
+            "logits": ["logits"],
+            "attentions": ["decoder_attentions", "cross_attentions"],
+            "hidden_states": ["decoder_hidden_states"],
         }
+        is_asked = generation_config.return_dict_in_generate
+        asked = [name for name in fields if is_asked and getattr(generation_config, f"output_{name}")]
+        self._records: dict[str, list] = {field: [] for name in asked for field in fields[name]}  # of each step
 
     def run(self, prompts: torch.LongTensor, limits: Sequence[int], synced_gpus: bool) -> list[Output]:
         """Search from `(rows, prompt_length)` ids, with a most number of tokens for each sentence."""
@@ -487,27 +487,19 @@ class ForwardSearch(_Search):
         return outputs
 
     def _record(self, outputs, logits: torch.Tensor) -> None:
-        if "logits" in self._records:
-            self._records["logits"].append(logits.clone())
-        if "attentions" in self._records:
-            self._records["attentions"].append((outputs.decoder_attentions, outputs.cross_attentions))
-        if "hidden_states" in self._records:
-            self._records["hidden_states"].append(outputs.decoder_hidden_states)
+        for name, steps in self._records.items():
+            if name == "logits":
+                steps.append(logits.clone())
+            elif name != "scores":  # which `_constrain` makes
+                steps.append(getattr(outputs, name))
 
-    def records(self) -> Iterator[tuple[str, object]]:
-        """Yield the further fields of transformers' output: what was asked for of each step, and the cache."""
-        encoded = self._model_kwargs["encoder_outputs"]
-        for name in ("scores", "logits"):
-            if name in self._records:
-                yield name, tuple(self._records[name])
-        if "attentions" in self._records:
-            yield "encoder_attentions", encoded.get("attentions")
-            by_kind = zip(*self._records["attentions"], strict=True)
-            yield from zip(("decoder_attentions", "cross_attentions"), by_kind, strict=True)
-        if "hidden_states" in self._records:
-            yield "encoder_hidden_states", encoded.get("hidden_states")
-            yield "decoder_hidden_states", tuple(self._records["hidden_states"])
-        yield "past_key_values", self._model_kwargs.get("past_key_values")
+    def records(self) -> dict[str, object]:
+        """Return the further fields of transformers' output: what was asked for of each step, and the cache."""
+        fields = {name: tuple(steps) for name, steps in self._records.items()}
+        for name in ("attentions", "hidden_states"):
+            if f"decoder_{name}" in fields:
+                fields[f"encoder_{name}"] = self._model_kwargs["encoder_outputs"].get(name)
+        return fields | {"past_key_values": self._model_kwargs.get("past_key_values")}
 
     def _constrain(self, scores: torch.Tensor) -> torch.Tensor:
         scores = self._processors(self._sequences, scores)

@@ -18,12 +18,10 @@ class TwoSidedCall:
 
     def __call__(self, text=None, text_pair=None, text_target=None, text_pair_target=None, *args, **kwargs):
         """Encode as tokenizers do: sources as `text`, targets as `text_target`, both together with ``labels``."""
-        limit = kwargs.pop("max_target_length", None)
         if text_target is None:
             return super().__call__(text, text_pair, None, None, *args, **kwargs)
         # Not by switching this object to its other side: pipelines share one tokenizer between threads.
-        limited = kwargs if limit is None else {**kwargs, "max_length": limit}
-        labels = self.side("target")(text_target, text_pair_target, None, None, *args, **limited)
+        labels = self.side("target")(text_target, text_pair_target, None, None, *args, **kwargs)
         if text is None:
             return labels
         encoded = super().__call__(text, text_pair, None, None, *args, **kwargs)
@@ -79,9 +77,6 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
             self._target_backend.encode_special_tokens = self.split_special_tokens
             named = [getattr(self, name) for name in self.SPECIAL_TOKENS_ATTRIBUTES]
             self._target_backend.add_special_tokens([AddedToken(str(name), normalized=False) for name in named if name])
-        self._check_special_ids()
-
-    def _check_special_ids(self) -> None:
         target = self.side("target")
         for name in ("bos_token", "pad_token", "eos_token"):
             ids = [getattr(side, f"{name}_id") for side in (self, target)]
@@ -140,8 +135,6 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
 
     def _rewriters_of_side(self) -> list:
         if self._which not in self._rewriters:
-            if self._tokenizer.token_to_id("\U000f0000</w>") is not None:
-                raise ValueError("an earlier version imported this tokenizer from JoeyNMT, which it reads alone")
             rewriter = SentencePieceText.for_backend(self._tokenizer)
             rewriters = [] if rewriter is None else [rewriter]
             if self.moses is not None:

@@ -128,29 +128,6 @@ def test_an_exported_program_works_for_every_length():
         torch.testing.assert_close(program(*padded_batch(lengths)), encoder(*padded_batch(lengths)))
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@torch.no_grad()
-def test_a_mask_of_all_positions_is_narrowed(attention):
-    """Who hands over such a mask says what else is hidden; the window holds all the same."""
-    ids, mask = padded_batch((150, 90))
-    model = tiny_model(attention_window=9, attn_implementation=attention)
-    square = (mask.bool()[:, None, None] | torch.eye(150, dtype=torch.bool)).expand(-1, 1, -1, -1)
-    forms = {"sdpa": square, "eager": torch.zeros(square.shape).masked_fill(~square, -1e9)}
-    encode = model.model.encoder
-    expected = encode(input_ids=ids, attention_mask=mask).last_hidden_state
-    torch.testing.assert_close(encode(input_ids=ids, attention_mask=forms[attention]).last_hidden_state, expected)
-    causal = square.tril()
-    causal = causal if attention == "sdpa" else torch.zeros(causal.shape).masked_fill(~causal, -1e9)
-    source = {"encoder_hidden_states": expected, "encoder_attention_mask": mask}
-    decode = model.model.decoder
-    whole = decode(input_ids=ids, attention_mask=mask, **source).last_hidden_state
-    first = decode(input_ids=ids[:, :60], attention_mask=causal[..., :60, :60], **source, use_cache=True)
-    rest = decode(
-        input_ids=ids[:, 60:], attention_mask=causal[..., 60:, :], past_key_values=first.past_key_values, **source
-    )
-    torch.testing.assert_close(torch.cat((first.last_hidden_state, rest.last_hidden_state), 1), whole)
-
-
 SEARCHES = {
     "greedy": {"min_new_tokens": 12, "max_new_tokens": 12},
     "beams": {"num_beams": 4, "min_new_tokens": 40, "max_new_tokens": 40},

@@ -8,8 +8,8 @@ from torch.nn.functional import cross_entropy, linear
 from transformers.trainer_pt_utils import LabelSmoother
 
 from vaswani_transformer.model import loss_vaswani as loss_module
+from vaswani_transformer.model import modeling_vaswani
 from vaswani_transformer.model.loss_vaswani import can_be_fused, label_smoothed_cross_entropy, projected_cross_entropy
-from vaswani_transformer.model.modeling_vaswani import VaswaniStack
 
 VOCABULARY = 30
 EPSILONS = (0.0, 0.1, 0.9)
@@ -284,7 +284,7 @@ def test_masks_that_an_accelerator_need_not_be_asked_for_are_the_same_attention(
             lambda module, args, kwargs: shapes.append(kwargs["attention_mask"].shape[-2]), with_kwargs=True
         )
     expected, gradients = losses_and_gradients(model, some_labels())
-    monkeypatch.setattr(VaswaniStack, "_is_asynchronous", lambda self, states: True)
+    monkeypatch.setattr(modeling_vaswani, "_SYNCHRONOUS", "none")
     outputs, others = losses_and_gradients(model, some_labels())
     assert shapes == [7, 6, 1 if attention_window is None else 7, 1]  # queries that have a mask of their own
     torch.testing.assert_close(outputs.loss, expected.loss)

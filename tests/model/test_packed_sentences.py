@@ -150,17 +150,16 @@ def test_no_step_waits_for_a_device(with_kernel, monkeypatch, fused):
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("changes", "reason"),
     [
-        ({"attention_mask": torch.ones(1, 26)}, "attention_mask"),
-        ({"output_attentions": True}, "output_attentions"),
-        ({"past_key_values": DynamicCache()}, "past_key_values"),
-        ({"target_offsets": None}, "target_offsets"),
-        ({"source_offsets": torch.tensor([0, 26])}, "target_offsets"),
+        ({"attention_mask": torch.ones(1, 26)}, "without masks"),
+        ({"output_attentions": True}, "attention weights"),
+        ({"past_key_values": DynamicCache()}, "caches"),
+        ({"target_offsets": None}, "go together"),
+        ({"source_offsets": torch.tensor([0, 26])}, "the same number of sentences"),
         ({"source_offsets": offsets_of((5, 5, 5, 5, 5, 5, 5, 5))}, "40 and there are 26 tokens"),
     ],
 )
-def test_refuses_what_goes_with_padding_only(given, named):
-    with pytest.raises(ValueError, match=named) as error:
-        tiny_model()(**{**both_batches(True)[1], **given})
-    assert "\n" not in str(error.value)
+def test_refuses_what_goes_with_padding_only(changes, reason):
+    with pytest.raises(ValueError, match=reason):
+        tiny_model()(**{**both_batches(True)[1], **changes})

@@ -115,15 +115,3 @@ class TestSplitting:
         assert translator("Two birds. A dog!") == [{TRANSLATION: expected}]
         whole = by_hand(marian, tokenizer, "Two birds. A dog!")[0]
         assert translator("Two birds. A dog!", split_sentences=False) == [{TRANSLATION: whole}]
-
-    @pytest.mark.parametrize(
-        ("options", "error", "message"),
-        [
-            ({"split_sentences": str.strip}, TypeError, "gave a str for row 0"),
-            ({"split_sentences": lambda text: [text, None]}, TypeError, "row 0, sentence 1 is of type NoneType"),
-        ],
-        ids=["a string", "a None"],
-    )
-    def test_what_cannot_be(self, marian, tokenizer, options, error, message):
-        with pytest.raises(error, match=message):
-            TranslationPipeline(marian, tokenizer, device="cpu", max_new_tokens=3)("red", **options)

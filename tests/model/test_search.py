@@ -289,7 +289,6 @@ def test_methods_of_ones_own_are_called(num_beams):
 
     found = subclass(model, forward=forward).generate(source, num_beams=num_beams, max_new_tokens=4)
     assert found[:, 1:].tolist() == [[5] * 4] * 2
-    ours(subclass(model, of_no_consequence=forward), source, max_new_tokens=4)
     with patch.object(Search, "step", None):
         model._update_model_kwargs_for_generation = model._update_model_kwargs_for_generation
         model.generate(source, num_beams=num_beams, max_new_tokens=4)

@@ -13,7 +13,7 @@ from conftest import random_ids, tiny_config
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
 from saved_models import change
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vaswani_transformer import UserError, VaswaniConfig, VaswaniForConditionalGeneration, load_model
 from vaswani_transformer.cli.main import main
@@ -203,18 +203,6 @@ def test_number_of_parameters_in_closed_form():
             config = VaswaniConfig.from_preset(name, **changes)
             with torch.device("meta"):
                 assert VaswaniForConditionalGeneration(config).num_parameters() == config.num_parameters()
-
-
-def test_a_tied_model_is_untied_when_asked(folder):
-    tied = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    untied = AutoModelForSeq2SeqLM.from_pretrained(folder, tie_word_embeddings=False)
-    inputs = {"input_ids": random_ids(2, 5), "decoder_input_ids": random_ids(2, 4, seed=1)}
-    assert torch.equal(untied(**inputs).logits, tied(**inputs).logits)
-    stacks = untied.model.encoder, untied.model.decoder
-    matrices = [untied.lm_head.weight, *(stack.embed_tokens.weight for stack in stacks)]
-    assert len({matrix.data_ptr() for matrix in matrices}) == 3
-    base = AutoModel.from_pretrained(folder, tie_word_embeddings=False)
-    assert torch.equal(base.decoder.embed_tokens.weight, tied.model.shared.weight)
 
 
 @pytest.mark.parametrize(

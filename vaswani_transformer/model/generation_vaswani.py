@@ -28,8 +28,9 @@ from transformers.generation import (
 )
 
 from .incremental_decoding_vaswani import DecodingCache
+from .linear_vaswani import has_own_methods
 from .search_vaswani import ForwardSearch, OpenSearch, Search, SearchSettings, as_generated
-from .settings_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, broken_range
+from .settings_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, SETTING_RANGES, broken_range
 
 # Our own entries of a generation configuration, with their defaults.
 _OWN_SETTINGS = {"length_normalization": LENGTH_NORMALIZATIONS[0], "max_extra_tokens": MAX_EXTRA_TOKENS}
@@ -231,6 +232,9 @@ class VaswaniGenerationMixin:
             value = getattr(generation_config, name)
             if value is not None and (expected := broken_range(name, value)):
                 raise ValueError(f"{name} is {value!r}: it must be {expected}")
+        for name, (kind, _, _) in SETTING_RANGES.items():
+            if kind is float and type(value := getattr(generation_config, name, None)) is int:
+                setattr(generation_config, name, float(value))  # transformers refuses a temperature of 2
         return generation_config, model_kwargs
 
     def _maybe_prepare_encoder_kwargs_for_generation(
@@ -238,10 +242,12 @@ class VaswaniGenerationMixin:
     ):
         # Since 5.17: the only place that sees the source, its mask and the special tokens before the encoder runs.
         mask = model_kwargs.get("attention_mask")
-        if mask is None:
+        if mask is None and hasattr(generation_config, "_pad_token_tensor"):  # or this is an assistant
             mask = self._prepare_attention_mask_for_generation(inputs_tensor, generation_config, model_kwargs)
             if not mask.all():
                 model_kwargs["attention_mask"] = mask
+        if mask is None:
+            mask = torch.ones(inputs_tensor.shape[:2], device=inputs_tensor.device)
         generation_config._source_lengths = mask.ne(0).sum(dim=1)
         return super()._maybe_prepare_encoder_kwargs_for_generation(
             inputs_tensor, model_kwargs, model_input_name, generation_config
@@ -288,7 +294,9 @@ class VaswaniGenerationMixin:
     ) -> SearchSettings | None:  # fmt: skip
         """Return the settings of a `Search` that gives what transformers' loop would; None if there are none."""
         is_new = isinstance(past_key_values, DecodingCache) and not past_key_values.source
-        if not is_new or synced_gpus or streamer is not None:
+        # A class derived from the model's, or the object alone, may have methods that a `Search` would bypass.
+        is_derived = VaswaniGenerationMixin not in type(self).__bases__ or has_own_methods(self)
+        if not is_new or is_derived or synced_gpus or streamer is not None:
             return None
         settings = search_settings(generation_config, input_ids.shape[1], logits_processor, stopping_criteria)
         if settings is None:

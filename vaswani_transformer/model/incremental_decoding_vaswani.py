@@ -426,5 +426,5 @@ def _is_as_built(model) -> bool:
     return (
         all(type(module) is kind for module, kind in kinds)
         and not any(has_hooks(module) for module in (model, model.model, model.lm_head, *decoder.modules()))
-        and not any(has_own_methods(module) for module in (model, decoder, *decoder.layers))
+        and not any(has_own_methods(module) for module in (decoder, *decoder.layers))
     )

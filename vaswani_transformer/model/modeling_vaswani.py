@@ -577,9 +577,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
     ):
-        kinds = [VaswaniForConditionalGeneration, VaswaniModel, VaswaniDecoder]
-        as_built = [type(part) for part in (self, self.model, self.model.decoder)] == kinds
         own = model_kwargs.get("past_key_values") is None
+        as_built = type(self.model) is VaswaniModel and type(self.model.decoder) is VaswaniDecoder
         if own and as_built and can_decode_incrementally(self, generation_config, generation_mode, model_kwargs):
             beams, returned = generation_config.num_beams, generation_config.num_return_sequences
             model_kwargs["past_key_values"] = DecodingCache(IncrementalDecoder(self), beams, max(beams, returned))

@@ -297,8 +297,8 @@ def test_several_tokens_at_once_and_some_taken_back():
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("width", [40, 64, 200])
-@pytest.mark.parametrize("rows", [0, 1, 3, 12, 13])
+@pytest.mark.parametrize("width", [20, 64, 200])
+@pytest.mark.parametrize("rows", [0, 1, 2, 64, 65])
 @torch.no_grad()
 def test_products_of_few_rows(rows, width, bias):
     module, states = nn.Linear(24, width, bias=bias), torch.randn(rows, 24)

@@ -62,6 +62,7 @@ def load_for_decoding(
         model, tokenizer = load_ensemble(folders, device, combine or COMBINATIONS[0], precision=precision)
     else:
         model, tokenizer = load_model(folders[0], device, precision)
+        model.keep_decoder()
     if model.device.type == "cpu":  # each step of a search of many beams allocates and frees the same large tensors
         keep_freed_memory()
     return model, tokenizer

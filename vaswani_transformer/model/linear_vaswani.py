@@ -7,8 +7,8 @@ from torch.nn.functional import linear
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # DTensor and quantized tensors
 
 _CAPTURES = "transformers.utils.output_capturing"
-# For so many rows a CPU multiplies blocks of a weight's rows up to three times as fast as the whole matrix.
-_FEW, _BLOCK = range(3, 13), 64
+# For so many rows a CPU multiplies a copy in blocks of a weight's rows up to twice as fast as the whole matrix.
+_FEW, _BLOCK = range(2, 65), 32
 
 
 def product_dtype(states: torch.Tensor) -> torch.dtype:
@@ -69,22 +69,22 @@ def is_plain(module: nn.Module) -> bool:
 
 
 class Projection:
-    """A linear layer of any class, for one `generate()`."""
+    """A linear layer of any class whose weight does not change."""
 
     def __init__(self, module: nn.Module):
-        self.module, self._blocks = module, None
-        if is_plain(module) and module.weight.is_cpu and module.weight.dtype == torch.float32:
-            whole = len(module.weight) // _BLOCK * _BLOCK
-            weight = module.weight.detach()
-            self._rest, self._bias = weight[whole:], module.bias
-            self._blocks = weight[:whole].unflatten(0, (-1, _BLOCK)).transpose(1, 2) if whole else None
+        self.module, self._blocks, self._is_plain = module, None, is_plain(module)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """`(rows, in_features)` to `(rows, out_features)`."""
-        if self._blocks is None or len(states) not in _FEW:
+        on_cpu = states.is_cpu and states.dtype == torch.float32
+        if not (on_cpu and self._is_plain and len(states) in _FEW):
             return self.module(states)
+        weight, bias = self.module.weight.detach(), self.module.bias
+        whole = len(weight) // _BLOCK * _BLOCK
+        if self._blocks is None:
+            self._blocks = weight[:whole].unflatten(0, (-1, _BLOCK)).transpose(1, 2).contiguous()
         output = torch.bmm(states.expand(len(self._blocks), -1, -1), self._blocks)  # (blocks, rows, _BLOCK)
         output = output.transpose(0, 1).flatten(1)
-        if len(self._rest):
-            output = torch.cat((output, linear(states, self._rest)), dim=1)
-        return output if self._bias is None else output.add_(self._bias)
+        if whole < len(weight):
+            output = torch.cat((output, linear(states, weight[whole:])), dim=1)
+        return output if bias is None else output.add_(bias)

@@ -448,6 +448,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
 
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
+        self._decoder: IncrementalDecoder | None = None
         self.model = VaswaniModel(config)
         self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.output_bias)
         target = "model.shared.weight" if config.shares_embeddings else "model.decoder.embed_tokens.weight"
@@ -574,6 +575,10 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         new = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
         return {**inputs, "decoder_input_ids": new.to(self.device), "past_key_values": past_key_values}
 
+    def keep_decoder(self):
+        """Let all `generate()` to come share one `IncrementalDecoder`: for weights that no longer change."""
+        self._decoder = IncrementalDecoder(self)
+
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
     ):
@@ -581,7 +586,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         as_built = type(self.model) is VaswaniModel and type(self.model.decoder) is VaswaniDecoder
         if own and as_built and can_decode_incrementally(self, generation_config, generation_mode, model_kwargs):
             beams, returned = generation_config.num_beams, generation_config.num_return_sequences
-            model_kwargs["past_key_values"] = DecodingCache(IncrementalDecoder(self), beams, max(beams, returned))
+            decoder = self._decoder or IncrementalDecoder(self)
+            model_kwargs["past_key_values"] = DecodingCache(decoder, beams, max(beams, returned))
         else:
             super()._prepare_cache_for_generation(
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length

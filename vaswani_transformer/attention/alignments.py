@@ -1,7 +1,8 @@
 """Which source word each target word comes from, read off the encoder-decoder attention."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,21 @@ from .weights import forming_attention, pass_with_attention
 Links = list[tuple[int, int]]  # (source word, target word), both counted from 0
 
 
+class Pair(NamedTuple):
+    """A tokenised sentence pair: its index, its ids, and for each token the words that it has a part in, from 0."""
+
+    index: int
+    source_ids: list[int]
+    source_words: list[range]
+    target_ids: list[int]
+    target_words: list[range]
+
+    @property
+    def length(self) -> int:
+        """Return the tokens of the longer side."""
+        return max(len(self.source_ids), len(self.target_ids))
+
+
 @torch.no_grad()
 def align(
     model, tokenizer, sources: list[str], targets: list[str], layer: int = -1, tokens_per_batch: int = 4096
@@ -27,7 +43,7 @@ def align(
     `data/words.py`). Each target word is linked to the source word that got most of the attention while the target word
     was predicted: the attention of one decoder layer, mean over its heads, summed over the pieces of both words, of
     which one may belong to several words; that on `</s>` is left out. The last layer is the default because it agreed
-    best with known alignments (docs/decoding.md).
+    best with known alignments.
 
     Args:
         model: the model, or an [`Ensemble`], whose members' attention is averaged; other threads may use it meanwhile.
@@ -45,27 +61,40 @@ def align(
         UserError: for a sentence that the model has no positions for, naming its line.
     """
     links: list[Links] = [[] for _ in sources]
-    pairs = enumerate(zip(sources, targets, strict=True))
-    filled = [index for index, (source, target) in pairs if source.strip() and target.strip()]
+    members = [forming_attention(member) for member in getattr(model, "members", [model])]
+    tokenized = tokenized_pairs(model.config, tokenizer, sources, targets)
+    for pairs, batch in batches_of_pairs(model, tokenized, tokens_per_batch):
+        passes = [pass_with_attention(member, batch) for member in members]
+        attention = [one_pass.cross_attentions[layer].float().mean(dim=1) for one_pass in passes]  # mean of the heads
+        for pair, weights in zip(pairs, torch.stack(attention).mean(dim=0).cpu(), strict=True):
+            links[pair.index] = strongest_links(weights, pair.source_words, pair.target_words)
+    return links
+
+
+def tokenized_pairs(config, tokenizer, sources: Sequence[str], targets: Sequence[str], first: int = 1) -> list[Pair]:
+    """Return the pairs of which no side is blank; errors call them lines, from `first` on."""
+    texts = enumerate(zip(sources, targets, strict=True))
+    filled = [index for index, (source, target) in texts if source.strip() and target.strip()]
     if not filled:
-        return links
+        return []
     sides = [
         tokens_and_words(side_of(tokenizer, side), [texts[index] for index in filled])
         for side, texts in zip(SIDES, (sources, targets), strict=True)
     ]
-    lengths = [max(len(ids) for ids, _ in pair) for pair in zip(*sides, strict=True)]
-    for index, length in zip(filled, lengths, strict=True):
-        check_length(model.config, index + 1, length)
-    members = [forming_attention(member) for member in getattr(model, "members", [model])]
+    pairs = [Pair(index, *source, *target) for index, source, target in zip(filled, *sides, strict=True)]
+    for pair in pairs:
+        check_length(config, first + pair.index, pair.length)
+    return pairs
+
+
+def batches_of_pairs(
+    model, pairs: list[Pair], tokens_per_batch: int
+) -> Iterator[tuple[list[Pair], dict[str, torch.Tensor]]]:
+    """Yield pairs of about one length and their batch, on the model's device."""
     collator = PairCollator(model.config.pad_token_id)
-    for rows in batches_by_length(lengths, tokens_per_batch):
-        batch = collator([{"input_ids": sides[0][row][0], "labels": sides[1][row][0]} for row in rows])
-        batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
-        passes = [pass_with_attention(member, batch) for member in members]
-        attention = [one_pass.cross_attentions[layer].float().mean(dim=1) for one_pass in passes]  # mean of the heads
-        for row, weights in zip(rows, torch.stack(attention).mean(dim=0).cpu(), strict=True):
-            links[filled[row]] = strongest_links(weights, sides[0][row][1], sides[1][row][1])
-    return links
+    for rows in batches_by_length([pair.length for pair in pairs], tokens_per_batch):
+        batch = collator([{"input_ids": pairs[row].source_ids, "labels": pairs[row].target_ids} for row in rows])
+        yield [pairs[row] for row in rows], {name: tensor.to(model.device) for name, tensor in batch.items()}
 
 
 def pharaoh(links: Links) -> str:

@@ -4,54 +4,36 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ..data.batching import PairCollator
 from ..data.text_files import read_lines
-from ..data.tokenization import SIDES, side_of
-from ..decoding.scoring import batches_by_length, check_length
+from ..data.tokenization import side_of
 from ..decoding.translator import Translator
 from ..errors import UserError, reading
-from .alignments import Links, parts_in_words, strongest_links, tokens_and_words
-from .weights import (
-    CONTINUES,
-    KINDS,
-    attention_of_batch,
-    forming_attention,
-    readable_tokens,
-    visible,
-)
+from .alignments import Links, Pair, batches_of_pairs, parts_in_words, strongest_links, tokenized_pairs
+from .weights import CONTINUES, KINDS, attention_of_batch, forming_attention, readable_tokens, visible
 
 NAMED_FROM = 0.5  # a head is named after a measure that reaches this,
 OVER_CHANCE = 1.5  # and this many times what even attention over the visible tokens would give
-BROAD_FROM = 0.7  # of the greatest entropy
 NEARBY = 2  # tokens away at most
 MOST_TOKENS = 400  # on a side: the weights of a longer pair would fill the memory
 _WINDOW = 500  # pairs that are sorted by length together
-#: What a head of self-attention may be named after, and how it is measured.
-MEASURES = {
+_SELF = {
     "previous token": "mean weight on the token before, over tokens that have one",
     "next token": "mean weight on the token after, over tokens that have one",
     "same token": "mean weight on the token itself",
     "delimiter": "mean weight on start, end and punctuation, over tokens that are none",
     "nearby": f"mean weight on tokens at most {NEARBY} away",
 }
-#: The same of encoder-decoder attention.
-CROSS_MEASURES = {
+_CROSS = {
     "alignment": "share of target words that look most at the source word they are aligned with, not at another or the"
     " end",
-    "delimiter": "mean weight on the end and on punctuation, over target tokens that are none",
+    "delimiter": _SELF["delimiter"],
 }
-#: A measure that is reported too, and gives the name "broad".
-SPREAD = {"entropy": "entropy of the weights over that of even ones, mean over tokens: 1 looks everywhere alike"}
-
-
-def measures_of(kind: str) -> list[str]:
-    """Return the names of the measures of one of `KINDS`, in the order of the report's columns."""
-    return [*(CROSS_MEASURES if kind == "encoder-decoder" else MEASURES), *SPREAD]
+#: What a head of one of `KINDS` may be named after, and how it is measured.
+MEASURES = {"encoder": _SELF, "decoder": _SELF, "encoder-decoder": _CROSS}
 
 
 def delimiters(tokens: Sequence[str]) -> np.ndarray:
@@ -68,7 +50,7 @@ class HeadStatistics:
 
     def __init__(self, kind: str, layers: int, heads: int, window: int | None = None):
         self.kind, self.shape, self.window = kind, (layers, heads), window
-        self._sums = {name: np.zeros(self.shape) for name in measures_of(kind)}
+        self._sums = {name: np.zeros(self.shape) for name in MEASURES[kind]}
         self._chances = dict.fromkeys(self._sums, 0.0)
         self._counts = dict.fromkeys(self._sums, 0)
 
@@ -98,7 +80,6 @@ class HeadStatistics:
                 queries = queries & pattern.any(axis=1)
             values = (weights * pattern).sum(axis=-1)[..., queries]
             self._add(name, values, (pattern.sum(axis=1) / seen)[queries])
-        self._add_entropy(weights, seen)
 
     def add_encoder_decoder(
         self,
@@ -109,24 +90,17 @@ class HeadStatistics:
         links: Links,
     ) -> None:
         """Add a sentence pair; target words without a link do not count for "alignment"."""
-        keys = weights.shape[-1]
         values = (weights * source_delimiters).sum(axis=-1)[..., ~target_delimiters]
         self._add("delimiter", values, np.full(values.shape[-1], source_delimiters.mean()))
-        self._add_entropy(weights, np.full(weights.shape[-2], keys))
         source_of, target_of = map(parts_in_words, words)
         strongest = (target_of[:, :-1].T @ weights @ source_of).argmax(axis=-1)  # (layers, heads, target_words)
         sources, targets = source_of.shape[1] - 1, target_of.shape[1] - 1
-        linked = np.zeros((targets, sources + 1), bool)
+        linked = np.zeros((targets, sources), bool)
         for source, target in links:
-            linked[target, source] = True
+            linked[target, source] = True  # or an IndexError
+        linked = np.pad(linked, ((0, 0), (0, 1)))  # no word is linked to the end
         rows = np.flatnonzero(linked.any(axis=1))
         self._add("alignment", linked[rows, strongest[..., rows]], linked[rows].mean(axis=1))
-
-    def _add_entropy(self, weights: np.ndarray, seen: np.ndarray) -> None:
-        chosen = seen > 1
-        logs = np.log(weights, out=np.zeros(weights.shape), where=weights > 0)
-        entropy = -(weights * logs).sum(axis=-1)[..., chosen] / np.log(seen[chosen])
-        self._add("entropy", entropy, np.ones(chosen.sum()))
 
     def chances(self) -> dict[str, float | None]:
         """Return each measure of even attention, by name; None where no token counted."""
@@ -147,18 +121,15 @@ class HeadStatistics:
 def role(measures: dict[str, float | None], chances: dict[str, float | None]) -> str:
     """Return the name of a head: the largest measure that reaches `NAMED_FROM` and `OVER_CHANCE` times its chance.
 
-    "nearby" counts where no narrower measure does; a head that nothing names is "broad" from an entropy of `BROAD_FROM`
-    on, else "mixed". `chances` are the measures of even attention.
+    "nearby" counts where no narrower measure does; a head that nothing names is "mixed". `chances` are the measures of
+    even attention.
     """
     reached = {
         name: value
         for name, value in measures.items()
-        if name not in SPREAD and value is not None and value >= max(NAMED_FROM, OVER_CHANCE * (chances[name] or 0))
+        if value is not None and value >= max(NAMED_FROM, OVER_CHANCE * (chances[name] or 0))
     }
-    if reached:
-        return max(reached, key=lambda name: (name != "nearby", reached[name]))
-    entropy = measures["entropy"]
-    return "broad" if entropy is not None and entropy >= BROAD_FROM else "mixed"
+    return max(reached, key=lambda name: (name != "nearby", reached[name]), default="mixed")
 
 
 def name_heads(
@@ -180,9 +151,9 @@ def name_heads(
         **generate_options: for translations, over the model's own generation configuration.
 
     Returns:
-        counts (`pairs`, `source_tokens`, `target_tokens`, and `blank` and `long` pairs left out), `alignments`, the
-        `rules` that name a head, and `kinds`: for each kind of attention `even`, the measures of even attention, and
-        `heads`, as [`HeadStatistics`] gives them, layers and heads counted from 1.
+        counts (`pairs`, `source_tokens`, `target_tokens`, and `blank` and `long` pairs left out), `alignments`, and
+        `kinds`: for each kind of attention `even`, the measures of even attention, and `heads`, as [`HeadStatistics`]
+        gives them, layers and heads counted from 1.
 
     Raises:
         UserError: for a pair that the model has no positions for, a link to a word out of range, or no pairs.
@@ -197,19 +168,29 @@ def name_heads(
     aligned = zip(pairs, repeat(None)) if links is None else zip(pairs, links, strict=True)
     first = 1
     while window := list(islice(aligned, _WINDOW)):
-        tokenized = _tokenized_pairs(translator, *map(list, zip(*window, strict=True)), first, counts)
-        for rows in batches_by_length([pair.length for pair in tokenized], tokens_per_batch):
-            _add_batch(reader, tokenizer, [tokenized[row] for row in rows], statistics)
-        counts["pairs"] += len(tokenized)
-        counts["source_tokens"] += sum(len(pair.source_ids) for pair in tokenized)
-        counts["target_tokens"] += sum(len(pair.target_ids) for pair in tokenized)
+        texts, alignments = zip(*window, strict=True)
+        sources = [source.strip() for source, _ in texts]
+        missing = [source for source, (_, target) in zip(sources, texts, strict=True) if target is None]
+        outputs = translator.translate(missing) if missing else iter(())
+        targets = [(next(outputs) if target is None else target).strip() for _, target in texts]
+        tokenized = tokenized_pairs(config, tokenizer, sources, targets, first)
+        counted = [pair for pair in tokenized if pair.length <= MOST_TOKENS]
+        for batch_pairs, batch in batches_of_pairs(reader, counted, tokens_per_batch):
+            weights = attention_of_batch(reader, batch)
+            for row, pair in enumerate(batch_pairs):
+                with reading(f"line {first + pair.index}"):
+                    _add_pair(config, tokenizer, pair, alignments[pair.index], weights, row, statistics)
+        counts["blank"] += len(window) - len(tokenized)
+        counts["long"] += len(tokenized) - len(counted)
+        counts["pairs"] += len(counted)
+        counts["source_tokens"] += sum(len(pair.source_ids) for pair in counted)
+        counts["target_tokens"] += sum(len(pair.target_ids) for pair in counted)
         first += len(window)
     if not counts["pairs"]:
         raise UserError("there is no pair to look at: give sentences that are neither blank nor too long")
     return {
         **counts,
         "alignments": "the model's own, of its last layer" if links is None else "given",
-        "rules": {"named_from": NAMED_FROM, "over_chance": OVER_CHANCE, "broad_from": BROAD_FROM},
         "kinds": {kind: {"even": sums.chances(), "heads": sums.heads()} for kind, sums in statistics.items()},
     }
 
@@ -226,70 +207,22 @@ def read_links(path: str | Path) -> Iterator[Links]:
         yield links
 
 
-class _Pair(NamedTuple):
-    """A tokenised pair: ids, for each token the words that it has a part in, and the word alignment if given."""
-
-    source_ids: list[int]
-    source_words: list[range]
-    target_ids: list[int]
-    target_words: list[range]
-    links: Links | None
-
-    @property
-    def length(self) -> int:
-        return max(len(self.source_ids), len(self.target_ids))
-
-
-def _tokenized_pairs(
-    translator: Translator, window: list[tuple], links: list[Links | None], first: int, counts: dict[str, int]
-) -> list[_Pair]:
-    """Return the pairs of a window, whose first line is number `first`; blank and too long ones are only counted."""
-    sources, targets = [source.strip() for source, _ in window], [target for _, target in window]
-    missing = [index for index, target in enumerate(targets) if target is None and sources[index]]
-    for index, text in zip(missing, translator.translate([sources[index] for index in missing]), strict=True):
-        targets[index] = text
-    targets = [(target or "").strip() for target in targets]
-    filled = [index for index in range(len(window)) if sources[index] and targets[index]]
-    counts["blank"] += len(window) - len(filled)
-    if not filled:
-        return []
-    sides = [
-        tokens_and_words(side_of(translator.tokenizer, side), [texts[index] for index in filled])
-        for side, texts in zip(SIDES, (sources, targets), strict=True)
-    ]
-    pairs = []
-    for index, source, target in zip(filled, *sides, strict=True):
-        pair = _Pair(*source, *target, links[index])
-        check_length(translator.model.config, first + index, pair.length)
-        if pair.length <= MOST_TOKENS:
-            sizes = [max(words.stop for words in side) for side in (pair.source_words, pair.target_words)]
-            if any(not (source < sizes[0] and target < sizes[1]) for source, target in pair.links or ()):
-                raise UserError(
-                    f"line {first + index} of the alignments links more than {sizes[0]} and {sizes[1]} words"
-                )
-            pairs.append(pair)
-    counts["long"] += len(filled) - len(pairs)
-    return pairs
-
-
-def _add_batch(model, tokenizer, pairs: list[_Pair], statistics: dict[str, HeadStatistics]) -> None:
-    """Run a batch of pairs through the model and add their weights to the statistics of each kind."""
-    collator = PairCollator(model.config.pad_token_id)
-    batch = collator([{"input_ids": pair.source_ids, "labels": pair.target_ids} for pair in pairs])
-    weights = attention_of_batch(model, {name: tensor.to(model.device) for name, tensor in batch.items()})
-    for row, pair in enumerate(pairs):
-        n, m = len(pair.source_ids), len(pair.target_ids)
-        read = [model.config.decoder_start_token_id, *pair.target_ids[:-1]]  # by the decoder
-        source_ends, read_ends, target_ends = (
-            delimiters(readable_tokens(side_of(tokenizer, side), ids))
-            for side, ids in zip(("source", "target", "target"), (pair.source_ids, read, pair.target_ids), strict=True)
-        )
-        words = pair.source_words, pair.target_words
-        cross = weights["encoder-decoder"][:, row, :, :m, :n]
-        links = strongest_links(torch.from_numpy(cross[-1].mean(axis=0)), *words) if pair.links is None else pair.links
-        statistics["encoder"].add_self_attention(weights["encoder"][:, row, :, :n, :n], source_ends)
-        statistics["decoder"].add_self_attention(weights["decoder"][:, row, :, :m, :m], read_ends)
-        statistics["encoder-decoder"].add_encoder_decoder(cross, source_ends, target_ends, words, links)
+def _add_pair(
+    config, tokenizer, pair: Pair, links: Links | None, weights: dict[str, np.ndarray], row: int, statistics: dict
+) -> None:
+    """Add one row of a batch's weights to the statistics of each kind."""
+    n, m = len(pair.source_ids), len(pair.target_ids)
+    read = [config.decoder_start_token_id, *pair.target_ids[:-1]]  # by the decoder
+    source_ends, read_ends, target_ends = (
+        delimiters(readable_tokens(side_of(tokenizer, side), ids))
+        for side, ids in zip(("source", "target", "target"), (pair.source_ids, read, pair.target_ids), strict=True)
+    )
+    words = pair.source_words, pair.target_words
+    cross = weights["encoder-decoder"][:, row, :, :m, :n]
+    links = strongest_links(torch.from_numpy(cross[-1].mean(axis=0)), *words) if links is None else links
+    statistics["encoder"].add_self_attention(weights["encoder"][:, row, :, :n, :n], source_ends)
+    statistics["decoder"].add_self_attention(weights["decoder"][:, row, :, :m, :m], read_ends)
+    statistics["encoder-decoder"].add_encoder_decoder(cross, source_ends, target_ends, words, links)
 
 
 def heads_as_markdown(report: dict) -> str:
@@ -298,23 +231,19 @@ def heads_as_markdown(report: dict) -> str:
     left = [f"{report[name]:,} {name}" for name in ("blank", "long") if report[name]]
     lines = [f"# What the heads do\n\n{read}{'; left out: ' + ' and '.join(left) if left else ''}.\n"]
     for kind, results in report["kinds"].items():
-        names = measures_of(kind)
+        names = MEASURES[kind]
         rows = [["layer", "head", "what it does", *names], ["---"] * (3 + len(names))]
         for head in results["heads"]:
             numbers = (_number(head["measures"][name]) for name in names)
             rows.append([str(head["layer"]), str(head["head"]), f"**{head['role']}**", *numbers])
         rows.append(["", "", "even attention", *(_number(results["even"][name]) for name in names)])
         lines += [f"## {KINDS[kind].capitalize()}\n", *(f"| {' | '.join(row)} |" for row in rows), ""]
-    rules = report["rules"]
     lines.append(
-        f"A head is named after the largest measure that is {rules['named_from']} or more and {rules['over_chance']}"
-        " times what even attention gives; nearby only where no narrower one is; broad from an entropy of"
-        f" {rules['broad_from']}; else it is mixed. Layers and heads count from 1. Alignments:"
-        f" {report['alignments']}.\n"
+        f"A head is named after the largest measure that is {NAMED_FROM} or more and {OVER_CHANCE} times what even"
+        " attention gives; nearby only where no narrower one is; else it is mixed. Layers and heads count from 1."
+        f" Alignments: {report['alignments']}.\n"
     )
-    lines += [f"- {name}: {text}" for name, text in (MEASURES | CROSS_MEASURES | SPREAD).items() if name != "delimiter"]
-    lines.append(f"- delimiter: {MEASURES['delimiter']}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + [f"- {name}: {text}" for name, text in (_SELF | _CROSS).items()]) + "\n"
 
 
 def _number(value: float | None) -> str:

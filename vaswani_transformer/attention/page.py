@@ -38,16 +38,14 @@ def attention_page(
 
     Args:
         weights: of a sentence pair.
-        kinds: those of `KINDS` that can be chosen, the one shown first in front; without layers they are left out.
+        kinds: those of `KINDS` that can be chosen, the one shown first in front.
         layer: shown first, from 1.
         head: shown first, from 1; the mean of the heads when not given.
 
     Raises:
-        UserError: for sentences so long that a browser could hardly open the page, a layer or head that is not there,
-            or if there is nothing to show.
+        UserError: for sentences so long that a browser could hardly open the page, a layer or head that is not there.
     """
     sides = {kind: weights.of(kind) for kind in kinds}
-    sides = {kind: side for kind, side in sides.items() if side[0].size} or sides
     first, (array, _, _) = next(iter(sides.items()))
     check_choice("layer", [layer], array.shape[0], KINDS[first])
     check_choice("head", None if head is None else [head], array.shape[1], KINDS[first])

@@ -1,7 +1,5 @@
 """Attention weights as pictures: a panel for each layer and head, tokens at the edges. They need the extra `plots`."""
 
-import re
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,7 +37,7 @@ def draw_attention(
     picture: str | Path,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-) -> list[str]:
+) -> None:
     """Draw a row of panels for each layer and a column for each head.
 
     Args:
@@ -48,13 +46,10 @@ def draw_attention(
         picture: the PNG to write.
         layers, heads: numbers from 1; all when not given.
 
-    Returns:
-        characters that no font of this machine has; they are boxes in the picture.
-
     Raises:
         UserError: for a layer or head that does not exist, a sentence too long to read, or without matplotlib.
     """
-    return save_figure(attention_figure(weights, kind, layers, heads), Path(picture))
+    save_figure(attention_figure(weights, kind, layers, heads), Path(picture))
 
 
 def attention_figure(
@@ -69,8 +64,15 @@ def attention_figure(
     array, *sides = weights.of(kind)
     layers = check_choice("layer", layers, len(array), KINDS[kind])
     heads = check_choice("head", heads, array.shape[1], KINDS[kind])
-    _check_readable(max(map(len, sides)), kind, len(layers) * len(heads))
-    inches = 0.155 if len(layers) * len(heads) > 1 else 0.25 if max(map(len, sides)) <= 40 else 0.14  # of a token
+    panels = len(layers) * len(heads)
+    limit = PANEL_TOKENS if panels == 1 else GRID_TOKENS
+    if (longest := max(map(len, sides))) > limit:
+        raise UserError(
+            f"{longest} tokens are too many to read in {panels} panels of {KINDS[kind]}, at most {limit}: choose one by"
+            f" --layer and --head (up to {PANEL_TOKENS} tokens), or give --output FILE.html for the page, which takes"
+            " more"
+        )
+    inches = 0.155 if panels > 1 else 0.25 if longest <= 40 else 0.14  # of a token
     queries, keys = (
         [token if len(token) <= _LONGEST else token[: _LONGEST - 1] + "…" for token in tokens] for tokens in sides
     )
@@ -80,13 +82,13 @@ def attention_figure(
         for number, tokens in ((len(heads), keys), (len(layers), queries))
     )
     figure = Figure(figsize=(across + beside + 1.0, up + below + 0.8), dpi=_DPI, layout="constrained")
-    panels = figure.subplots(len(layers), len(heads), sharex=True, sharey=True, squeeze=False)
+    grid = figure.subplots(len(layers), len(heads), sharex=True, sharey=True, squeeze=False)
     # `$` starts no formula in a token.
     installed = fontManager.get_font_names()
     text = {"parse_math": False, "family": [name for name in _FONTS if name in installed]}
     labels = text | {"fontsize": min(9.0, 72 * inches * 0.72)}  # points: seven tenths of a token's width
     hidden = ~weights.visible(kind)
-    for axes_of_layer, layer in zip(panels, layers, strict=True):
+    for axes_of_layer, layer in zip(grid, layers, strict=True):
         for axes, head in zip(axes_of_layer, heads, strict=True):
             scale = PowerNorm(0.5, vmin=0, vmax=1)  # or a weight of 0.05, much in a long sentence, could not be seen
             shown = np.ma.array(array[layer - 1, head - 1], mask=hidden)
@@ -99,33 +101,17 @@ def attention_figure(
     rows, columns = _SIDES[kind]
     figure.supylabel(f"← {rows}", fontsize=9)
     figure.supxlabel(f"{columns} →", fontsize=9)
-    bar = figure.colorbar(image, ax=panels, ticks=[0, 0.05, 0.2, 0.5, 1], format="{x:g}", shrink=0.8)
+    bar = figure.colorbar(image, ax=grid, ticks=[0, 0.05, 0.2, 0.5, 1], format="{x:g}", shrink=0.8)
     bar.set_label("attention weight", fontsize=9)
     sentences = {"encoder": [weights.source], "decoder": [weights.target]}.get(kind, [weights.source, weights.target])
-    title = "".join(character if character.isprintable() else " " for character in "  →  ".join(sentences))
+    title = "  →  ".join(" ".join(sentence.split()) for sentence in sentences)
     room = int(figure.get_figwidth() * 72 / (8 * 0.56))  # characters of 8 points
     title = title if len(title) <= room else title[: room - 1] + "…"
     figure.suptitle(f"{KINDS[kind].capitalize()}\n{title}", x=0.01, ha="left", fontsize=8, **text)
     return figure
 
 
-def _check_readable(longest: int, kind: str, panels: int) -> None:
-    """Refuse a sentence whose tokens could not be read in a picture."""
-    limit, where, fix = PANEL_TOKENS, "one panel", ""
-    if panels > 1:
-        limit, where = GRID_TOKENS, f"{panels} panels"
-        fix = f"choose one by --layer and --head (up to {PANEL_TOKENS} tokens), "
-    if longest > limit:
-        raise UserError(
-            f"{longest} tokens are too many to read in {where} of {KINDS[kind]}, at most {limit}: {fix}give a shorter"
-            " sentence, or --output FILE.html for the page, which takes more"
-        )
-
-
-def save_figure(figure, picture: Path) -> list[str]:
-    """Write the PNG; returns the characters that were drawn as boxes."""
-    with warnings.catch_warnings(record=True) as caught, written_whole(picture) as new:
-        warnings.simplefilter("always")
+def save_figure(figure, picture: Path) -> None:
+    """Write the PNG; matplotlib warns of characters that no font of this machine has."""
+    with written_whole(picture) as new:
         figure.savefig(new, format="png")
-    codes = re.findall(r"^Glyph (\d+) ", "\n".join(str(warning.message) for warning in caught), re.MULTILINE)
-    return sorted({chr(int(code)) for code in codes})

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..data.tokenization import side_of
-from ..decoding.scoring import TokenText
+from ..decoding.scoring import TokenText, check_length
 from ..errors import UserError, reading
 from ..model.copying_vaswani import copy_sharing_weights
 from ..model.local_attention_vaswani import reach
@@ -151,18 +151,8 @@ def attention_of_batch(model, batch: dict[str, torch.Tensor]) -> dict[str, np.nd
     float32 `(layers, batch_size, num_heads, queries, keys)`.
     """
     output = pass_with_attention(model, batch)
-    rows, source_length = batch["input_ids"].shape
-    target_length = batch["labels"].shape[1]
-    kinds = {
-        "encoder": (output.encoder_attentions, source_length, source_length),
-        "decoder": (output.decoder_attentions, target_length, target_length),
-        "encoder-decoder": (output.cross_attentions, target_length, source_length),
-    }
-    arrays = {}
-    for kind, (layers, queries, keys) in kinds.items():
-        none = torch.empty(0, rows, model.config.num_heads, queries, keys)  # of a stack without layers
-        arrays[kind] = torch.cat([none, *(weights[None].float().cpu() for weights in layers)]).numpy()
-    return arrays
+    kinds = (output.encoder_attentions, output.decoder_attentions, output.cross_attentions)
+    return {kind: torch.stack(layers).float().cpu().numpy() for kind, layers in zip(KINDS, kinds, strict=True)}
 
 
 def readable_tokens(tokenizer, ids: list[int]) -> list[str]:
@@ -209,12 +199,7 @@ def token_ids(model, tokenizer, side: str, text: str) -> list[int]:
     with reading(f"the {side}"):
         text.encode()  # bytes of the command line that are not UTF-8
     ids = side_of(tokenizer, side)([text.strip()])["input_ids"][0]
-    config = model.config
-    if config.position_encoding == "learned" and len(ids) > config.max_position_embeddings:
-        raise UserError(
-            f"the {side} has {len(ids)} tokens and the model has learned {config.max_position_embeddings} positions:"
-            " give a shorter one"
-        )
+    check_length(model.config, 1, len(ids))
     return ids
 
 

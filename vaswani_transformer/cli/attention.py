@@ -118,9 +118,8 @@ def _show(sentence: str, target: str | None, shown: Shown, load) -> None:
     weights = attend(model, tokenizer, sentence, target, **options)
     figures = {}  # all of them before anything is written, since each may be refused
     for kind in pictures:
-        if len(weights.of(kind)[0]) or shown.kind or len(pictures) == 1:  # without layers, only if asked for
-            figures[kind] = attention_figure(weights, kind, shown.layer or None, shown.head or None)
-    lines, missing = [], set()
+        figures[kind] = attention_figure(weights, kind, shown.layer or None, shown.head or None)
+    lines = []
     next(iter(files.values())).parent.mkdir(parents=True, exist_ok=True)
     for kind, path in files.items():
         if kind == "page":
@@ -128,15 +127,10 @@ def _show(sentence: str, target: str | None, shown: Shown, load) -> None:
             kinds = [shown.kind] if shown.kind else ["encoder-decoder", "encoder", "decoder"]
             write_attention_page(weights, path, kinds, layer or 1, head)
             lines.append(f"{path}   all layers and heads, to explore in a browser")
-        elif kind in figures:
-            missing.update(save_figure(figures[kind], path))
-            lines.append(f"{path}   {KINDS[kind]}")
         else:
-            lines.append(f"no picture of {KINDS[kind]}, which has no layers")
+            save_figure(figures[kind], path)
+            lines.append(f"{path}   {KINDS[kind]}")
     print(f"target: {weights.target}", *lines, sep="\n")
-    if missing:
-        characters = "".join(sorted(missing))[:20]
-        print(f"no font here has {characters}: they are boxes in the pictures; Noto Sans CJK has most", file=sys.stderr)
 
 
 def _report(model: str, target: str | None, report: Report, shown: Shown, load) -> None:

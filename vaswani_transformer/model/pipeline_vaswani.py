@@ -4,11 +4,12 @@ Calls and the keys of results are those of transformers 4. New are `split_senten
 is reported and handled instead of ignored.
 """
 
+import copy
 import logging
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -66,8 +67,8 @@ class Text2TextGenerationPipeline(Pipeline):
     generation configuration, else 4 beams and at most 256 new tokens, as in transformers 4; models of this package have
     their own rules. A `generation_config` in a call or in the constructor is used as it is.
 
-    Several threads may use one pipeline, in which each call gives what it would alone, except for sampling, for
-    `truncation` and for different languages of one multilingual model: random numbers and the tokenizer are shared.
+    Several threads may use one pipeline, in which each call gives what it would alone, except for sampling and for
+    calls with different languages of one multilingual model: random numbers and the tokenizer's languages are shared.
     """
 
     _load_tokenizer = True
@@ -185,9 +186,14 @@ class Text2TextGenerationPipeline(Pipeline):
             generate_options |= {"stop_strings": [stop_sequence], "tokenizer": self.tokenizer}
         return preprocess, generate_options, {name: value for name, value in postprocess.items() if value is not None}
 
-    def _tokenize(self, text: str, **options):
+    def _tokenize(self, tokenizer, text: str, **options):
         """Return the encoder's inputs of one text, `(1, length)` each."""
-        return self.tokenizer(self.prefix + text, return_tensors="pt", **options)
+        return tokenizer(self.prefix + text, return_tensors="pt", **options)
+
+    @cached_property
+    def _cutting_tokenizer(self):
+        # A tokenizer keeps the truncation of its last call, which another thread might be encoding a text with.
+        return copy.deepcopy(self.tokenizer)
 
     def preprocess(self, text, truncation=False, **tokenize_options) -> dict[str, Any]:
         """Return the encoder's inputs of one text, `(1, length)` each."""
@@ -195,7 +201,7 @@ class Text2TextGenerationPipeline(Pipeline):
             hint = "; for a dataset of dicts give KeyDataset(dataset, column)" if isinstance(text, Mapping) else ""
             raise TypeError(f"a pipeline takes strings, not {type(text).__name__}{hint}")
         # Not verbose: messages about length are raised here.
-        encoding = self._tokenize(text, verbose=False, **tokenize_options)
+        encoding = self._tokenize(self.tokenizer, text, verbose=False, **tokenize_options)
         length = encoding["input_ids"].shape[1]
         if truncation in (None, False, "do_not_truncate"):
             if self._source_limit is not None and length > self._source_limit:
@@ -205,7 +211,7 @@ class Text2TextGenerationPipeline(Pipeline):
                 )
         elif length > (limit := min(self._source_limit or _UNLIMITED_LENGTH, self.tokenizer.model_max_length)):
             options = {"truncation": truncation, "max_length": limit, **tokenize_options}
-            encoding = self._tokenize(text, verbose=False, **options)
+            encoding = self._tokenize(self._cutting_tokenizer, text, verbose=False, **options)
             kept = encoding["input_ids"].shape[1]
             logger.warning(f"a text was cut: {kept} of its {length} tokens are kept (truncation={truncation})")
         inputs = {name: value for name, value in encoding.items() if name != "token_type_ids"}
@@ -284,10 +290,10 @@ class TranslationPipeline(Text2TextGenerationPipeline):
         languages = {"src_lang": src_lang, "tgt_lang": tgt_lang}
         return {**preprocess, **{k: v for k, v in languages.items() if v is not None}}, forward, postprocess
 
-    def _tokenize(self, text: str, src_lang=None, tgt_lang=None, **options):
-        build = getattr(self.tokenizer, "_build_translation_inputs", None)
+    def _tokenize(self, tokenizer, text: str, src_lang=None, tgt_lang=None, **options):
+        build = getattr(tokenizer, "_build_translation_inputs", None)
         if build is None:
-            return super()._tokenize(text, **options)
+            return super()._tokenize(tokenizer, text, **options)
         named = _DIRECTION.fullmatch(self.task or "")
         if named:
             src_lang, tgt_lang = src_lang or named[1], tgt_lang or named[2]
@@ -296,7 +302,7 @@ class TranslationPipeline(Text2TextGenerationPipeline):
             raise ValueError(f"this model translates several languages: give {missing}, a code of its tokenizer")
         inputs = build(text, return_tensors="pt", src_lang=src_lang, tgt_lang=tgt_lang, **options)
         # Other tokenizers use <unk> for languages that they do not know.
-        source_mark = getattr(self.tokenizer, "cur_lang_code", None)
+        source_mark = getattr(tokenizer, "cur_lang_code", None)
         for code, mark in ((src_lang, source_mark), (tgt_lang, inputs.get("forced_bos_token_id"))):
             if mark is not None and mark == self.tokenizer.unk_token_id:
                 raise ValueError(f"this model's tokenizer has no language {code!r}: give one of its codes")

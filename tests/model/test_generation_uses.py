@@ -1,7 +1,6 @@
 """What users do with `generate()`: n-best lists, prefixes, sampling, constraints, drafts by a small model, streams."""
 
 import math
-import threading
 from itertools import pairwise
 
 import pytest
@@ -9,9 +8,6 @@ import torch
 from conftest import padded_batch, random_ids, tiny_model
 from every_output import END, PAD, START, VOCABULARY, every_output, peaked_model, without_padding
 from references import exhaustive_search
-from transformers import TextIteratorStreamer
-
-from vaswani_transformer import train_tokenizer
 
 WITH_SCORES = {"output_scores": True, "return_dict_in_generate": True}
 
@@ -132,7 +128,6 @@ ASSISTANTS = {
     "itself": None,
     "smaller": {"seed": 5, "encoder_layers": 1, "decoder_layers": 1, "d_model": 12, "d_ff": 16},
     "random": {"seed": 6},
-    "larger": {"seed": 7, "decoder_layers": 3, "d_k": 5},
     "learned positions": {"seed": 8, "position_encoding": "learned", "max_position_embeddings": 80},
 }
 
@@ -204,30 +199,3 @@ class TestAssistedDecoding:
         twin.generation_config.update(num_assistant_tokens=5, assistant_confidence_threshold=0.0)
         assert torch.equal(model.generate(source, assistant_model=twin, **options), output)
         assert len(passes) == 4  # of a twin all five drafted tokens are right, and a sixth is the model's own
-
-
-class TestStreamers:
-    @pytest.fixture(scope="class")
-    def tokenizer(self):
-        return train_tokenizer(["ein kleiner Satz", "noch ein Satz"], vocab_size=280)
-
-    @pytest.fixture(scope="class")
-    def model(self, tokenizer):
-        return tiny_model(vocab_size=len(tokenizer), scale=1.5)
-
-    def expected(self, model, tokenizer, inputs, **options):
-        output = model.generate(**inputs, num_beams=1, max_new_tokens=20, **options)[0]
-        return tokenizer.decode(output, skip_special_tokens=True)
-
-    @pytest.mark.parametrize("assisted", [False, True])
-    def test_hand_it_to_another_thread(self, model, tokenizer, assisted):
-        inputs = tokenizer(["ein Satz"], return_tensors="pt")
-        streamer = TextIteratorStreamer(tokenizer, skip_special_tokens=True, timeout=60)
-        options = {**inputs, "num_beams": 1, "max_new_tokens": 20, "streamer": streamer}
-        if assisted:
-            options["assistant_model"] = tiny_model(seed=3, vocab_size=len(tokenizer))
-        thread = threading.Thread(target=model.generate, kwargs=options)
-        thread.start()
-        text = "".join(streamer)
-        thread.join()
-        assert text == self.expected(model, tokenizer, inputs)

@@ -149,39 +149,14 @@ def replace_forward(model):
     model.forward = model.forward
 
 
-def replace_layer(model):
-    class Layer(type(model.model.decoder.layers[0])):
-        pass
+def derive(name: str):
+    """A change of one module's class to one derived from it."""
 
-    model.model.decoder.layers[0].__class__ = Layer
+    def change(model):
+        module = model.get_submodule(name)
+        module.__class__ = type("Derived", (type(module),), {})
 
-
-def replace_attention(model):
-    class Attention(type(model.model.decoder.layers[0].self_attn)):
-        pass
-
-    model.model.decoder.layers[0].self_attn.__class__ = Attention
-
-
-def replace_norm(model):
-    class Norm(nn.LayerNorm):
-        pass
-
-    model.model.decoder.layers[1].final_layer_norm.__class__ = Norm
-
-
-def replace_decoder(model):
-    class Decoder(type(model.model.decoder)):
-        pass
-
-    model.model.decoder.__class__ = Decoder
-
-
-def replace_model(model):
-    class Model(type(model.model)):
-        pass
-
-    model.model.__class__ = Model
+    return change
 
 
 def replace_method(model):
@@ -190,15 +165,15 @@ def replace_method(model):
 
 
 OWN_FORWARD = {
-    "another kind of normalisation": (replace_norm, {}),
-    "subclass of the decoder": (replace_decoder, {}),
-    "subclass of the model inside": (replace_model, {}),
+    "another kind of normalisation": (derive("model.decoder.layers.1.final_layer_norm"), {}),
+    "subclass of the decoder": (derive("model.decoder"), {}),
+    "subclass of the model inside": (derive("model"), {}),
     "method of the object": (replace_method, {}),
     "hook": (hook, {}),
     "hook on all modules": (hook_all, {}),
     "forward of the object": (replace_forward, {}),
-    "subclass of a layer": (replace_layer, {}),
-    "subclass of an attention": (replace_attention, {}),
+    "subclass of a layer": (derive("model.decoder.layers.0"), {}),
+    "subclass of an attention": (derive("model.decoder.layers.0.self_attn"), {}),
     "training": (lambda model: model.train(), {}),
     "weights of attention": (lambda model: model.set_attn_implementation("eager"), {"output_attentions": True}),
     "hidden states": (lambda model: None, {"output_hidden_states": True}),

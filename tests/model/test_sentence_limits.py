@@ -196,24 +196,6 @@ def decoder_steps(model, **options) -> int:
     return counter.steps
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
-@pytest.mark.parametrize("early_stopping", [False, True])
-def test_a_batch_takes_no_more_steps_than_its_slowest_sentence(alpha, early_stopping):
-    steps = set()
-    for seed in range(4):
-        model = tiny_model(seed=seed, vocab_size=9, scale=1.6, dtype=torch.float64)
-        lengths = (9, 4, 1)
-        input_ids, attention_mask = padded_batch(lengths, seed=seed, vocab_size=9)
-        options = {"num_beams": 4, "length_penalty": alpha, "early_stopping": early_stopping, "max_extra_tokens": 12}
-        alone = [
-            decoder_steps(model, input_ids=input_ids[row : row + 1, :length], **options)
-            for row, length in enumerate(lengths)
-        ]
-        assert decoder_steps(model, input_ids=input_ids, attention_mask=attention_mask, **options) == max(alone)
-        steps.update(alone)
-    assert len(steps) > 3
-
-
 @pytest.mark.parametrize("rule", ["gnmt", "power"])
 def test_a_search_ends_where_nothing_may_follow(rule):
     """Fewer outputs are possible than there are beams, so that the list never fills."""

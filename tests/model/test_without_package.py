@@ -152,12 +152,6 @@ def test_all_files_that_travel_are_found_by_transformers(tmp_path):
         assert (folder / path.name).read_bytes() == path.read_bytes()
 
 
-def test_importing_the_package_is_all_that_is_needed_to_load_a_folder(tmp_path):
-    folder = model_folder(tmp_path / "model")
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    assert type(model).__module__ == "vaswani_transformer.model.modeling_vaswani"
-
-
 def test_what_is_saved_without_code_names_none(tmp_path):
     model = tiny_model()
     model.config.custom_pipelines = {}  # as of a loaded model, whose configuration the encoder shares

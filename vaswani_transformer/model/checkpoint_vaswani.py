@@ -9,8 +9,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .generation_vaswani import unset_trainer_defaults
-
 #: File and class behind `AutoConfig`, `AutoModel` and `AutoModelForSeq2SeqLM` in a saved model.
 AUTO_MAP = {
     "AutoConfig": "configuration_vaswani.VaswaniConfig",
@@ -88,7 +86,7 @@ class VaswaniCheckpointMixin:
             finally:
                 self.__class__ = sharded
         if getattr(self, "generation_config", None) is not None:
-            unset_trainer_defaults(self.generation_config)
+            getattr(self, "_unset_trainer_defaults", bool)()  # a user's own class may generate in its own way
         if self._auto_class is not None and f"modeling_vaswani.{type(self).__name__}" in AUTO_MAP.values():
             # Imported here to save time; transformers copies the file because it finds this line.
             from .pipeline_vaswani import CUSTOM_PIPELINES

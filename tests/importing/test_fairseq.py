@@ -244,14 +244,6 @@ def test_sentencepiece(tmp_path):
         assert tokenizer.decode([7, 7, 5, 6, 2], skip_special_tokens=True) == "ab abab"
 
 
-def test_one_dictionary_for_both_sides(tmp_path):
-    path = write(tmp_path / "model", fairseq_state(fsmt(tgt_vocab_size=SIZES[0])))
-    given = tmp_path / "dict.txt"
-    (tmp_path / "model" / "dict.de.txt").rename(given)
-    tokenizer = fairseq.read(path, ImportOptions(vocabularies=(given,))).tokenizer
-    assert tokenizer("the dog")["input_ids"] == tokenizer(text_target="the dog")["input_ids"] == [4, 5, 2]
-
-
 def test_checkpoints_are_recognised(tmp_path):
     path = write(tmp_path, some_state())
     assert fairseq.matches(path) and fairseq.matches(tmp_path)
@@ -265,18 +257,13 @@ def test_checkpoints_are_recognised(tmp_path):
     ("option", "value"),
     [
         ("encoder_normalize_before", True),
-        ("decoder_normalize_before", True),
-        ("layernorm_embedding", True),
         ("adaptive_softmax_cutoff", "10,20"),
-        ("cross_self_attention", True),
-        ("quant_noise_scalar", 0.5),
         ("decoder_output_dim", 12),
         ("decoder_attention_heads", 4),
         ("activation_fn", "tanh"),
         ("arch", "lightconv_wmt_en_de"),
         ("arch", "transformer_lm"),
         ("encoder_attention_heads", None),
-        ("encoder_attention_heads", "3"),
         ("dropout", "much"),
     ],
 )
@@ -308,13 +295,6 @@ def test_dictionaries_that_do_not_fit(tmp_path, problem):
     assert all(word in error for word in words), error
 
 
-def test_merges_that_are_missing(tmp_path):
-    path = write(tmp_path, some_state())
-    (tmp_path / "bpecodes").unlink()
-    assert "--bpe-codes" in error_of(fairseq.read, path, ImportOptions())
-    assert "No such file" in error_of(fairseq.read, path, ImportOptions(bpe_codes=tmp_path / "none"))
-
-
 @pytest.mark.parametrize("zipped", [True, False])
 def test_code_in_pickles_does_not_run(tmp_path, capsys, zipped):
     path = write(tmp_path, some_state())
@@ -327,12 +307,10 @@ def test_code_in_pickles_does_not_run(tmp_path, capsys, zipped):
 
 def test_files_that_are_damaged(tmp_path):
     path = write(tmp_path, some_state())
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert str(path) in error_of(fairseq.read, path, ImportOptions())
-    for content in ({"args": None, "model": some_state()}, {"args": {"a": 1}, "model": [1]}, {"args": {"a": 1}}):
-        torch.save(content, path)
-        assert str(path) in error_of(fairseq.read, path, ImportOptions())
+    torch.save({"args": {"a": 1}, "model": [1]}, path)
+    assert str(path) in error_of(fairseq.read, path, ImportOptions())
     state = dict(some_state())
     del state["decoder.embed_tokens.weight"]
     assert "decoder.embed_tokens.weight" in error_of(fairseq.read, write(tmp_path, state), ImportOptions())

@@ -1,12 +1,10 @@
 """Folders of FSMTForConditionalGeneration: compared with transformers' own class, which computes in float32 only."""
 
-import json
 import shutil
 import sys
 
 import pytest
 import torch
-from conftest import error_of
 from import_differences import SEARCHES, compare, fsmt, main
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
@@ -44,7 +42,8 @@ def test_logits_and_searches_are_those_of_the_original(changes, searches, tmp_pa
 
 
 def test_the_configuration(folder, tmp_path):
-    import_model(folder, tmp_path / "out")
+    facts = import_model(folder, tmp_path / "out").facts
+    assert (facts.toolkit, facts.languages) == ("fairseq", ("de", "en"))
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
     config = model.config
     assert (config.position_encoding, config.position_offset) == ("sinusoidal-tensor2tensor", 2)
@@ -62,24 +61,6 @@ def test_an_older_folder_without_the_projection(folder, tmp_path):
     import_model(folder, tmp_path / "out")
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("expected", "out"))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_languages_of_the_configuration(folder, tmp_path):
-    facts = import_model(folder, tmp_path / "out").facts
-    assert (facts.toolkit, facts.languages) == ("fairseq", ("de", "en"))
-
-
-def test_parameters_that_do_not_fit_are_named(folder, tmp_path):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "src_vocab_size": 60, "tgt_vocab_size": 60}))
-    line = error_of(import_model, folder, tmp_path / "out")
-    assert "size mismatch for model.encoder.embed_tokens.weight" in line
-    assert "size mismatch for model.decoder.embed_tokens.weight" in line
-
-
-def test_positions_are_known(folder, tmp_path):
-    line = error_of(import_model, folder, tmp_path / "out", positions="marian")
-    assert line.startswith("--positions does not apply to FSMTForConditionalGeneration")
 
 
 def test_the_table_of_differences(monkeypatch, capsys):

@@ -102,22 +102,12 @@ REFUSED = {
     "type": "multi-transformer",
     "transformer-decoder-autoreg": "rnn",
     "transformer-ffn-depth": 3,
-    "transformer-decoder-ffn-depth": 1,
     "transformer-decoder-dim-ffn": 7,
     "transformer-ffn-activation": "tanh",
     "transformer-postprocess": "da",
-    "transformer-postprocess-emb": "nd",
-    "transformer-postprocess-top": "an",
     "transformer-attention-mask": "alibi",
-    "transformer-disable-position-embeddings": True,
-    "transformer-no-projection": True,
-    "transformer-no-bias": True,
-    "transformer-no-affine": True,
-    "transformer-pool": True,
     "transformer-tied-layers": [1, 1],
-    "transformer-train-positions": True,
     "right-left": True,
-    "ulr": True,
     "lemma-dim-emb": 8,
     "input-types": ["sequence", "class"],
 }
@@ -130,19 +120,13 @@ def test_an_option_without_counterpart_is_refused_by_its_name(tmp_path, option):
     assert f"has {option} {REFUSED[option]!r}, which has no counterpart here: only" in line
 
 
-def test_pre_norm_is_refused_as_what_it_is(tmp_path):
-    path = changed(tmp_path / "model", options={"transformer-preprocess": "n", "transformer-postprocess": "da"})
-    assert "since the paper normalises after each sublayer" in error_of(read, path)
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"transformer-train-position-embeddings": True, "guided-alignment": "file", "label-smoothing": 0.1},
-        {"transformer-attention-mask": None, "transformer-decoder-ffn-depth": None, "input-types": None},
         {"transformer-decoder-dim-ffn": 20, "transformer-decoder-ffn-depth": 2, "transformer-postprocess": "and"},
     ],
-    ids=["without effect on this type", "of an earlier version", "the same in other words"],
+    ids=["without effect on this type", "the same in other words"],
 )
 def test_options_that_change_nothing(tmp_path, options):
     ours, same = read(FIXTURES / "relu-two"), read(changed(tmp_path / "model", options=options))
@@ -155,8 +139,6 @@ def test_options_that_change_nothing(tmp_path, options):
     [
         ({"dim-emb": None}, "model.npz: there is no entry 'dim-emb'"),
         ({"transformer-heads": 3}, "model.npz: d_model 16 is not a multiple of num_heads 3"),
-        ({"dim-emb": "16"}, "'d_model' expected int"),
-        ({"enc-depth": 10**9}, "model.npz: encoder_layers is 1000000000"),
         ({"dim-vocabs": [5]}, "has dim-vocabs [5]"),
     ],
 )
@@ -168,15 +150,9 @@ def test_parameters_that_do_not_fit_are_named(tmp_path):
     arrays = {"decoder_l1_ffn_b1": None, "decoder_l1_ffn_QuantMultA": np.ones(1, dtype=np.float32)}
     line = error_of(import_model, changed(tmp_path / "a", arrays=arrays), tmp_path / "out")
     assert "model.decoder.layers.0.fc1.bias" in line and "decoder_l1_ffn_QuantMultA" in line
-    path = changed(tmp_path / "b", arrays={"decoder_Wemb": np.zeros((5, 16), dtype=np.float32)})
-    assert "has dim-vocabs [41, 80], which has no counterpart here: only [41, 5]" in error_of(
-        import_model, path, tmp_path / "out"
-    )
     path = changed(tmp_path / "c", arrays={"decoder_l1_ffn_W1": np.zeros((5, 16), dtype=np.float32)})
     line = error_of(import_model, path, tmp_path / "out")
     assert "model.decoder.layers.0.fc1.weight" in line and "[16, 5]" in line
-    path = changed(tmp_path / "d", options={"dim-vocabs": [10**12, 10**12]})
-    assert "has dim-vocabs [1000000000000, 1000000000000]" in error_of(read, path)
     assert not (tmp_path / "out").exists()
 
 
@@ -294,9 +270,7 @@ def test_vocabularies_that_do_not_fit(tmp_path):
     other = tmp_path / "other.yml"
     cases = {
         "a: 0\nb: 1\n<unk>: 2": "lacks </s>, <unk> or ids of the model's",
-        "a: one": "other.yml: invalid literal for int()",
         "- a": "no vocabulary in YAML: give",
-        "a: {b: 1}": "no vocabulary in YAML: give",
         "a: &b 1\nc: *b": "no vocabulary in YAML: give",
         "a: 1\n'b": "other.yml: while scanning a quoted scalar",
         "": "no vocabulary in YAML: give",

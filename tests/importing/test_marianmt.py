@@ -56,17 +56,6 @@ def test_other_settings(changes, tmp_path):
     assert result["difference"] < 1e-12
 
 
-def test_ties_are_kept(folder, tmp_path):
-    import_model(folder, tmp_path / "out")
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
-    assert model.lm_head.weight is model.model.encoder.embed_tokens.weight
-    separate_marianmt(tmp_path / "two", torch.float32)
-    import_model(tmp_path / "two", tmp_path / "out2")
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out2")
-    assert model.lm_head.weight is model.model.decoder.embed_tokens.weight
-    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (61, 53)
-
-
 def test_pickled_weights_of_an_older_folder(folder, tmp_path):
     """With every tied name and the tables of positions, and the search settings in config.json."""
     import_model(folder, tmp_path / "expected")
@@ -78,12 +67,7 @@ def test_pickled_weights_of_an_older_folder(folder, tmp_path):
     torch.save(weights, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     (folder / "generation_config.json").unlink()
-    change(
-        folder,
-        num_beams=4,
-        max_length=20,
-        bad_words_ids=[[60]],
-    )
+    change(folder, num_beams=4, max_length=20, bad_words_ids=[[60]])
     import_model(folder, tmp_path / "out")
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("expected", "out"))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
@@ -118,13 +102,9 @@ def test_positions_are_marians_unless_transformers_trained_it(folder, left, posi
     [
         ({"activation_function": "gelu_new"}, "activation_function in {config} is 'gelu_new': only models with relu"),
         ({"decoder_ffn_dim": 48}, "decoder_ffn_dim in {config} is 48: only models with 40"),
-        ({"decoder_attention_heads": 8}, "decoder_attention_heads in {config} is 8: only models with 4"),
         ({"d_model": "wide"}, "config.json: Field 'd_model' expected int"),
-        ({"d_model": 34}, "d_model 34 is not a multiple of num_heads 4"),
-        ({"vocab_size": 0}, "vocab_size is 0: it must be 1 or more"),
         ({"vocab_size": 62}, "size mismatch for model.shared.weight"),
         ({"encoder_layers": 3}, 'Missing key(s) in state_dict: "model.encoder.layers.2'),
-        ({"encoder_layers": 1}, 'Unexpected key(s) in state_dict: "model.encoder.layers.1'),
     ],
     ids=str,
 )
@@ -159,12 +139,6 @@ def test_licence_languages_and_source(folder, tmp_path):
     card = (tmp_path / "out" / "README.md").read_text()
     assert "license: apache-2.0" in card and "It was trained from fr to en." in card
     assert "trained by Marian and imported from https\\://huggingface.co/Helsinki-NLP/opus-mt-fr-en by" in card
-
-
-@pytest.mark.parametrize("name", ["source.spm", "vocab.json"])
-def test_a_missing_tokenizer_file(folder, tmp_path, name):
-    (folder / name).unlink()
-    assert name in error_of(import_model, folder, tmp_path / "out")
 
 
 def test_an_imported_model_at_work(folder, tmp_path, capsys):

@@ -103,14 +103,6 @@ def test_what_is_known_of_a_model_is_kept(folder, converted, tmp_path):
     assert json.loads((tmp_path / "output" / "import.json").read_text()) == known
 
 
-@pytest.mark.parametrize("name", ["lm_head.weight", "model.decoder.embed_tokens.weight"])
-def test_the_tied_matrix_may_stand_under_any_of_its_names(folder, model, name, converted, tmp_path):
-    pickle_weights(folder, lambda weights: {**weights, name: weights.pop("model.shared.weight")})
-    converted()
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "output").state_dict()
-    assert all(torch.equal(tensor, loaded[name]) for name, tensor in model.state_dict().items())
-
-
 def half_first(weights):
     """The first weight in half precision, then one in each other dtype."""
     dtypes = [torch.float16, torch.float32, torch.float64, torch.bfloat16]
@@ -165,26 +157,12 @@ def test_sharded_pickles_are_imported(sharded, model, tmp_path):
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "5",
-        '{"weight_map": ["part-1.bin"]}',
-        '{"weight_map": {"a": 3, "b": "part-1.bin"}}',
-        '{"weight_map": {"a": "../secret.bin"}}',
-        '{"weight_map": {"a": "inner/secret.bin"}}',
-        '{"weight_map": {"a": "two\\nlines\\u0000"}}',
-        json.dumps({"weight_map": {"a": "x" * 5000}}),
-        '{"weight_map": {}}',
-    ],
-    ids=lambda text: text[:40],
-)
-def test_a_bad_index(sharded, capsys, text):
-    """In particular, nothing outside of the folder is read."""
+@pytest.mark.parametrize("name", ["../secret.bin", "inner/secret.bin", "two\nlines", 3])
+def test_an_index_that_leads_out_of_the_folder(sharded, capsys, name):
     (sharded / "inner").mkdir()
     for path in (sharded.parent / "secret.bin", sharded / "inner" / "secret.bin"):
         path.write_bytes((sharded / "part-1.bin").read_bytes())
-    (sharded / INDEX).write_text(text)
+    (sharded / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
     fails_in_one_line(sharded, capsys)
 
 
@@ -218,35 +196,22 @@ WRONG_KINDS = [
             ", ".join(f'"model.{s}.layers.0.fc1.{n}"' for s in ("encoder", "decoder") for n in ("weight", "bias")),
         ),
         (one(lambda tensor: tensor[:-1]), f"size mismatch for {FC1}"),
-        (lambda weights: list(weights.values()), "no table of weights"),
-        (lambda weights: {**weights, 5: torch.ones(1)}, "no table of weights"),
         (lambda weights: {"epoch": 3, "weights": weights}, "no table of weights"),
         (lambda weights: {}, "no table of weights"),
         (
             lambda weights: {**weights, "lm_head.weight": weights["model.shared.weight"] + 1},
             "lm_head.weight differs from model.shared.weight, to which",
         ),
-        (
-            lambda weights: {**weights, "lm_head.weight": weights["model.shared.weight"].double()},
-            "lm_head.weight differs from model.shared.weight, to which",
-        ),
         *((one(change), "") for change in WRONG_KINDS),
     ],
     ids=[
-        *("two too many", "four missing", "other shape", "a list", "a number as name"),
-        *("a checkpoint", "empty", "untied", "untied by dtype", "complex", "whole numbers", "sparse", "nested", "meta"),
+        *("two too many", "four missing", "other shape", "a checkpoint", "empty"),
+        *("untied", "complex", "whole numbers", "sparse", "nested", "meta"),
     ],
 )
 def test_what_cannot_be_imported_is_one_line(folder, change, message, capsys):
     pickle_weights(folder, change)
     assert message.replace("{folder}", str(folder)) in fails_in_one_line(folder, capsys)
-
-
-@pytest.mark.parametrize("content", [b"hello world", b"", b"\x80", b"PK\x03\x04", b"\x80\x02}q\x00."[:-1]])
-def test_a_file_that_is_no_pickle(folder, content, capsys):
-    pickle_weights(folder)
-    (folder / "pytorch_model.bin").write_bytes(content)
-    assert "is damaged, or holds more than tensors" in fails_in_one_line(folder, capsys)
 
 
 @pytest.mark.filterwarnings("ignore")

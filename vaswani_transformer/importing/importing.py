@@ -20,7 +20,6 @@ from ..hub.card_facts import facts_of
 from ..hub.model_card import render_card
 from ..loading import check_settings, load_model, quiet_transformers
 from ..model.checkpoint_vaswani import check_finite
-from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import OutputFolder, is_empty, locked
 from ..training.run_folder import IMPORT, RECIPE
@@ -40,7 +39,6 @@ _NOT_OURS = (
     "NLLB, M2M100, mBART, Pegasus, T5, OpenNMT, Eole and Argos Translate normalise before each sublayer, and BART"
     " normalises embeddings, which the paper's architecture does not; what was converted for CTranslate2 stays there"
 )
-_HARMLESS = 10**8  # parameters, 800 MB in float64: a model of this size may come from smaller files
 
 
 class Import(NamedTuple):
@@ -143,7 +141,8 @@ def _check_options(format: ModuleType, options: ImportOptions) -> None:
 
 def _write(imported: Imported, staging: Path, source: Path, name: str) -> int:
     """Write all files of an imported model, and load them once; returns the number of parameters."""
-    model = _new_model(imported.config, source)
+    with torch.device("meta"):  # shapes and no values: a configuration may ask for more than the files hold
+        model = VaswaniForConditionalGeneration(imported.config)
     model.load_state_dict(_with_ties(imported.weights, model), assign=True)  # raises for names and shapes that differ
     model.tie_weights()
     check_finite(model.named_parameters(), "the original")
@@ -174,19 +173,6 @@ def _supported_settings(imported: Imported, source: Path) -> dict[str, Any]:
         note = f"Search settings of the original that have no counterpart here: {', '.join(sorted(others))}."
         imported.facts = replace(imported.facts, notes=(*imported.facts.notes, note))
     return supported
-
-
-def _new_model(config: VaswaniConfig, source: Path) -> VaswaniForConditionalGeneration:
-    """Return a model whose parameters have shapes and no values; a configuration larger than the files is refused."""
-    files = [path for path in source.iterdir() if path.is_file()] if source.is_dir() else [source]
-    size = sum(path.stat().st_size for path in files)
-    if config.num_parameters() > max(_HARMLESS, size // 2):  # no type of weights has less than 2 bytes
-        raise UserError(
-            f"{source} describes a model of {config.num_parameters():,} parameters, more than its {size:,} bytes hold:"
-            " configuration and weights must come from the same model"
-        )
-    with torch.device("meta"):
-        return VaswaniForConditionalGeneration(config)
 
 
 def _with_ties(weights: dict[str, torch.Tensor], model) -> dict[str, torch.Tensor]:

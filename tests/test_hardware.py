@@ -60,7 +60,7 @@ def test_gpus_multiply_float32_in_tf32(monkeypatch):
     before = torch.get_float32_matmul_precision()
     try:
         for has, expected in ((False, before), (True, "high")):
-            monkeypatch.setattr(hardware, "has_tf32", lambda has=has: has)
+            monkeypatch.setattr(torch.cuda, "is_available", lambda has=has: has)
             hardware.use_tf32()
             assert torch.get_float32_matmul_precision() == expected
     finally:

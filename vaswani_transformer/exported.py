@@ -14,17 +14,7 @@ def is_exported(folder: str | Path) -> bool:
 
 
 def refuse_exported(folder: str | Path) -> None:
-    """Raise `UserError` for the folder of an exported model, with what can be done with it."""
-    if not is_exported(folder):
-        return
-    path = Path(folder) / FACTS
-    format = read_json(path, "export the model again").get("format")
-    use = {
-        "ctranslate2": "`vaswani translate`, `score` and `evaluate` and CTranslate2Translator take it",
-        "onnx": "ONNX Runtime runs it (scripts/translate_onnx.py)",
-        "marian": "marian-decoder runs it, and `vaswani import` reads its model.npz",
-    }
-    raise UserError(
-        f"{folder} holds a model exported to {format}, which cannot be made a model again: give the folder that it was"
-        f" exported from; {use.get(str(format), 'another program takes it')}"
-    )
+    """Raise `UserError` for the folder of an exported model, of which no other command makes a model again."""
+    if is_exported(folder):
+        format = read_json(Path(folder) / FACTS, "export the model again").get("format")
+        raise UserError(f"{folder} holds a model exported to {format}: give the folder that it was exported from")

@@ -4,33 +4,17 @@ A URL such as `s3://bucket/folder` is a path as well, of universal_pathlib, whic
 """
 
 import contextlib
-import errno
 import hashlib
 import os
-import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
-from typing import Any
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from .errors import UserError, one_line
+from .errors import reading
 
-NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}  # of a file system without locks
 WRITING, REMOVING = ".writing-", ".removing-"  # before the names of what is not finished
-
-
-def check_path(path: str | Path | None, name: str) -> None:
-    """Raise `UserError` for an empty path, which would be the current folder; `name` is the option or argument."""
-    if path is not None and not str(path):
-        raise UserError(f"{name} is empty (an unset variable?): give a path, . for the current folder")
-
-
-def is_url(name: str | Path) -> bool:
-    """Return whether a name is a URL, such as `s3://bucket/file`."""
-    return isinstance(name, str) and re.match(r"[a-z][a-z0-9+.-]*://", name) is not None
 
 
 def to_path(name: str | Path) -> Path:
@@ -39,9 +23,11 @@ def to_path(name: str | Path) -> Path:
     Raises:
         UserError: for a URL of a kind that is not known, or whose package is not installed.
     """
-    if not is_url(name):
-        return Path(name) if isinstance(name, str) else name
-    try:
+    if not isinstance(name, str):
+        return name
+    if "://" not in name:
+        return Path(name)
+    with reading(f"{name} (pip install 'vaswani_transformer[remote]')"):
         from fsspec import get_filesystem_class
         from fsspec.asyn import AsyncFileSystem
         from upath import UPath
@@ -50,10 +36,6 @@ def to_path(name: str | Path) -> Path:
         # A store's listing must not be remembered: other machines write there too.
         path = UPath(name, **({"use_listings_cache": False} if is_store else {}))
         path.fs  # noqa: B018 - connects
-    except ImportError as error:
-        raise UserError(f"{name}: {one_line(error)} (pip install 'vaswani_transformer[remote]')") from error
-    except ValueError as error:
-        raise UserError(f"{name}: {one_line(error)}") from error
     return path
 
 
@@ -84,12 +66,6 @@ def finish(path: Path) -> None:
 def unfinished(path: Path) -> Path:
     """Return the name, in the same folder, that something has until it is whole."""
     return path.with_name(WRITING + path.name)
-
-
-def map_in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """Apply a function that waits for a disk or a store to each item, sixteen at a time."""
-    with ThreadPoolExecutor(16) as executor:
-        return list(executor.map(function, items))
 
 
 @contextlib.contextmanager
@@ -136,37 +112,18 @@ def free_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.{number}")
 
 
-def remove(folder: Path) -> None:
-    """Remove a folder of unfinished work, if it is there; a removal that is cut off leaves nothing under its name."""
-    doomed = folder.with_name(REMOVING + folder.name)
-    shutil.rmtree(doomed, ignore_errors=True)
-    try:
-        folder.rename(doomed)
-    except FileNotFoundError:
-        return
-    shutil.rmtree(doomed, ignore_errors=True)
-
-
 def remove_files(folder: Path, names: Iterable[str]) -> None:
     """Remove these files from a folder, in this order, and folders in it that are empty then.
 
-    Other files stay, and no link in the folder is followed. Names are relative, with slashes.
+    Other files stay, and so does what a name or a link leads to outside of the folder. Names are relative.
     """
-    paths = [folder.joinpath(*PurePosixPath(name).parts) for name in names if is_inner(name)]
-    within = {path: [parent for parent in path.parents if folder in parent.parents] for path in paths}
-    for path, parents in within.items():
-        if path.is_file() and not any(place.is_symlink() for place in (path, *parents)):
-            path.unlink()
-    for parent in sorted({parent for parents in within.values() for parent in parents}, reverse=True):
-        if not parent.is_symlink():
-            with contextlib.suppress(OSError):  # not empty
-                parent.rmdir()
-
-
-def is_inner(name: str) -> bool:
-    """Return whether a name that was read from a file stays within its folder."""
-    path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+    for path in (folder / name for name in names):
+        if path.parent.resolve().is_relative_to(folder.resolve()):
+            if path.is_file() and not path.is_symlink():
+                path.unlink()
+            with contextlib.suppress(OSError):  # not empty, or a link
+                while (path := path.parent) != folder:
+                    path.rmdir()
 
 
 def place_files(folder: Path, final: Path, last: str = "") -> None:
@@ -175,20 +132,18 @@ def place_files(folder: Path, final: Path, last: str = "") -> None:
     Its presence means that all are there.
     """
     final.mkdir(exist_ok=True)
-    pending = unfinished(final / last) if last else None
-    for path in list(folder.iterdir()):
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == last):
         finish(path)
-        path.replace(pending if path.name == last else final / path.name)
+        if path.name == last:
+            sync(final)
+        path.replace(final / path.name)
     folder.rmdir()
     sync(final)
-    if last:
-        pending.replace(final / last)
-        sync(final)
 
 
 def remove_leftovers(folder: Path, name: str = "") -> None:
-    """Remove what interrupted writes and removals left in a folder, all of it or that of one name."""
-    for path in (*folder.glob(f"{WRITING}{name}*"), *folder.glob(f"{REMOVING}{name}*")):
+    """Remove what interrupted writes left in a folder, all of it or that of one name."""
+    for path in folder.glob(f"{WRITING}{name}*"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -10,7 +10,7 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import UserError
+from .errors import UserError, reading
 
 if TYPE_CHECKING:
     import torch
@@ -19,10 +19,10 @@ CPU_TOKENS = 4096  # tokens a side that a CPU takes at once, where nothing else 
 MOST_WORKERS = 256  # processes or threads that an option may ask for: the processors of a large machine
 
 
-def check_workers(name: str, number: int, least: int = 1) -> None:
-    """Refuse a number of processes or threads that no machine has use for; `name` is what was given."""
-    if not least <= number <= MOST_WORKERS:
-        raise UserError(f"{name} is {number}: it must be from {least} to {MOST_WORKERS}")
+def check_workers(name: str, number: int) -> None:
+    """Refuse a number of processes that no machine has use for; `name` is what was given."""
+    if not 1 <= number <= MOST_WORKERS:
+        raise UserError(f"{name} is {number}: it must be from 1 to {MOST_WORKERS}")
 
 
 def measure_peak(precision: str, seconds: float = 1.0) -> float:
@@ -55,23 +55,14 @@ def choose_device(name: str | int | torch.device = "auto") -> torch.device:
     """
     import torch
 
-    kind = accelerator()
     if name == "auto":
-        if kind is None:
+        if (kind := accelerator()) is None:
             return torch.device("cpu")
         number = os.environ.get("LOCAL_RANK")  # set by accelerate launch and torchrun
         return kind if number is None else torch.device(kind.type, int(number) % torch.accelerator.device_count())
-    here = "there is cpu" if kind is None else f"there is cpu and {kind.type}"
-    try:
+    with reading(f"device {name!r}"):
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, ImportError, TypeError) as error:
-        reason = str(error).splitlines()[0].split(". ")[0]
-        if isinstance(error, NotImplementedError | ImportError):  # pages about how to build torch
-            reason = "this torch was built without it"
-        raise UserError(f"cannot use device {name!r}: {reason}; {here}") from error
-    if device.type == "meta":
-        raise UserError(f"cannot use device {name!r}: nothing is computed there; {here}")
     return device
 
 
@@ -84,22 +75,15 @@ def on_cpu() -> bool:
     return accelerator() is None
 
 
-def has_tf32() -> bool:
-    """Return whether the GPU multiplies float32 matrices faster in TF32, with 10 bits of their 23."""
-    import torch
-
-    return torch.cuda.is_available() and torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)
-
-
 def use_tf32() -> None:
-    """Let the GPU multiply float32 matrices in TF32, where it can.
+    """Let the GPU multiply float32 matrices in TF32, with 10 bits of their 23; a device that cannot takes no notice.
 
     Not by transformers' `tf32`, which sets torch's newer switches: after it torch refuses to read those of old, as its
     compiler does.
     """
     import torch
 
-    if has_tf32():
+    if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")
 
 
@@ -135,7 +119,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # names and numbers of <malloc.h>
 def keep_freed_memory() -> bool:
     """Let glibc keep freed blocks for the next step instead of giving them back to the kernel.
 
-    By default each large tensor of a step is fresh memory that the kernel has to clear first (docs/performance.md).
+    By default each large tensor of a step is fresh memory that the kernel has to clear first.
     Returns whether the allocator took the settings; elsewhere than on Linux with glibc nothing happens.
     """
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
@@ -161,18 +145,12 @@ def control_group_limit(name: str, root: Path = Path("/")) -> float:
     """
     limits, mount = [math.inf], root / "sys/fs/cgroup"
     with contextlib.suppress(OSError):  # another system
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-        own = mount / next((line[len("0::/") :] for line in lines if line.startswith("0::/")), "")
-        for folder in (own, *own.parents[: len(own.relative_to(mount).parts)]):
+        own = mount / (root / "proc/self/cgroup").read_text().rpartition("0::/")[2].partition("\n")[0]
+        for folder in (own, *own.parents):
             with contextlib.suppress(OSError, ValueError):  # no file, or "max"
                 limit, period, *_ = [*(folder / name).read_text().split(), 1]
                 limits.append(int(limit) / int(period))
     return min(limits)
-
-
-def memory_limit() -> float:
-    """Return the bytes of memory that this process is granted; infinity without a limit."""
-    return control_group_limit("memory.max")
 
 
 def limit_threads(workers: int = 1) -> None:

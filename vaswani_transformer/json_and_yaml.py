@@ -1,7 +1,7 @@
 """Strict readers of JSON and YAML: in files that people edit and strangers send, nothing is guessed.
 
-Both formats let a key occur twice (the last one wins), nest without end, and name numbers that no program can use. YAML
-also has aliases, by which a kilobyte grows to gigabytes, octal numbers (`010`) and sexagesimal ones (`1:30`).
+Both formats let a key occur twice (the last one wins) and name numbers that no program can use. YAML also has aliases,
+by which a kilobyte grows to gigabytes, octal numbers (`010`) and sexagesimal ones (`1:30`).
 """
 
 import contextlib
@@ -10,15 +10,14 @@ import math
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
-from .errors import UserError, one_line, reading
+from .errors import UserError, reading
 
 MOST_BYTES = 1 << 24  # of a file: the largest that we write, the manifest of a billion pairs, has a quarter of it
 MOST_YAML = 1 << 18  # which PyYAML reads in two seconds
-DEEPEST = 50  # levels of nesting
 
 
 @contextlib.contextmanager
@@ -31,7 +30,7 @@ def _checked(path: str | Path, problem: str, advice: str) -> Iterator[None]:
         if isinstance(error.__cause__, FileNotFoundError):
             raise error.__cause__ from None
         reason = str(error).removeprefix(f"{path}: ")
-        raise UserError(f"{path!s:.300} {problem} ({reason}): {advice}") from error
+        raise UserError(f"{path!s:.300} {problem} ({reason}){advice and ': '}{advice}") from error
 
 
 def read_text(path: str | Path, advice: str, most_bytes: int = MOST_BYTES) -> str:
@@ -44,27 +43,22 @@ def read_text(path: str | Path, advice: str, most_bytes: int = MOST_BYTES) -> st
     """
     path = Path(path) if isinstance(path, str) else path  # or a URL's
     with _checked(path, "cannot be read", advice):
-        if not isinstance(path, Path):
-            content = path.fs.cat_file(path.path, end=most_bytes + 1)
-        else:
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise UserError("it is not a regular file")  # reading a pipe could block
-            with path.open("rb") as file:
-                content = file.read(most_bytes + 1)
+        if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError("it is not a regular file")  # reading a pipe could block
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
         if len(content) > most_bytes:
-            raise UserError(f"it has more than {most_bytes:,} bytes")
+            raise ValueError(f"it has more than {most_bytes:,} bytes")
         return content.decode("utf-8")
 
 
-def read_json(
-    path: str | Path, advice: str, *, kind: type = dict, most_bytes: int = MOST_BYTES, finite: bool = True
-) -> Any:
-    """Return the object (a `dict`) or the list in a JSON file; arguments and errors of `read_text` and `parse_json`."""
+def read_json(path: str | Path, advice: str, *, most_bytes: int = MOST_BYTES, finite: bool = True) -> dict[str, Any]:
+    """Return the object in a JSON file; arguments and errors of `read_text` and `parse_json`."""
     text = read_text(path, advice, most_bytes)
     with _checked(path, "is damaged", advice):
         value = parse_json(text, finite)
-        if not isinstance(value, kind):
-            raise UserError(f"it must hold one JSON {'object' if kind is dict else 'list'}")
+        if not isinstance(value, dict):
+            raise ValueError("it must hold one JSON object")
         return value
 
 
@@ -75,22 +69,11 @@ def parse_json(text: str, finite: bool = True) -> Any:
     into the state of its trainer.
 
     Raises:
-        ValueError: for text that is not JSON, a key that occurs twice in an object, and nesting deeper than `DEEPEST`.
+        ValueError: for text that is not JSON, and a key that occurs twice in an object.
+        RecursionError: for text that is nested too deep.
     """
     hooks = {"parse_constant": _finite, "parse_float": _finite} if finite else {}
-    try:
-        value = json.loads(text, object_pairs_hook=_unique_keys, **hooks)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"line {error.lineno}: {error.msg}") from None
-    except RecursionError:
-        raise ValueError(f"it is nested deeper than {DEEPEST} levels") from None
-    containers = [value] if isinstance(value, dict | list) else []
-    for _ in range(DEEPEST):
-        items = (item for each in containers for item in (each.values() if type(each) is dict else each))
-        containers = [item for item in items if type(item) is dict or type(item) is list]
-    if containers:
-        raise ValueError(f"it is nested deeper than {DEEPEST} levels")
-    return value
+    return json.loads(text, object_pairs_hook=_unique_keys, **hooks)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -113,36 +96,25 @@ def parse_yaml(text: str) -> Any:
     """Return the value of a YAML text of plain types; dates and other tags of YAML that need no code are understood.
 
     Raises:
-        ValueError: naming the line, for text that is not YAML, a key that occurs twice, an alias (`*name`), a number
-            in octal or sexagesimal notation, and nesting deeper than `DEEPEST`.
+        YAMLError: naming the line, for text that is not YAML, a key that occurs twice, an alias (`*name`), and a number
+            in octal or sexagesimal notation. Nonsense such as `!!int []` raises errors of other kinds.
     """
-    try:
-        return yaml.load(text, _StrictLoader)
-    except (yaml.YAMLError, AttributeError, LookupError, TypeError) as error:  # the latter of `!!int []` and the like
-        raise ValueError(one_line(error)) from None
+    return yaml.load(text, _StrictLoader)
 
 
 class _StrictLoader(yaml.SafeLoader):
     """PyYAML's safe loader without the values that silently turn into something else."""
 
-    depth = 0
-
     def compose_node(self, parent, index):
-        event = self.peek_event()
-        if isinstance(event, yaml.AliasEvent) or self.depth > DEEPEST:
-            problem = f"it is nested deeper than {DEEPEST} levels" if self.depth > DEEPEST else "it has an alias"
-            raise yaml.MarkedYAMLError(None, None, f"{problem}: write the values out", event.start_mark)
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
+        if self.check_event(yaml.AliasEvent):
+            _refuse("it has an alias: write the values out", self.peek_event())
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node, deep=False):
         keys = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if (key.tag, key.value) in keys:
-                problem = f"{key.value!r:.100} was given before: give it once"
-                raise yaml.MarkedYAMLError(None, None, problem, key.start_mark)
+                _refuse(f"{key.value!r:.100} was given before: give it once", key)
             keys.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
 
@@ -151,9 +123,12 @@ class _StrictLoader(yaml.SafeLoader):
         digits, is_int = node.value.lstrip("+-").replace("_", ""), node.tag.endswith(":int")
         if ":" in digits or (is_int and digits[:1] == "0" and digits[1:2].isdigit()):
             kind = "a sexagesimal" if ":" in digits else "an octal"
-            problem = f"{node.value} is {kind} number in YAML: write it as a decimal one, or as text in quotes"
-            raise yaml.MarkedYAMLError(None, None, problem, node.start_mark)
+            _refuse(f"{node.value} is {kind} number in YAML: write it as a decimal one, or as text in quotes", node)
         return (self.construct_yaml_int if is_int else self.construct_yaml_float)(node)
+
+
+def _refuse(problem: str, node: yaml.Node | yaml.Event) -> NoReturn:
+    raise yaml.MarkedYAMLError(None, None, problem, node.start_mark)
 
 
 for _tag in ("int", "float"):

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import yaml
 
-from .errors import reading
 from .json_and_yaml import read_text
 from .model.configuration_vaswani import VaswaniConfig
 
@@ -28,9 +27,8 @@ class Parameter(NamedTuple):
     """A parameter in Marian's terms."""
 
     name: str
-    kind: (
-        str  # "matrix": (inputs, outputs), the transpose of ours; "vector": a row of a matrix for OLD; "table": as ours
-    )
+    #: "matrix": (inputs, outputs), the transpose of ours; "vector": a row of a matrix for OLD; "table": as ours
+    kind: str
 
 
 def stack_parameters(config: VaswaniConfig, type: str) -> dict[str, Parameter]:
@@ -105,18 +103,7 @@ def read_vocabulary(path: Path, advice: str) -> list[tuple[str, str]]:
     """Return the entries of a YAML (or JSON) file that holds one flat mapping, as texts, in their order in the file.
 
     A key may be there twice. In vocabularies `null`, `1.5` and `yes` are words: no value is built from them.
-
-    Raises:
-        UserError: naming file and mistake, followed by `advice`: what to do about it.
-        FileNotFoundError: if there is none.
+    Arguments and errors as of `read_text`; of any kind for a file of another form.
     """
-    text, shape, scalars = read_text(path, advice), "", []
-    with reading(path):
-        for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            if isinstance(event, yaml.ScalarEvent):
-                scalars.append(event.value)
-            elif len(shape) < 100:
-                shape += type(event).__name__.removesuffix("Event") + " "
-        if shape != "StreamStart DocumentStart MappingStart MappingEnd DocumentEnd StreamEnd ":
-            raise ValueError(f"no vocabulary in YAML: {advice}")
-        return list(zip(scalars[::2], scalars[1::2], strict=True))
+    mapping = yaml.compose(read_text(path, advice), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return [(key.value, value.value) for key, value in mapping.value]

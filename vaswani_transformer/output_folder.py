@@ -5,37 +5,26 @@ something and has no mark is the user's and is refused; in a marked one only the
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from .errors import UserError, reading
-from .files import (
-    NO_LOCKS,
-    REMOVING,
-    WRITING,
-    check_path,
-    finish,
-    is_inner,
-    place_files,
-    remove,
-    remove_files,
-    remove_leftovers,
-    sync,
-    unfinished,
-    write_text,
-)
+from .files import WRITING, finish, place_files, remove_files, remove_leftovers, sync, unfinished, write_text
 from .json_and_yaml import read_json
 
 logger = logging.getLogger(__name__)
 
 RECORD, LOCK = ".vaswani_files.json", ".lock"
 OWN = (RECORD, LOCK)  # names that are nobody else's
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}  # of a file system without locks
 
 
 def is_first_process() -> bool:
@@ -54,35 +43,31 @@ def locked(folder: str | Path, name: str = LOCK) -> Iterator[None]:
         UserError: for an empty path or a URL, a folder that another process writes, or one that cannot be made or
             written to.
     """
-    check_path(folder, "output")
-    if re.match(r"[a-z][a-z0-9+.-]+:/", str(folder)):  # of two slashes `Path` has left one
-        raise UserError(f"output {folder} is a URL: give a folder on this machine, and upload it when it is done")
+    if not str(folder) or re.match(r"[a-z][a-z0-9+.-]+:/", str(folder)):  # of two slashes `Path` has left one
+        raise UserError(f"output {folder} is {'a URL' if str(folder) else 'empty'}: give a folder on this machine")
     shown, folder = Path(folder), Path(folder).resolve()
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     lock = FileLock(folder / name, timeout=0, is_singleton=True, fallback_to_soft=False)
-    try:
+    with reading(f"cannot write to output folder {shown}"):
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout as error:
-        raise UserError(
-            f"another process is writing to {shown}: wait until it has ended, or give another --output"
-        ) from error
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            _remove_empty(new)
-            raise UserError(f"cannot write to output folder {shown}: {error.strerror}") from error
-        logger.warning("this file system has no locks: let no other process write to %s meanwhile", shown)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            advice = "wait until it has ended, or give another --output"
+            raise UserError(f"another process is writing to {shown}: {advice}") from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            logger.warning("this file system has no locks: let no other process write to %s meanwhile", shown)
     try:
         yield
-    except Exception as error:
-        if isinstance(error, OSError) or not (number := re.search(r"\(os error (\d+)\)", str(error))):
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(shown)) from error  # of a library in Rust
     finally:
         if lock.lock_counter < 2:  # not within another body
             (folder / name).unlink(missing_ok=True)  # while locked: whoever opens it now finds that it has no name
         lock.release()
-        _remove_empty(new)
+        with contextlib.suppress(OSError):  # not empty
+            for path in new:
+                path.rmdir()
 
 
 def locked_together(folder: str | Path) -> contextlib.AbstractContextManager:
@@ -93,13 +78,7 @@ def locked_together(folder: str | Path) -> contextlib.AbstractContextManager:
 def is_empty(folder: Path, *others: str) -> bool:
     """Return whether a folder is missing or holds nothing but `others` and what an interrupted command has left."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return all(name in (*OWN, *others) or name.startswith((WRITING, REMOVING)) for name in names)
-
-
-def _remove_empty(folders: Iterable[Path]) -> None:
-    with contextlib.suppress(OSError):
-        for folder in folders:
-            folder.rmdir()
+    return all(name in (*OWN, *others) or name.startswith(WRITING) for name in names)
 
 
 class OutputFolder:
@@ -114,11 +93,11 @@ class OutputFolder:
 
     def __init__(self, path: str | Path):
         self.path, self.shown = Path(path).resolve(), Path(path)
-        mark = self.path / RECORD
-        self.is_marked, self._names = mark.is_file(), {}
-        if self.is_marked:
+        mark, self._names = self.path / RECORD, {}
+        if mark.is_file():
             with reading(mark):  # a list of names; commit b26e237 wrote a dictionary by name
-                self._names = {name: None for name in read_json(mark, "remove it")["files"] if is_inner(name)}
+                names = read_json(mark, "remove it")["files"]
+                self._names = {name: None for name in names if not {"..", "/"} & set(Path(name).parts)}
 
     def __contains__(self, name: str) -> bool:
         """Return whether the mark lists this name."""
@@ -130,7 +109,7 @@ class OutputFolder:
 
     def check_ours(self, *others: str) -> None:
         """Raise `UserError` for a folder that holds something, `others` with marks of their own aside, and no mark."""
-        if not self.is_marked and not is_empty(self.path, *others):
+        if not (self.path / RECORD).is_file() and not is_empty(self.path, *others):
             raise UserError(
                 f"{self.shown} is not empty and was not written by this program (it has no {RECORD}): give another"
                 " --output"
@@ -150,30 +129,28 @@ class OutputFolder:
         First, so that a file that is there is listed whenever the program is cut off.
         """
         self._names |= OutputFolder(self.path)._names | dict.fromkeys(names)
-        self.is_marked = True
         remove_leftovers(self.path, RECORD)
         write_text(self.path / RECORD, json.dumps({"files": list(self._names)}, indent=1) + "\n")
 
-    def move(self, new: Path, name: str) -> None:
-        """Give a finished file on the same disk its name here.
+    def claim(self, *names: str) -> None:
+        """Check and list names that are about to be written.
 
         Raises:
             UserError: as `check`.
         """
+        self.check(names)
+        self.note(names)
+
+    def move(self, new: Path, name: str) -> None:
+        """Give a finished file on the same disk its name here; errors as of `claim`."""
         finish(new)
-        self.check([name])
-        self.note([name])
+        self.claim(name)
         new.replace(self.path / name)
         sync((self.path / name).parent)
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a file, whole or not at all.
-
-        Raises:
-            UserError: as `check`.
-        """
-        self.check([name])
-        self.note([name])
+        """Write a file, whole or not at all; errors as of `claim`."""
+        self.claim(name)
         (self.path / name).parent.mkdir(parents=True, exist_ok=True)
         write_text(self.path / name, text)
 
@@ -181,25 +158,20 @@ class OutputFolder:
     def staging(self, within: str = "") -> Iterator[Path]:
         """Make a new folder here, or in a folder here, for files to `place` once all are there; removed at the end."""
         folder = unfinished(self.path / within / "files")
-        remove(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         try:
             yield folder
         finally:
-            remove(folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def place(self, staging: Path, last: str = "", stale: Iterable[str] = (), within: str = "") -> None:
         """Move files here, or `within` a folder here, from a folder on the same disk; `last` comes last.
 
         Before them those of `stale` that are listed are removed: what stays of them would not fit the new files.
-
-        Raises:
-            UserError: as `check`.
+        Errors as of `claim`.
         """
-        prefix = within and f"{within}/"
-        names = [prefix + path.name for path in staging.iterdir()]
-        self.check(names)
-        self.note(names)
+        self.claim(*((Path(within) / path.name).as_posix() for path in staging.iterdir()))
         self.remove(stale)
         place_files(staging, self.path / within, last)
 
@@ -207,9 +179,7 @@ class OutputFolder:
         """Remove those of these files that are listed, and folders below this one that are empty then."""
         for name in filter(self.__contains__, list(names)):
             top, _, inner = name.partition("/")
+            remove_files((self.path / top).resolve() if inner else self.path, [inner or name])
             if inner:
-                remove_files((self.path / top).resolve(), [inner])
                 with contextlib.suppress(OSError):  # not empty, or a link
                     (self.path / top).rmdir()
-            else:
-                remove_files(self.path, [name])

@@ -163,7 +163,7 @@ def test_a_store_that_refuses_or_lacks_a_file_is_named_in_one_line(
 
 
 def test_an_url_whose_package_is_missing_or_unknown_names_what_to_do(monkeypatch):
-    assert error_of(load_pairs, data="foo://x/a.tsv") == "foo://x/a.tsv: Protocol not known: foo"
+    assert error_of(load_pairs, data="foo://x/a.tsv").endswith(": Protocol not known: foo")
     monkeypatch.setitem(sys.modules, "upath", None)
     message = error_of(load_pairs, data="s3://corpora/a.tsv")
     assert message.startswith("s3://corpora/a.tsv") and "pip install 'vaswani_transformer[remote]'" in message

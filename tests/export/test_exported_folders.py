@@ -11,15 +11,13 @@ from vaswani_transformer.cli.main import main
 from vaswani_transformer.export.facts import ExportFacts
 from vaswani_transformer.importing.importing import import_model
 
-TAKE_IT = {"ctranslate2": "`vaswani translate`, `score` and `evaluate`", "onnx": "ONNX Runtime runs it"}
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("model") / "model", small_tokenizer())
 
 
-@pytest.fixture(scope="module", params=TAKE_IT)
+@pytest.fixture(scope="module", params=["ctranslate2", "onnx"])
 def exported(request, tmp_path_factory, model):
     """Format and folder; what is in the graphs of an ONNX export plays no part here, and takes long to make."""
     pytest.importorskip("ctranslate2")
@@ -48,8 +46,8 @@ CALLS = {
 def test_each_says_what_it_is(tmp_path, model, exported, call):
     format, folder = exported
     line = error_of(call, model, folder, tmp_path / "new")
-    assert line.startswith(f"{folder} holds a model exported to {format}, which cannot be made a model again: give the")
-    assert TAKE_IT[format] in line and not list(tmp_path.iterdir())
+    assert line.startswith(f"{folder} holds a model exported to {format}: give the")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_one(tmp_path):

@@ -16,7 +16,7 @@ from pair_files import read, write, write_two
 
 from vaswani_transformer.data import text_files
 from vaswani_transformer.data.text_files import LONGEST_LINE, has_undecoded, read_lines, scan_text
-from vaswani_transformer.hardware import MOST_WORKERS, check_workers
+from vaswani_transformer.hardware import MOST_WORKERS
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -220,8 +220,3 @@ def test_an_option_asks_for_no_more_processes_than_a_machine_has(tmp_path, monke
     assert main([*words.split(), str(number)]) == 2
     error = capsys.readouterr().err
     assert str(number) in error and f"to {MOST_WORKERS}" in error and error.count("\n") == 1
-
-
-def test_threads_of_an_exported_model_have_the_same_bound():
-    check_workers("threads", 0, least=0)
-    assert f"from 0 to {MOST_WORKERS}" in error_of(check_workers, "threads", 100_000, least=0)

@@ -26,7 +26,7 @@ from .running import (
 
 _LONGEST = 1500  # characters of an error message
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FAILED_WRITES = ("PytorchStreamWriter", "unexpected pos", "iostream error")  # torch reports the disk's error like this
+_FAILED_WRITES = ("PytorchStreamWriter", "unexpected pos", "iostream error", "(os error ")  # of torch, and of Rust
 _COMMANDS = {  # the function of each command, whose module is imported when it is needed
     "demo": "train:demo", "train": "train:train", "translate": "translate:translate", "serve": "serve:serve",
     "score": "evaluate:score", "evaluate": "evaluate:evaluate", "distill": "train:distill",

@@ -6,6 +6,7 @@ on text and rules, not on the workers; a part that is there is not done again.
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import UserError, shortened
-from ..files import remove, write_text, written_whole
+from ..files import write_text, written_whole
 from ..hardware import check_workers
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
@@ -112,7 +113,7 @@ def clean(
             run(partial(cleaning.writing, staging), numbers, shown="writing" if progress else None)
             manifest = cleaning.finish(staging, ratio, samples, settings)
             output.place(staging, MANIFEST, stale=output.names())
-        remove(output.path / TASKS)
+        shutil.rmtree(output.path / TASKS)
         return manifest
 
 
@@ -139,7 +140,7 @@ class Cleaning:
     def start(self, settings: dict) -> None:
         """Make the folder; parts that were judged with other settings are removed."""
         if not (self.folder / SETTINGS).is_file() or read_json(self.folder / SETTINGS, "remove it") != settings:
-            remove(self.folder)
+            shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir()
             write_text(self.folder / SETTINGS, json.dumps(settings))
 

@@ -21,15 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import UserError, reading
-from ..files import (
-    check_path,
-    file_sha256,
-    is_local,
-    remove_leftovers,
-    to_path,
-    write_text,
-    written_whole,
-)
+from ..files import file_sha256, is_local, remove_leftovers, to_path, write_text, written_whole
 from ..hardware import check_workers
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
@@ -105,7 +97,6 @@ def prepare(
     if workers is not None:
         check_workers("workers", workers)
     check_paths(recipe)
-    check_path(folder, "output")
     folder = to_path(folder)
     if not progress:
         datasets.disable_progress_bars()

@@ -10,6 +10,7 @@ import hashlib
 import tempfile
 from bisect import bisect_right
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -21,7 +22,7 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from ..errors import UserError, reading
-from ..files import check_path, file_sha256, is_inner, is_local, map_in_threads, to_path
+from ..files import file_sha256, is_local, to_path
 from ..json_and_yaml import read_json
 from ..recipes.recipe import Recipe
 from .filtering import FilterCounts
@@ -133,8 +134,7 @@ def load_prepared_tokenizer(folder: Path) -> Any:
         return load_tokenizer(folder / TOKENIZER)
     with tempfile.TemporaryDirectory() as copy, reading(folder / TOKENIZER):
         for path in (folder / TOKENIZER).iterdir():
-            if is_inner(path.name):
-                (Path(copy) / path.name).write_bytes(path.read_bytes())
+            (Path(copy) / path.name).write_bytes(path.read_bytes())
         return load_tokenizer(copy)
 
 
@@ -170,7 +170,8 @@ class PreparedData:
                         raise UserError(f"{path}: the content has changed since it was prepared: {_AGAIN}")
                 bar.update()
 
-            map_in_threads(check, files)
+            with ThreadPoolExecutor(16) as executor:  # which wait for a disk or a store
+                list(executor.map(check, files))
 
 
 def read_manifest(folder: str | Path) -> dict:
@@ -183,7 +184,6 @@ def read_manifest(folder: str | Path) -> dict:
     Raises:
         UserError: for a folder that is missing, not prepared, not finished, or of another version.
     """
-    check_path(folder, "the prepared folder")
     folder = to_path(folder)
     with reading(f"{folder / MANIFEST}, which `vaswani prepare` writes last"):
         manifest = read_json(folder / MANIFEST, _AGAIN)

@@ -17,7 +17,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from ..errors import UserError, reading
-from ..files import check_path
 from ..json_and_yaml import read_json
 
 # The position is the id. `<pad>` is not 0 because beam search in transformers takes a pad id of 0 for "none given" and
@@ -154,7 +153,6 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         UserError: The folder does not exist, holds no tokenizer, its files cannot be read as one, it does not end a
             text with its end token, or its package is not installed.
     """
-    check_path(folder, "the tokenizer folder")
     folder = Path(folder)
     with reading(f"tokenizer folder {folder}"):  # first: AutoTokenizer takes the name of a missing one for the Hub's
         refuse_special_files(folder)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from ..errors import UserError
 from ..exported import FACTS
-from ..files import check_path
 from ..loading import load_model
 from ..model.checkpoint_vaswani import is_finite
 from ..output_folder import OutputFolder, is_empty, locked
@@ -57,7 +56,6 @@ def export_model(
     quantization = quantization or "float32"
     if quantization not in (known := QUANTIZATIONS if format == "ctranslate2" else ("float32",)):
         raise UserError(f"quantization is {quantization!r}: weights exported to {format} are {' or '.join(known)}")
-    check_path(model, "model")
     with locked(output):
         return _export(Path(model), Path(output), format, quantization, positions, overwrite)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import UserError, reading
 from ..exported import FACTS
-from ..json_and_yaml import read_json
+from ..json_and_yaml import parse_json, read_json, read_text
 
 #: Formats, the extra of this package that each needs, and the modules that the extra brings.
 EXTRAS = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime", "onnxscript"), "marian": ()}
@@ -67,7 +67,7 @@ def read_vocabularies(folder: str | Path) -> tuple[list[str], list[str]]:
     tokens = []
     for path in sides if sides[0].is_file() else [shared]:
         with reading(path):
-            tokens.append(read_json(path, _AGAIN, kind=list))
+            tokens.append(list(parse_json(read_text(path, _AGAIN))))
     return tokens[0], tokens[-1]
 
 

@@ -1,5 +1,7 @@
 """Models of other toolkits as model folders of ours: `vaswani import`."""
 
+import contextlib
+import copy
 import importlib
 import json
 import re
@@ -15,11 +17,11 @@ from ..data.tokenization import refuse_special_files
 from ..errors import UserError, reading
 from ..evaluation.records import tensors_sha256
 from ..exported import refuse_exported
-from ..files import check_path
 from ..hub.card_facts import facts_of
 from ..hub.model_card import render_card
-from ..loading import check_settings, load_model, quiet_transformers
+from ..loading import check_search, load_model, quiet_transformers
 from ..model.checkpoint_vaswani import check_finite
+from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import OutputFolder, is_empty, locked
 from ..training.run_folder import IMPORT, RECIPE
@@ -79,7 +81,6 @@ def import_model(
             an output that is not empty.
     """
     options = ImportOptions(tuple(map(Path, vocabularies)), None if bpe_codes is None else Path(bpe_codes), positions)
-    check_path(source, "source")
     with locked(output):
         folder = _check_output(Path(output), overwrite)
         path, page = _locate(source)
@@ -146,7 +147,7 @@ def _write(imported: Imported, staging: Path, source: Path, name: str) -> int:
     model.load_state_dict(_with_ties(imported.weights, model), assign=True)  # raises for names and shapes that differ
     model.tie_weights()
     check_finite(model.named_parameters(), "the original")
-    model.generation_config.update(**_supported_settings(imported, source))
+    model.generation_config.update(**_supported_settings(imported))
     model.save_pretrained(staging, max_shard_size="1TB")
     if imported.tokenizer is not None:
         imported.tokenizer.save_pretrained(staging)
@@ -160,16 +161,18 @@ def _write(imported: Imported, staging: Path, source: Path, name: str) -> int:
     return model.num_parameters()
 
 
-def _supported_settings(imported: Imported, source: Path) -> dict[str, Any]:
+def _supported_settings(imported: Imported) -> dict[str, Any]:
     """Return the search settings that our search follows; a note in the facts names the others."""
-    supported, others = {}, []
+    config = VaswaniConfig(d_model=2, d_ff=2, num_heads=1, encoder_layers=1, decoder_layers=1)
+    model, supported = VaswaniForConditionalGeneration(config).eval(), {}
+    plain = model.generation_config
     for name, value in imported.generation.items():
-        try:
-            check_settings({name: value}, source, imported.config.target_vocab_size)
-            supported[name] = value
-        except UserError:
-            others.append(name)
-    if others:
+        model.generation_config = copy.deepcopy(plain)
+        model.generation_config.update(**{"num_beams": 100, name: value})
+        with contextlib.suppress(Exception):
+            check_search(model)
+            supported |= {name: value} if hasattr(plain, name) else {}
+    if others := imported.generation.keys() - supported:
         note = f"Search settings of the original that have no counterpart here: {', '.join(sorted(others))}."
         imported.facts = replace(imported.facts, notes=(*imported.facts.notes, note))
     return supported

@@ -5,7 +5,7 @@ from pathlib import Path
 from ..data.tokenization import load_tokenizer
 from ..hub.card_facts import read_import
 from ..json_and_yaml import read_json
-from ..loading import check_generation_config, read_config
+from ..loading import read_config
 from ..model.configuration_vaswani import VaswaniConfig
 from .source import Facts, Imported, ImportOptions, model_type
 from .tables import read_weights
@@ -23,7 +23,6 @@ def read(source: Path, _: ImportOptions) -> Imported:
     """Return configuration, weights, search settings and tokenizer as they are."""
     config = read_config(source)
     settings = source / "generation_config.json"
-    check_generation_config(settings, config.target_vocab_size)
     origin = read_import(source)  # of a model that was imported and then saved by another program
     return Imported(
         config,

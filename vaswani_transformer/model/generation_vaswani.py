@@ -32,6 +32,8 @@ from .linear_vaswani import has_own_methods
 from .search_vaswani import ForwardSearch, OpenSearch, Search, SearchSettings, as_generated
 from .settings_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, SETTING_RANGES, broken_range
 
+# Without effect unless tokens are drawn; transformers checks them then.
+_OF_SAMPLING = {"temperature", "top_k", "top_p"}
 # Our own entries of a generation configuration, with their defaults.
 _OWN_SETTINGS = {"length_normalization": LENGTH_NORMALIZATIONS[0], "max_extra_tokens": MAX_EXTRA_TOKENS}
 
@@ -241,8 +243,8 @@ class VaswaniGenerationMixin:
         rule = generation_config.length_normalization
         if rule not in LENGTH_NORMALIZATIONS:
             raise ValueError(f"length_normalization is {rule!r}: it must be one of {', '.join(LENGTH_NORMALIZATIONS)}")
-        for name in ("num_beams", "num_return_sequences", "length_penalty", "max_extra_tokens"):
-            value = getattr(generation_config, name)
+        for name in SETTING_RANGES.keys() - _OF_SAMPLING:
+            value = getattr(generation_config, name, None)
             if value is not None and (expected := broken_range(name, value)):
                 raise ValueError(f"{name} is {value!r}: it must be {expected}")
         for name, (kind, _, _) in SETTING_RANGES.items():

@@ -15,8 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from ..errors import UserError, one_line
-from ..files import check_path
+from ..errors import UserError, one_line, reading
 from ..hardware import CPU_TOKENS, MOST_WORKERS
 from ..json_and_yaml import MOST_YAML, parse_yaml, read_text
 from ..model.settings_vaswani import MAX_EXTRA_TOKENS, broken_range
@@ -302,10 +301,8 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
     from ..model.configuration_vaswani import PRESETS
 
     text, name = read_recipe(name_or_path)
-    try:
+    with reading(name_or_path):
         values = parse_yaml(text)
-    except ValueError as error:
-        raise UserError(f"{name_or_path} is not valid YAML: {one_line(error)}") from error
     if not isinstance(values, dict | None):
         raise UserError(f"{name_or_path} must hold lines of the form `field: value`")
     values, overrides = values or {}, overrides or {}
@@ -348,7 +345,8 @@ _CHOICES = {
 def check_paths(recipe: Recipe) -> None:
     """Raise `UserError` for an empty path: it would be the current folder."""
     for name in PATHS:
-        check_path(getattr(recipe, name), name)
+        if getattr(recipe, name) == "":
+            raise UserError(f"{name} is empty (an unset variable?): give a path, . for the current folder")
 
 
 def check_recipe(recipe: Recipe) -> None:

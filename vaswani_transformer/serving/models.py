@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from ..errors import UserError, one_line
 from ..exported import is_exported
-from ..hardware import memory_limit
+from ..hardware import control_group_limit
 from ..hub.card_facts import known_languages
 from ..json_and_yaml import read_json
 from ..parsing.trees import TREE_TOKENS
@@ -196,7 +196,7 @@ class Models:
         if self._most is not None:
             return len(self.loaded) >= self._most
         size = served.bytes + sum(other.bytes for other in self.loaded)
-        return size > _SHARE * min(psutil.virtual_memory().total, memory_limit())
+        return size > _SHARE * min(psutil.virtual_memory().total, control_group_limit("memory.max"))
 
     async def close(self) -> None:
         """Unload all, when what runs is finished."""

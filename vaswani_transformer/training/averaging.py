@@ -12,7 +12,6 @@ from transformers.trainer_callback import TrainerState
 
 from ..data.tokenization import TOKENIZER_FILES, load_tokenizer, tokenizer_sha256
 from ..errors import UserError, reading
-from ..files import check_path
 from ..json_and_yaml import read_json
 from ..model.checkpoint_vaswani import check_finite
 from ..output_folder import OutputFolder, is_empty, locked
@@ -121,9 +120,6 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
         UserError: for what cannot be averaged, naming two folders and the difference, for an average that is not
             finite, naming the weight, and for an output that is there or is one of the folders.
     """
-    for folder in folders:
-        check_path(folder, "a checkpoint")
-    check_path(output, "output")
     folders, output = [Path(folder) for folder in folders], Path(output)
     for folder in folders:
         if output.exists() and folder.exists() and output.samefile(folder):
@@ -171,7 +167,6 @@ def _copy_rest(folders: list[Path], staging: Path) -> None:
 
 def _checkpoints_of(run: str | Path) -> tuple[list[Checkpoint], TrainerState]:
     """Return the whole checkpoints of a training, by step, and the trainer's state in the last one."""
-    check_path(run, "the folder of a training")
     folder = Path(run) / CHECKPOINTS if (Path(run) / CHECKPOINTS).is_dir() else Path(run)
     checkpoints = read_checkpoints(folder)
     if not checkpoints:

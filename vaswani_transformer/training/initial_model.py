@@ -16,7 +16,7 @@ from ..errors import UserError, reading
 from ..evaluation.records import weights_sha256
 from ..hardware import on_cpu
 from ..json_and_yaml import read_json
-from ..loading import check_folder, check_generation_config, load_model, read_config
+from ..loading import check_folder, check_json, load_model, read_config
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import MAX_EXTRA_TOKENS
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
@@ -105,7 +105,7 @@ def read_model_of(folder: str | Path) -> VaswaniForConditionalGeneration:
         model = VaswaniForConditionalGeneration(read_config(folder))
     path = folder / "generation_config.json"
     if path.is_file():
-        check_generation_config(path, model.config.target_vocab_size)
+        check_json(path)
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
 

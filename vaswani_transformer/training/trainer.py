@@ -35,7 +35,7 @@ from ..data.batching import (
 from ..data.tokenized_pairs import pair_lengths
 from ..distributed import over_processes
 from ..errors import reading
-from ..files import free_name, publish, remove, unfinished
+from ..files import free_name, publish, unfinished
 from ..model.loss_vaswani import IGNORE_INDEX, label_smoothed_cross_entropy
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import Recipe
@@ -368,7 +368,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         writing = unfinished(final)
 
         def make_folder() -> None:
-            remove(writing)
+            shutil.rmtree(writing, ignore_errors=True)
             writing.mkdir(parents=True)
 
         self._write_together(make_folder, final, on_main_process=True)

@@ -43,7 +43,6 @@ ENDS = np.arange(LENGTH) == LENGTH - 1
     ("weights", "kind", "name"),
     [
         (look_at(-1), "encoder", "previous token"),
-        (look_at(-1, even=0.4), "encoder", "previous token"),
         (look_at(1), "encoder", "next token"),
         (look_at(0), "encoder", "same token"),
         (np.tile(ENDS, (LENGTH, 1)).astype(float), "encoder", "delimiter"),

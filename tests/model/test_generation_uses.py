@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from conftest import padded_batch, random_ids, tiny_model
-from every_output import END, PAD, START, VOCABULARY, every_output, peaked_model, without_padding
+from every_output import END, START, VOCABULARY, every_output, peaked_model, without_padding
 from references import exhaustive_search
 
 WITH_SCORES = {"output_scores": True, "return_dict_in_generate": True}
@@ -173,17 +173,6 @@ class TestAssistedDecoding:
         for name in ("itself", "random"):
             assisted = {**options, "assistant_model": self.assistant(model, name)}
             assert torch.equal(model.generate(random_ids(1, 3), num_beams=1, **assisted), expected)
-
-    def test_padding_of_the_source_counts_for_nothing(self, model):
-        assistant = self.assistant(model, "smaller")
-        source = random_ids(1, 4)
-        padded = torch.nn.functional.pad(source, (0, 5), value=PAD)
-        options = {"num_beams": 1, "suppress_tokens": [END], "max_extra_tokens": 6}
-        expected = model.generate(source, **options)
-        assert expected.shape[1] == 1 + 10
-        for mask in (padded.ne(PAD).long(), None):
-            found = model.generate(padded, attention_mask=mask, assistant_model=assistant, **options)
-            assert torch.equal(found, expected)
 
     def test_needs_fewer_passes_of_the_large_model(self):
         source, passes = random_ids(1, 6), []

@@ -9,7 +9,7 @@ from every_output import memoryless_model
 from transformers import GenerationConfig
 from transformers.generation import GenerationMixin
 
-from vaswani_transformer import UserError, VaswaniForConditionalGeneration, load_model, train_tokenizer
+from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer.model.generation_vaswani import VaswaniGenerationMixin
 
 
@@ -66,9 +66,7 @@ def test_is_written_with_the_model_and_read_again(tmp_path):
     ("settings", "message"),
     [
         ({"length_normalization": "wu"}, "length_normalization is 'wu': it must be one of gnmt, power"),
-        ({"length_normalization": 1}, "length_normalization is 1: it must be one of gnmt, power"),
         ({"max_extra_tokens": -1}, "max_extra_tokens is -1: it must be a whole number from 0 to 1,000,000"),
-        ({"max_extra_tokens": 1.5}, "max_extra_tokens is 1.5: it must be a whole number from 0 to 1,000,000"),
     ],
 )
 def test_a_wrong_setting_is_one_clear_line(settings, message, tmp_path):
@@ -78,16 +76,6 @@ def test_a_wrong_setting_is_one_clear_line(settings, message, tmp_path):
     assert str(caught.value) == message
     with pytest.raises(ValueError, match="it must be"):
         model.generate(random_ids(1, 4, vocab_size=9), generation_config=GenerationConfig(**settings))
-
-
-def test_a_wrong_rule_in_a_model_folder_is_one_clear_line(tmp_path):
-    tokenizer = train_tokenizer(["a small sentence"], vocab_size=270)
-    tiny_model(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    path = tmp_path / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"length_normalization": "wu"}))
-    with pytest.raises(UserError, match=r"generation_config.json: .*'wu': it must be one of gnmt, power$"):
-        load_model(tmp_path, "cpu")
 
 
 def test_early_stopping_true_ends_with_the_first_full_list():

@@ -69,13 +69,6 @@ class TestCalls:
         (record,) = translator(TEXTS[0], return_tensors=True, return_text=True)
         assert set(record) == {"translation_token_ids", TRANSLATION}
 
-    def test_options_of_generate_in_call_over_constructor(self, model, tokenizer):
-        options = {"num_beams": 2, "max_new_tokens": 5}
-        translator = TranslationPipeline(model, tokenizer, device="cpu", **options)
-        assert translator(TEXTS) == [{TRANSLATION: t} for t in texts_by_hand(model, tokenizer, **options)]
-        options |= {"num_beams": 1, "max_new_tokens": 3}
-        assert translator(TEXTS, **options) == [{TRANSLATION: t} for t in texts_by_hand(model, tokenizer, **options)]
-
     def test_a_blank_text_stays_blank_and_disturbs_no_other(self, translator, expected):
         results = translator(["", TEXTS[0], " \n", TEXTS[1]], batch_size=4)
         assert [result[TRANSLATION] for result in results] == ["", expected[0], "", expected[1]]

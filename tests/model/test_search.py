@@ -16,7 +16,6 @@ from transformers import (
     StoppingCriteria,
     TextStreamer,
 )
-from transformers.generation import GenerationMixin
 from transformers_loop import transformers_loop
 
 from vaswani_transformer import VaswaniForConditionalGeneration
@@ -236,10 +235,7 @@ OTHERS = {
     "samples": {"do_sample": True},
     "sampled beams": {"do_sample": True, "num_beams": 2},
     "scores of steps": {"output_scores": True, "return_dict_in_generate": True},
-    "logits of steps": {"output_logits": True, "return_dict_in_generate": True},
-    "hidden states": {"output_hidden_states": True, "return_dict_in_generate": True},
     "no cache": {"use_cache": False},
-    "static cache": {"cache_implementation": "static"},
     "an end beyond the vocabulary": {"eos_token_id": 100},
     "chunks": {"prefill_chunk_size": 4, "num_beams": 2},
 }
@@ -292,15 +288,6 @@ def test_methods_of_ones_own_are_called(num_beams):
     with patch.object(Search, "step", None):
         model._update_model_kwargs_for_generation = model._update_model_kwargs_for_generation
         model.generate(source, num_beams=num_beams, max_new_tokens=4)
-
-
-def test_transformers_door_for_loops_of_ones_own_stays_open():
-    def loop(model, input_ids, **_):
-        return input_ids + 1
-
-    source = random_ids(2, 4, vocab_size=VOCAB)
-    assert model_of("plain").generate(source, custom_generate=loop).tolist() == [[START + 1]] * 2
-    assert GenerationMixin.generate(model_of("plain"), source, max_new_tokens=3).shape[0] == 2
 
 
 JOINING = {

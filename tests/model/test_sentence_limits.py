@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from conftest import padded_batch, random_ids, tiny_model
-from every_output import END, PAD, START
+from every_output import END, PAD
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessor
@@ -202,25 +202,6 @@ def test_a_search_ends_where_nothing_may_follow(rule):
     options = {"num_beams": 4, "num_return_sequences": 4, "length_normalization": rule, "max_extra_tokens": 30}
     options["prefix_allowed_tokens_fn"] = lambda sentence, prefix: [END] if len(prefix) > 1 else [3]
     assert decoder_steps(model_of(0), input_ids=random_ids(1, 4, vocab_size=9), **options) == 2
-
-
-def test_a_sentence_that_is_done_keeps_its_list_while_others_go_on():
-    """With hardly any token allowed there are fewer outputs than beams, and empty places that junk could fill."""
-    model = model_of(1)
-    input_ids, attention_mask = padded_batch((2, 8), vocab_size=9)
-
-    def allowed(sentence, prefix, short=(0,)):
-        return [END] if sentence in short or len(prefix) > 2 else [3, 4, END]
-
-    options = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6}
-    together = search(model, input_ids, attention_mask, {**options, "prefix_allowed_tokens_fn": allowed})
-    alone = search(model, input_ids[:1, :2], None, {**options, "prefix_allowed_tokens_fn": allowed})
-    assert together[0][0][0] == alone[0][0][0] == [START, END]
-    assert together[0] == alone[0]
-    other = search(
-        model, input_ids[1:], None, {**options, "prefix_allowed_tokens_fn": lambda *args: allowed(*args, short=())}
-    )
-    assert together[1][0] == other[0][0]
 
 
 def test_calls_and_threads_know_nothing_of_each_other():

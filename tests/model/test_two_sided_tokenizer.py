@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from vaswani_transformer import (
     VaswaniConfig,
@@ -112,12 +112,6 @@ def test_without_this_package(tokenizer, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "[3, 6, 2] [4, 7, 2]", done.stderr
     assert (tmp_path / "again" / "target_tokenizer.json").exists()
-
-
-def test_collator_pads_labels(tokenizer):
-    rows = [tokenizer(text, text_target=target) for text, target in (("ein Hund", "a dog"), ("Hund", "a big dog"))]
-    batch = DataCollatorForSeq2Seq(tokenizer)(rows)
-    assert batch["labels"].tolist() == [[4, 7, 2, -100], [4, 6, 7, 2]]
 
 
 def test_threads_do_not_see_each_others_side(tokenizer):

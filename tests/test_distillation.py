@@ -321,7 +321,7 @@ def test_an_unfinished_translation_with_other_settings(teachers, student, tmp_pa
     monkeypatch.setattr(distillation.DistilledText, "_write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     command = ["distill", teachers[0], "--student", student, "--output", tmp_path / "out", "--quiet"]
     assert main(list(map(str, command))) == 130
-    assert "cannot be resumed: beams was not given and is 2 now" in fails(*command, "--beams", 2)
+    assert "cannot be resumed: beams was None and is 2 now" in fails(*command, "--beams", 2)
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def test_mistakes_are_one_line(model, tokenizer):
     with pytest.raises(ValueError, match="shorter"):
         align(model, tokenizer, ["a", "b"], ["a"])
     short = tiny_model(vocab_size=len(tokenizer), position_encoding="learned", max_position_embeddings=8)
-    with pytest.raises(UserError, match=r"^line 3 has .* tokens and the model has 8 positions"):
+    with pytest.raises(UserError, match=r"^line 3 has .* tokens and at most 8 are taken"):
         align(short, tokenizer, ["a", "", TEXT[0]], ["a", "", "a"])
     with pytest.raises(IndexError):
         align(model, tokenizer, ["a"], ["a"], layer=3)

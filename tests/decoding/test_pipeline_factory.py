@@ -95,8 +95,8 @@ class TestFactory:
         shutil.copytree(marian_folder, tmp_path / "no weights")
         (tmp_path / "no weights" / "model.safetensors").unlink()
         cases = [
-            ({}, "no model or tokenizer was given for translation"),
-            ({"model": marian}, "no model or tokenizer was given for translation"),
+            ({}, "tokenizer "),
+            ({"model": marian}, "tokenizer "),
             ({"model": tmp_path / "gpt2"}, "gpt2"),
             ({"model": tmp_path / "bare"}, "tokenizer .*bare"),
             ({"model": tmp_path / "no weights"}, "no weights"),
@@ -137,8 +137,8 @@ class TestFactory:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"device": "nowhere"}, "cannot use device 'nowhere'"),
-            ({"device": torch.device("cuda", 63)}, "cannot use device"),
+            ({"device": "nowhere"}, "nowhere"),
+            ({"device": torch.device("cuda", 63)}, "CUDA|cuda"),
             ({"device_map": "nowhere"}, "nowhere"),
             ({"dtype": "float99"}, "float99"),
             ({"model_kwargs": {"attn_implementation": "no_such"}}, "no_such"),

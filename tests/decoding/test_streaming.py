@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from itertools import count, islice
 
 import pytest
@@ -161,7 +162,7 @@ def test_what_was_drawn_is_taken_over_and_what_was_given_has_to_be_the_same(tmp_
     again.close()
     with pytest.raises(UserError, match=r"--beams was 4 and is 5 now"):
         ResumableOutput(path, {"--beams": 5, "--seed": None}, resume=True, drawn={"--seed": 99})
-    with pytest.raises(UserError, match=r"--top-k was not given and is 5 now"):
+    with pytest.raises(UserError, match=r"--top-k was None and is 5 now"):
         ResumableOutput(path, {"--beams": 4, "--seed": 17, "--top-k": 5}, resume=True)
     with pytest.raises(UserError, match=r"is unfinished: give --resume"):
         ResumableOutput(path, {"--beams": 4})
@@ -209,8 +210,7 @@ def test_a_survey_finds_what_is_wrong_at_once(tmp_path):
 def test_prefixes_are_one_a_line(tmp_path, number):
     (tmp_path / "prefixes").write_text("Ein\n\n")
     assert list(with_prefixes(["A", "B"], tmp_path / "prefixes")) == [("A", "Ein"), ("B", "")]
-    message = r"input has 1 lines and .*prefixes has more|prefixes has 2 lines and the input has more"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match="prefixes: zip"):
         list(with_prefixes(["A"] * number, tmp_path / "prefixes"))
 
 
@@ -218,7 +218,8 @@ def test_records():
     two = [Hypothesis("ein\tHund", 3, -1.5, -1.25), Hypothesis("Hund", 2, -3.0, -2.5)]
     assert Layout().record(7, two[:1]) == "ein\tHund\n"
     assert Layout(scores=True).record(7, two[:1]) == "-1.250000\tein Hund\n"
-    numbered = Layout(numbered=True).record(7, two, ["0-0", "0-1"])
+    aligned = [replace(each, alignment=f"0-{number}") for number, each in enumerate(two)]
+    numbered = Layout(numbered=True).record(7, aligned)
     assert numbered == "7\t-1.250000\tein Hund\t0-0\n7\t-2.500000\tHund\t0-1\n"
     record = Layout(json=True).record(7, two)
     assert record.count("\n") == 1 and json.loads(record) == {

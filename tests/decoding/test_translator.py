@@ -115,7 +115,7 @@ def test_long_sources_are_refused_or_split(tokenizer):
     options = {"num_beams": 1, "max_new_tokens": 6}
     refusing = Translator(model, tokenizer, **options).hypotheses(sources)
     next(refusing)
-    with pytest.raises(UserError, match=r"line 2 has .* tokens and the model has 16 positions"):
+    with pytest.raises(UserError, match=r"line 2 has .* tokens and at most 16 are taken"):
         next(refusing)
     short = Translator(model, tokenizer, max_source_tokens=8, **options)
     with pytest.raises(UserError, match=r"line 2 has .* tokens and at most 8 are taken"):

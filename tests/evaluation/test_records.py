@@ -21,7 +21,7 @@ RECORD = {"test_set": "t", "weights_sha256": "ab" * 32, "generation": {"num_beam
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "5", b"\xff", json.dumps(RECORD | {"versions": "new"}), json.dumps(RECORD | {"generation": None})]
+    ["", "{", "[]", "5", b"\xff", json.dumps(RECORD | {"generation": None})]
     + [json.dumps({key: value for key, value in RECORD.items() if key != name}) for name in RECORD],
 )
 def test_files_that_are_no_evaluation(tmp_path, text):

@@ -389,7 +389,7 @@ def test_weights_that_the_device_has_no_arithmetic_for_are_logged_in_one_line(tm
 def test_a_short_table_of_sinusoids_is_not_called_learned(tmp_path, folder, fails):
     exported = export_model(folder, tmp_path / "exported", positions=12).folder
     line = fails("translate", exported, "A dog. " * 20, "--long-lines", "refuse", "--device", "cpu")
-    assert "tokens and the model has 12 positions" in line
+    assert "tokens and at most 12 are taken" in line
 
 
 def test_the_command_that_export_prints_can_be_typed(tmp_path, folder, capsys, monkeypatch):

@@ -70,8 +70,8 @@ def test_a_bad_card_is_refused_before_anything_is_made(push, hub, tmp_path):
         ({"max_shard_size": "5"}, "Unit '5' not supported"),
         ({"max_shard_size": "1e999GB"}, "1e999GB: cannot convert"),
         ({"card": "no-such-card"}, "no-such-card: No such file"),
-        ({"evaluations": ["missing.json"]}, "cannot read evaluation file"),
-        ({"evaluations": "missing.json"}, "cannot read evaluation file missing.json"),
+        ({"evaluations": ["missing.json"]}, "missing.json: No such file"),
+        ({"evaluations": "missing.json"}, "missing.json: No such file"),
     ],
 )
 def test_mistakes_in_arguments(model, mistake, message):

@@ -121,10 +121,10 @@ def test_an_interrupted_output_is_gone_on_with(model, run, sentences, tmp_path, 
     assert len(written.splitlines()) == 6 and whole.read_text().startswith(written)
     assert "give --resume" in run(*command, "--output", output, status=2).err
     for other in ((*command, "--text"), ("predict", model, "the dog")):
-        assert "is unfinished: finish it with --resume" in run(*other, "--output", output, status=2).err
+        assert "is unfinished: give --resume" in run(*other, "--output", output, status=2).err
         assert output.read_text() == written
     err = run(*command, "--output", output, "--resume", "--beams", 2, status=2).err
-    assert "--beams was not given and is 2" in err
+    assert "--beams was None and is 2" in err
     assert "--pictures was" in run(*command, "--pictures", "others", "--output", output, "--resume", status=2).err
     run(*read, "--pictures", f"{tmp_path}/./pictures/", "--output", output, "--resume")
     assert output.read_text() == whole.read_text() and len(list(pictures.iterdir())) == 10

@@ -143,14 +143,15 @@ class _Scoring:
     window: int | None
 
     def load(self):
-        """Return the model and how scores are written."""
-        from ..decoding.scoring import FileScorer, LengthRule, ScoreLayout
+        """Return the scorer."""
+        from ..decoding.scoring import FileScorer, length_rule
         from ..decoding.streaming import WINDOW_LINES
 
         model, tokenizer = load_for_decoding(self.model, self.computing)
-        rule = LengthRule.of(model.generation_config, {"length_penalty": self.length_penalty})
-        layout = ScoreLayout(rule, self.format == "json", self.tokens)
-        return FileScorer(model, tokenizer, layout, self.window or WINDOW_LINES, self.computing.tokens_per_batch)
+        rule = length_rule(model.generation_config, {"length_penalty": self.length_penalty})
+        layout = {"rule": rule, "json": self.format == "json", "tokens": self.tokens}
+        size = {"window": self.window or WINDOW_LINES, "tokens_per_batch": self.computing.tokens_per_batch}
+        return FileScorer(model, tokenizer, **layout, **size)
 
 
 def score(
@@ -209,7 +210,7 @@ def score(
         if in_parts:
             elsewhere = replace(computing, ensemble=list(map(anywhere, computing.ensemble)))
             make = replace(scoring, model=anywhere(model), computing=elsewhere).load
-            write_parts(opened, type(scorer), make, files, scans, scorer.window, workers, engine)
+            write_parts(opened, scorer.doing, make, files, scans, scorer.window, workers, engine)
             _add_written(output, scorer)
         else:
             _score_files(files, scorer, opened, scans["--source"].lines if both else None)
@@ -234,9 +235,9 @@ def _score_files(files: dict[str, str], scorer, output, total: int | None) -> No
 
     windows = in_windows(_pairs(files["source"], files["target"]), scorer.window, output.done)
     with tqdm(total=total, initial=output.done, desc=scorer.doing, unit=f" {scorer.unit}", smoothing=0) as bar:
-        scorer.write(windows, output, bar, output.done).report()
+        scorer.write(windows, output, bar, done=output.done)
 
 
 def _add_written(name: str, files) -> None:
     with Path(name).open(encoding="utf-8", newline="\n") as lines:
-        files.layout.add(lines, files.sums)
+        files.add(lines)

@@ -208,7 +208,7 @@ def anywhere(path: str) -> str:
 
 def write_parts(
     output: ResumableOutput,
-    kind: type,
+    doing: str,
     make: Callable[[], Any],
     files: Mapping[str, str],
     scans: Mapping[str, TextScan],
@@ -221,4 +221,4 @@ def write_parts(
     from ..decoding.parts import write_in_parts
 
     stamps = tuple((Path(files[option[2:]]).absolute(), scan.stamp) for option, scan in scans.items())
-    write_in_parts(output, kind, make, stamps, window, lines_per_record, workers, engine)
+    write_in_parts(output, doing, make, stamps, window, lines_per_record, workers, engine)

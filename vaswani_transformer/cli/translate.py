@@ -188,8 +188,6 @@ def _translate_lines(model: str, sentences: tuple[str, ...], options: Options) -
 
 def _translate_in_parts(model: str, options: Options) -> None:
     """Have a file translated by workers."""
-    from ..decoding.file_translator import FileTranslator
-
     files = options.files
     paths = {name: path for name in ("input", "prefix") if (path := getattr(files, name)) is not None}
     scans = scan_files(paths)
@@ -205,7 +203,7 @@ def _translate_in_parts(model: str, options: Options) -> None:
         shared = replace(options, files=elsewhere, sampling=sampling, computing=computing)
         make = functools.partial(_file_translator, anywhere(model), shared)
         window, lines = translator.window, options.written.lines_per_record
-        write_parts(output, FileTranslator, make, paths, scans, window, files.workers, files.engine, lines)
+        write_parts(output, translator.doing, make, paths, scans, window, files.workers, files.engine, lines)
         output.finish()
 
 
@@ -275,9 +273,9 @@ def _file_translator(model: str, options: Options):
 
     translator, written = _make_translator(model, options), options.written
     layout = Layout(written.nbest is not None, written.scores, written.format == "json")
-    plugins = {"align": _aligner(translator) if written.alignments else None}
-    plugins["confide"] = _confider(translator) if written.confidence else None
-    return FileTranslator(translator, layout, window=options.files.window or WINDOW_LINES, **plugins)
+    extras = {"words": _confider(translator)} if written.confidence else {}
+    extras |= {"alignment": _aligner(translator)} if written.alignments else {}
+    return FileTranslator(translator, layout, options.files.window or WINDOW_LINES, **extras)
 
 
 def _make_translator(folder: str, options: Options):

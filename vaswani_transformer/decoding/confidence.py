@@ -15,7 +15,7 @@ Words = list[tuple[str, float]]  # words of an output and the probability of eac
 
 
 def word_probabilities(score: PairScore) -> Words:
-    """The words of a scored output; the end token is none, and a token of several words counts for each."""
+    """Return the words of a scored output; the end token is none, and a token of several words counts for each."""
     tokens, text = score.tokens[:-1], "".join(score.tokens[:-1])
     ends = list(accumulate(map(len, tokens)))
     # A token of no text is a part of the character before it.
@@ -28,12 +28,12 @@ def word_probabilities(score: PairScore) -> Words:
 
 
 def mean_confidence(words: Words) -> float:
-    """The mean probability of words; 1 of no words."""
+    """Return the mean probability of words; 1 for no words."""
     return sum(probability for _, probability in words) / len(words) if words else 1.0
 
 
 def word_confidences(model, tokenizer, sources: Sequence[str], outputs: Sequence[str]) -> list[Words]:
-    """The words of each output of a source and their probabilities; an empty output has none.
+    """Return the words of each output of a source and their probabilities; an empty output has none.
 
     Raises:
         UserError: as `score_tokens`.

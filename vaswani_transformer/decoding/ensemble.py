@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -17,8 +17,11 @@ from ..loading import load_model
 from ..model.generation_vaswani import VaswaniGenerationMixin
 from ..model.modeling_vaswani import VaswaniPreTrainedModel, shift_right
 
-#: How the members' distributions of the next token are averaged.
-COMBINATIONS = ("probabilities", "log_probabilities")
+#: How the members' log-probabilities of the next token, `(members, ...)`, are averaged.
+COMBINATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "probabilities": lambda log_probs: log_probs.logsumexp(dim=0) - math.log(len(log_probs)),
+    "log_probabilities": lambda log_probs: log_probs.mean(dim=0),
+}
 
 _SAME = ("vocab_size", "target_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 
@@ -26,7 +29,7 @@ _SAME = ("vocab_size", "target_vocab_size", "pad_token_id", "eos_token_id", "dec
 class _MemberCaches:
     """The caches of all members in one search, with the interface of one cache of transformers."""
 
-    is_compileable = False
+    is_compileable = is_croppable = False
 
     def __init__(self, caches: list):
         self.caches = caches
@@ -37,18 +40,6 @@ class _MemberCaches:
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         for cache in self.caches:
             cache.reorder_cache(beam_idx)
-
-    def crop(self, tokens_to_remove: int) -> None:  # with rejected drafts, in assisted decoding
-        for cache in self.caches:
-            cache.crop(tokens_to_remove)
-
-    def activate_past_recording(self) -> None:  # before `crop`
-        for cache in self.caches:
-            cache.activate_past_recording()
-
-    @property
-    def is_croppable(self) -> bool:
-        return all(cache.is_croppable for cache in self.caches)
 
 
 class _MemberEncoders(nn.Module):
@@ -78,45 +69,39 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
     it is proportional to their geometric mean, the default of OpenNMT-py, in which a single member can rule a token
     out. Sizes and architectures of the members may differ.
 
-    The generation configuration is the first member's. An ensemble cannot be saved or trained: save its members.
+    The generation configuration is the first member's. An ensemble cannot be saved, trained or assisted by a draft.
 
     Args:
         models: the members, each a [`VaswaniForConditionalGeneration`] in evaluation mode.
         combine: one of `COMBINATIONS`.
 
     Raises:
-        UserError: for members of different vocabularies or special tokens, or an unknown combination. Vocabularies of
-            the same size look alike here; `load_ensemble` compares tokenizers.
+        UserError: for members of different vocabularies or special tokens. Vocabularies of the same size look alike
+            here; `load_ensemble` compares tokenizers.
     """
 
     def __init__(self, models: Sequence[nn.Module], combine: str = "probabilities"):
         models = list(models)
-        if combine not in COMBINATIONS:
-            raise UserError(f"combine is {combine!r}: it must be one of {', '.join(COMBINATIONS)}")
-        for number, model in enumerate(models[1:], start=2):
-            for name in _SAME:
-                first, value = getattr(models[0].config, name), getattr(model.config, name)
-                if first != value:
-                    raise UserError(
-                        f"member {number} of the ensemble has {name} {value} and the first has {first}: members must"
-                        " share one vocabulary and its special tokens"
-                    )
+        for name in _SAME:
+            values = [getattr(model.config, name) for model in models]
+            if len(set(values)) > 1:
+                raise UserError(f"members of an ensemble must share one vocabulary: their {name} are {values}")
         config = copy.deepcopy(models[0].config)
         learned = [model.config for model in models if model.config.position_encoding == "learned"]
         if learned:
             config.position_encoding = "learned"
             config.max_position_embeddings = min(member.max_position_embeddings for member in learned)
         super().__init__(config)
-        self.members, self.combine = nn.ModuleList(models), combine
+        self.members, self._average = nn.ModuleList(models), COMBINATIONS[combine]
         self.generation_config = copy.deepcopy(models[0].generation_config)
         self.training = models[0].training  # the members keep their own
 
     def get_encoder(self, modality: str | None = None) -> _MemberEncoders:
-        """The members' encoders as one; `modality` has no effect."""
+        """Return the members' encoders as one; `modality` has no effect."""
         return _MemberEncoders(self.members)
 
     def _parts(self, encoder_outputs: BaseModelOutput) -> list[BaseModelOutput]:
-        """Each member's own part of what `_MemberEncoders` returned."""
+        """Return each member's own part of what `_MemberEncoders` returned."""
         states = encoder_outputs[0].split([member.config.d_model for member in self.members], dim=-1)
         return [
             BaseModelOutput(last_hidden_state=part.to(member.dtype))
@@ -144,7 +129,7 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
         use_cache: bool | None = None,
         **kwargs,
     ) -> Seq2SeqLMOutput:
-        """The common distribution of the next token at every position.
+        """Compute the common distribution of the next token at every position.
 
         Takes what a member's `forward` takes, less the labels and all that asks for attention weights or hidden states.
         The logits, `(batch_size, target_length, vocab_size)`, are log-probabilities but for a constant at a position.
@@ -164,19 +149,14 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
             )
             log_probs.append(output.logits.float().log_softmax(dim=-1))
             caches_after.append(output.past_key_values)
-        stacked = torch.stack(log_probs)  # (members, batch_size, target_length, vocab_size)
-        if self.combine == "probabilities":
-            logits = stacked.logsumexp(dim=0) - math.log(len(self.members))
-        else:
-            logits = stacked.mean(dim=0)
         return Seq2SeqLMOutput(
-            logits=logits,
+            logits=self._average(torch.stack(log_probs)),
             past_key_values=_MemberCaches(caches_after) if use_cache else None,
             encoder_last_hidden_state=encoder_outputs[0],
         )
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """`shift_right` with the members' special tokens."""
+        """Return `shift_right` with the members' special tokens."""
         return shift_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
 
     def save_pretrained(self, *args, **kwargs):
@@ -187,7 +167,7 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
 def load_ensemble(
     folders: Sequence[str | Path], device: str = "auto", combine: str = "probabilities", **options
 ) -> tuple[Ensemble, PreTrainedTokenizerBase]:
-    """Saved models as one [`Ensemble`], and their tokenizer.
+    """Return saved models as one [`Ensemble`], and their tokenizer.
 
     Args:
         folders: a model folder each.
@@ -198,13 +178,8 @@ def load_ensemble(
     Raises:
         UserError: as `load_model` and `Ensemble`, and for members whose tokenizers differ.
     """
-    models, tokenizers = [], []
-    for folder in folders:
-        model, tokenizer = load_model(folder, device, **options)
-        if tokenizers and tokenizer_sha256(tokenizer) != tokenizer_sha256(tokenizers[0]):
-            raise UserError(
-                f"{folder} and {folders[0]} have different tokenizers: members of an ensemble must share one vocabulary"
-            )
-        models.append(model)
-        tokenizers.append(tokenizer)
+    models, tokenizers = zip(*(load_model(folder, device, **options) for folder in folders), strict=True)
+    if len(set(map(tokenizer_sha256, tokenizers))) > 1:
+        names = " and ".join(map(str, folders))
+        raise UserError(f"{names} have different tokenizers: members of an ensemble must share one vocabulary")
     return Ensemble(models, combine), tokenizers[0]

@@ -36,7 +36,7 @@ class FastTokenizer:
         return self
 
     def __call__(self, text=None, *, text_target=None, add_special_tokens: bool = True) -> dict[str, list]:
-        """`input_ids` of a text, or of each of several; sources and targets are encoded alike."""
+        """Return `input_ids` of a text, or of each of several; sources and targets are encoded alike."""
         texts = text if text_target is None else text_target
         if isinstance(texts, str):
             return {"input_ids": self._backend.encode(texts, add_special_tokens=add_special_tokens).ids}
@@ -44,20 +44,20 @@ class FastTokenizer:
         return {"input_ids": [encoding.ids for encoding in encodings]}
 
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def batch_decode(self, rows: list[list[int]], skip_special_tokens: bool = False) -> list[str]:
-        """The text of each row of token ids."""
+        """Return the text of each row of token ids."""
         return self._backend.decode_batch(rows, skip_special_tokens=skip_special_tokens)
 
     def convert_ids_to_tokens(self, token: int) -> str:
-        """The name of a token."""
+        """Return the name of a token."""
         return self._backend.id_to_token(token)
 
 
 def open_tokenizer(folder: str | Path):
-    """The tokenizer of a model folder: a `FastTokenizer` where that does the same, else transformers'.
+    """Return the tokenizer of a model folder: a `FastTokenizer` where that does the same, else transformers'.
 
     Raises:
         UserError: as `load_tokenizer`.

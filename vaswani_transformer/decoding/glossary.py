@@ -18,7 +18,6 @@ from ..data.words import LETTERS_OR_SIGN, is_part, stands_alone
 from ..errors import UserError
 
 MOST_BEAMS = 16  # that a search takes by itself to keep hypotheses with different terms apart
-_SEPARATOR = "|"  # between the forms of a target term
 _WORD_STARTS = ("\u0120", "\u2581")  # what tokens begin with that begin a word: of byte-level BPE, of SentencePiece
 _SIGN = "，"  # before a term that has no space before it
 
@@ -46,7 +45,7 @@ class Glossary:
         return bool(self.terms)
 
     def of(self, text: str) -> tuple[Term, ...]:
-        """The terms that occur in a text, each once, in their order there."""
+        """Return the terms that occur in a text, each once, in their order there."""
         text, terms, end = " ".join(text.split()), {}, 0
         for word in LETTERS_OR_SIGN.finditer(text):
             start = word.start()
@@ -60,41 +59,39 @@ class Glossary:
 
 
 def make_glossary(entries: Iterable[tuple[str, str, Sequence[str]]]) -> Glossary:
-    """A glossary from entries: what a line about a mistake calls it, its source, its targets.
+    """Return a glossary of entries: the name of each in messages, its source, the forms of its target.
 
-    Without targets the source is never translated.
+    Without forms the source is not translated; further entries of a source add forms.
 
     Raises:
-        UserError: for an empty term, and for a source that an earlier entry has.
+        UserError: for an empty term.
     """
     terms: dict[str, Term] = {}
-    for name, *texts in entries:
-        source, targets = " ".join(texts[0].split()), tuple(" ".join(target.split()) for target in texts[1])
-        if not source or not all(targets):
+    for name, source, targets in entries:
+        source, *forms = (" ".join(text.split()) for text in (source, *(targets or [source])))
+        if not (source and all(forms)):
             raise UserError(f"{name} has an empty term: give source and target, or a word alone")
-        if source in terms:
-            raise UserError(f"{name} has {source!r:.100} again: give all forms of its target in one")
-        terms[source] = Term(source, targets or (source,))
+        earlier = terms[source].targets if source in terms else ()
+        terms[source] = Term(source, (*earlier, *forms))
     return Glossary(terms.values())
 
 
 def read_glossary(path: str | Path) -> Glossary:
-    """A glossary from a file of lines `source TAB target`; several forms of a target are separated by `|`.
+    """Return a glossary from a file of lines `source TAB target`; several forms of a target are separated by `|`.
 
     A line of one word or words, without a tab, is never translated. Blank lines do not count.
 
     Raises:
-        UserError: for a file that cannot be read, and for a line with an empty term, too many columns, or a source that
-            an earlier line has, naming the line.
+        UserError: for a file that cannot be read, and for a line with an empty term or too many columns, naming it.
     """
 
     def entries() -> Iterator[tuple[str, str, Sequence[str]]]:
         for number, line in enumerate(read_lines(Path(path)), start=1):
-            source, *rest = line.split("\t")
-            if len(rest) > 1:
-                raise UserError(f"line {number} of {path} has {len(rest) + 1} columns: give source TAB target")
+            source, *columns = line.split("\t")
+            if len(columns) > 1:
+                raise UserError(f"line {number} of {path} has {len(columns) + 1} columns: give source TAB target")
             if line.strip():
-                yield f"line {number} of {path}", source, [form for column in rest for form in column.split(_SEPARATOR)]
+                yield f"line {number} of {path}", source, columns[0].split("|") if columns else []
 
     return make_glossary(entries())
 
@@ -107,7 +104,7 @@ class Tokens(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer) -> "Tokens":
-        """Those of a tokenizer's target side."""
+        """Return those of a tokenizer's target side."""
         from ..data.tokenization import side_of
 
         tokenizer, continuing, signs = side_of(tokenizer, "target"), set(), set()
@@ -126,7 +123,7 @@ class Tokens(NamedTuple):
 
 
 def term_forms(tokenizer, term: Term) -> list[list[int]]:
-    """The token ids of each of a term's forms.
+    """Return the token ids of each of a term's forms.
 
     Raises:
         UserError: for a form that the vocabulary cannot write.
@@ -173,11 +170,11 @@ class Terms:
 
     @property
     def size(self) -> int:
-        """Tokens of all forms of all terms."""
+        """Return the tokens of all forms of all terms."""
         return sum(len(ids) for variants in self.forms for ids in variants)
 
     def after(self, progress: Progress, token: int) -> Progress:
-        """The progress of a hypothesis with one more token."""
+        """Return the progress of a hypothesis with one more token."""
         met = progress.met if token in self.tokens.continuing else progress.met | progress.ending
         begun = {
             (term, form, done + 1)
@@ -190,7 +187,7 @@ class Terms:
         return Progress(met, ending, begun)
 
     def lacks(self, progress: Progress) -> int:
-        """The least number of tokens that make a hypothesis whole."""
+        """Return the least number of tokens that make a hypothesis whole."""
         lacking = {term: self._shortest[term] for term in self._all - progress.met - progress.ending}
         for term, form, done in progress.begun:
             if term in lacking:
@@ -202,12 +199,12 @@ class Terms:
         return self.lacks(reduce(self.after, ids, Progress()))
 
     def wanted(self, progress: Progress) -> set[int]:
-        """The tokens that bring a hypothesis on."""
+        """Return the tokens that bring a hypothesis on."""
         missing = self._all - progress.met - progress.ending
-        wanted = {self.forms[term][form][done] for term, form, done in progress.begun if term in missing}
-        return wanted | {ids[0] for term in missing for ids in self.forms[term]}
+        following = {self.forms[term][form][done] for term, form, done in progress.begun if term in missing}
+        return following | {ids[0] for term in missing for ids in self.forms[term]}
 
 
 def beams_for(terms: Terms, num_beams: int) -> int:
-    """The beams of a search for these terms, if `num_beams` are asked for: one for each group, within reason."""
+    """Return the beams of a search for these terms, if `num_beams` are asked for: one for each group, within reason."""
     return max(num_beams, min(MOST_BEAMS, terms.lacks(Progress()) + 2))

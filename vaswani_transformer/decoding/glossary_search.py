@@ -22,7 +22,7 @@ class TermsSentence(BeamSentence):
         self._running = [0.0] * settings.num_beams  # log-probabilities
 
     def wanted(self) -> list[tuple[int, int]]:
-        """Continuations that have to be looked at, however unlikely: beams and tokens."""
+        """Return continuations that have to be looked at, however unlikely: beams and tokens."""
         continuations = []
         for beam, progress in enumerate(self._progress):
             tokens = self._terms.wanted(progress)
@@ -37,7 +37,7 @@ class TermsSentence(BeamSentence):
         return last in self._terms.tokens.signs and not progress.begun and self._terms.lacks(progress) > 0
 
     def extend(self, values, scores, bounds, beams, tokens):
-        """As in `BeamSentence`, of any number of continuations in any order."""
+        """Extend as `BeamSentence` does, by any number of continuations in any order."""
         settings, terms, count = self.settings, self._terms, self.settings.num_beams
         left, step = self.limit - self.length - 1, self.length  # tokens that may follow
         self.length += 1
@@ -78,7 +78,7 @@ class TermsSentence(BeamSentence):
 
 
 def _round_robin(groups: list[list], count: int) -> list:
-    """The best of each group, the second best of each, and so on, up to `count`."""
+    """Return the best of each group, the second best of each, and so on, up to `count`."""
     kept, rank = [], 0
     while len(kept) < count and any(len(group) > rank for group in groups):
         kept += [group[rank] for group in groups if len(group) > rank]

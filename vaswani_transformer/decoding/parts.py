@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from tqdm.auto import tqdm
+
 from ..data.text_files import Stamp, check_unchanged, read_lines
 from ..data.workers import LOCAL, run_tasks
 from ..files import remove_leftovers, written_whole
@@ -43,6 +45,7 @@ def parts_folder(output: Path) -> Path:
 
 
 def _lined_up(lines: Sequence[Iterator[str]]) -> Iterator[Any]:
+    """Return the lines of one file, or the tuples of the lines of several."""
     return zip(*lines, strict=True) if len(lines) > 1 else lines[0]
 
 
@@ -65,58 +68,52 @@ def cut(files: Sequence[tuple[Path, Stamp]], size: int) -> tuple[Part, ...]:
     lines = [read_lines(path, count, stamp) for (path, stamp), count in zip(files, counts, strict=True)]
     ends = [(0, 1, tuple(0 for _ in files))]
     for window in in_windows(_lined_up(lines), size):
-        if window.error is not None:
-            raise window.error
+        window.check()
         ends.append((window.index + 1, window.first + len(window.lines), tuple(count.count for count in counts)))
     bounds = [*ends[: -1 : -(-len(ends) // MOST_PARTS)], ends[-1]]
     return tuple(Part(*start, stop[1] - start[1]) for start, stop in pairwise(bounds))
 
 
-class _PartWriter:
-    """Writes parts by their number, with the model loaded once; the first line of a part is JSON with its remarks."""
+def _part_writer(
+    make: Callable[[], Worker], files: Sequence[tuple[Path, Stamp]], parts: Sequence[Part], paths: Sequence[Path]
+) -> Callable[[int], None]:
+    """Load the model, and return a function that writes a part by its number; its first line is JSON with remarks."""
+    worker = make()
 
-    def __init__(
-        self, make: Callable[[], Worker], files: Sequence[tuple[Path, Stamp]], parts: Sequence[Part], paths: list[Path]
-    ):
-        self.worker, self.files, self.parts, self.paths = make(), files, parts, paths
-
-    def __call__(self, number: int) -> None:
-        part, records = self.parts[number], []
-        sides = zip(self.files, part.starts, strict=True)
+    def write(number: int) -> None:
+        part, records, remarks = parts[number], [], Remarks()
+        sides = zip(files, part.starts, strict=True)
         lines = _lined_up([read_lines(path, None, stamp, start, part.first) for (path, stamp), start in sides])
-        windows = in_windows(islice(lines, part.lines), self.worker.window, index=part.window, first=part.first)
-        output, bar = SimpleNamespace(write=records.append), SimpleNamespace(update=lambda sentences: None)
-        remarks = self.worker.write(windows, output, bar)
-        if remarks.error is not None:
-            raise remarks.error
-        for path, stamp in self.files:
+        windows = in_windows(islice(lines, part.lines), worker.window, index=part.window, first=part.first)
+        worker.write(windows, SimpleNamespace(write=records.append), tqdm(disable=True), remarks)
+        for path, stamp in files:
             check_unchanged(path, stamp)
-        with written_whole(self.paths[number]) as new, new.open("w", encoding="utf-8", newline="\n") as stream:
-            stream.writelines([json.dumps({"split": remarks.split, "cut": remarks.cut}) + "\n", *records])
+        with written_whole(paths[number]) as new, new.open("w", encoding="utf-8", newline="\n") as stream:
+            stream.writelines([json.dumps(vars(remarks)) + "\n", *records])
+
+    return write
 
 
 def write_in_parts(
     output: ResumableOutput,
-    kind: type[Worker],
+    doing: str | None,
     make: Callable[[], Worker],
     files: tuple[tuple[Path, Stamp], ...],
     window: int,
     lines_per_record: int,
     workers: int,
     engine: str = LOCAL,
-    progress: bool = True,
 ) -> None:
     """Translate or score a file into its output by workers, from where it ended.
 
     Args:
         output: where to write; its settings are all that is written depends on.
-        kind: which of both.
+        doing: text of the progress bar on a terminal; None for no bar.
         make: loads the model; a function that can be pickled.
         files: the input, and prefixes or targets if any, as they have been read through.
         window: lines that are sorted by length and written together.
         lines_per_record: lines of the output for each line of the input.
         workers: as of `run_tasks`, and so is `engine`.
-        progress: whether to show a bar, on a terminal.
 
     Raises:
         UserError: for a mistake in a line, and as `run_tasks`; what is done by then stays.
@@ -130,14 +127,13 @@ def write_in_parts(
     paths = [folder.path / name for name in names]
     left = [number for number, part in enumerate(parts) if part.first - 1 + part.lines > output.done]
     missing = [number for number in left if not paths[number].exists()]
-    task = functools.partial(_PartWriter, make, files, parts, paths)
-    run_tasks(task, missing, workers, engine, kind.doing if progress else None)
+    run_tasks(functools.partial(_part_writer, make, files, parts, paths), missing, workers, engine, doing)
     remarks = Remarks()
     for number in left:
         done = max(0, output.done - parts[number].first + 1)
         with paths[number].open(encoding="utf-8", newline="\n") as stream:
-            noted = json.loads(stream.readline())
-            remarks.split, remarks.cut = remarks.split + noted["split"], remarks.cut + noted["cut"]
+            for name, lines in json.loads(stream.readline()).items():
+                getattr(remarks, name).extend(lines)
             lines = islice(stream, done * lines_per_record, None)
             while text := "".join(islice(lines, _BLOCK * lines_per_record)):
                 output.write(text)

@@ -7,9 +7,8 @@ import transformers
 from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.pipelines.base import Pipeline
 
-from ..errors import UserError, reading
+from ..errors import reading
 from ..exported import refuse_exported
-from ..hardware import choose_device, on_cpu
 from ..model.pipeline_vaswani import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
 
 PIPELINES = {
@@ -44,7 +43,7 @@ def pipeline(
         model: a name on the Hub, a folder, or a loaded model.
         config: a configuration or its name, in place of the model's own.
         tokenizer: a tokenizer, its name, or its name and options for loading it, in place of the model's own.
-        device: such as `"cpu"`, `"cuda:0"`, `0`; by default the first accelerator there is.
+        device: such as `"cpu"`, `"cuda:0"`, `0`; by default the first accelerator, if any.
         device_map: spread the model over devices; not together with `device`.
         dtype: such as `"bfloat16"` or `torch.float16`; `"auto"` is what the model was saved in.
         trust_remote_code, model_kwargs: for `from_pretrained`, as are `revision` and `token` among the options. Models
@@ -55,8 +54,8 @@ def pipeline(
             `dtype`, and `framework`, which has no effect now.
 
     Raises:
-        UserError: for a task of this module when the model cannot be loaded, is no encoder-decoder model or exported to
-            another engine, has no tokenizer, or a device or option cannot be; with the library's reason.
+        UserError: for a task of this module, with the library's reason, where the model cannot be loaded, is exported
+            or not an encoder-decoder model, has no tokenizer, or where a device or option is wrong.
     """
     dtype = options.pop("torch_dtype", dtype)
     options.pop("framework", None)  # transformers 5 has PyTorch only
@@ -74,12 +73,8 @@ def pipeline(
         return transformers.pipeline(
             task, model, config=config, tokenizer=tokenizer, dtype=dtype, model_kwargs=model_kwargs, **options
         )
-    if device is not None and not (isinstance(device, int) and (device < 0 or on_cpu())):  # as in transformers
-        choose_device(device)  # refused before a model is loaded for it
     hub |= {name: value for name, value in (model_kwargs or {}).items() if name in ("cache_dir", "subfolder")}
     name = model if isinstance(model, str) else getattr(model, "name_or_path", "")
-    if not (name or tokenizer):
-        raise UserError(f"no model or tokenizer was given for {task}: give a name on the Hub, a folder or a loaded one")
     use_fast = options.pop("use_fast", True)
     with reading(name or task):
         if isinstance(model, str):
@@ -97,16 +92,11 @@ def pipeline(
 
 
 def _infer_task(model: Any, config: Any, hub: dict[str, Any]) -> str | None:
-    """A task of this module that fits a model, or `None`: transformers may know what to do with it."""
-    if isinstance(config or model, str):
-        try:
-            with reading(config or model):
-                config = AutoConfig.from_pretrained(config or model, **hub)
-        except UserError:
-            if (Path(model) / "config.json").is_file():
-                raise
-            return None
-    config = config or getattr(model, "config", None)
+    """Return a task of this module that fits a model, or `None`: transformers may know what to do with it."""
+    config = config or (model if isinstance(model, str) else getattr(model, "config", None))
+    if isinstance(config, str):
+        with reading(config):
+            config = AutoConfig.from_pretrained(config, **hub)
     named = getattr(config, "custom_pipelines", None)
     named = [task for task in PIPELINES if task in named] if isinstance(named, dict) else []
     if len(named) == 1:

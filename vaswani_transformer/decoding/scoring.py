@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import UserError
@@ -13,16 +14,15 @@ from .streaming import Remarks, Window, batches_by_length
 TOKENS_PER_BATCH = 4096
 
 
-def check_length(config, number: int, tokens: int) -> None:
-    """Raise `UserError` for a sentence of more tokens, `</s>` included, than a model with learned positions can take.
+def positions(config) -> float:
+    """Return the most tokens that a source or, with the start token, an output can have."""
+    return config.max_position_embeddings if config.position_encoding == "learned" else math.inf
 
-    `number` is the line of the sentence, from 1.
-    """
-    if config.position_encoding == "learned" and tokens > config.max_position_embeddings:
-        raise UserError(
-            f"line {number} has {tokens} tokens and the model has {config.max_position_embeddings} positions:"
-            " split the line into shorter sentences"
-        )
+
+def check_length(config, number: int, tokens: int, most: float = math.inf) -> None:
+    """Raise `UserError` where line `number`, from 1, has more tokens, `</s>` included, than positions or `most`."""
+    if tokens > (limit := min(positions(config), most)):
+        raise UserError(f"line {number} has {tokens} tokens and at most {limit} are taken: split it into sentences")
 
 
 def score_ids(
@@ -31,7 +31,7 @@ def score_ids(
     targets: Sequence[Sequence[int]],
     tokens_per_batch: int = TOKENS_PER_BATCH,
 ) -> list[list[float]]:
-    """Log-probability of each token of each target, given its source and the tokens before it.
+    """Return the log-probability of each token of each target, given its source and the tokens before it.
 
     Args:
         model: the model, or an ensemble, in evaluation mode.
@@ -45,10 +45,8 @@ def score_ids(
     Raises:
         UserError: for a model whose log-probabilities are infinite or NaN, as happens beyond the range of float16.
     """
-    if hasattr(model, "score_ids"):  # an exported model scores by its engine
-        scores = model.score_ids(sources, targets, tokens_per_batch)
-    else:
-        scores = _score_ids(model, sources, targets, tokens_per_batch)
+    score = getattr(model, "score_ids", None) or partial(_score_ids, model)  # an exported model scores by its engine
+    scores = score(sources, targets, tokens_per_batch)
     for number, row in enumerate(scores, 1):
         if not all(map(math.isfinite, row)):
             raise UserError(
@@ -80,24 +78,16 @@ def _score_ids(model, sources, targets, tokens_per_batch: int) -> list[list[floa
     return scores
 
 
-@dataclass(frozen=True)
-class LengthRule:
-    """The rule by which beam search computes a score from a log-probability and a length (Section 6.1)."""
+LengthRule = Callable[[float, int], float]  # from log P(Y|X) in nats and |Y|, `</s>` included, to a score
 
-    length_penalty: float  # alpha
-    normalization: str  # "gnmt", the paper's rule, or "power", that of transformers (log P / length^alpha)
 
-    @classmethod
-    def of(cls, generation_config, options: dict) -> "LengthRule":
-        """The rule that `generate()` follows with a generation configuration and options over it."""
-        settings = {"length_penalty": 1.0, "length_normalization": "gnmt"}
-        for source in (vars(generation_config), options):
-            settings |= {name: source[name] for name in settings if source.get(name) is not None}
-        return cls(settings["length_penalty"], settings["length_normalization"])
-
-    def score(self, log_probability: float, tokens: int) -> float:
-        """The score of a translation of `tokens` tokens, `</s>` included; `log_probability` in nats."""
-        return log_probability / length_normalization(tokens, self.length_penalty, self.normalization)
+def length_rule(generation_config, options: dict) -> LengthRule:
+    """Return the rule by which beam search ranks (Section 6.1), by a generation configuration and options over it."""
+    settings = {"length_penalty": 1.0, "length_normalization": "gnmt"}
+    for source in (vars(generation_config), options):
+        settings |= {name: source[name] for name in settings if source.get(name) is not None}
+    alpha, kind = settings.values()
+    return lambda log_probability, tokens: log_probability / length_normalization(tokens, alpha, kind)
 
 
 @dataclass(frozen=True)
@@ -109,12 +99,8 @@ class PairScore:
 
     @property
     def log_probability(self) -> float:
-        """log P(Y|X) of the whole target, in nats."""
+        """Return log P(Y|X) of the whole target, in nats."""
         return math.fsum(self.log_probabilities)
-
-    def score(self, rule: LengthRule) -> float:
-        """Return the score by which beam search would rank the target."""
-        return rule.score(self.log_probability, len(self.tokens))
 
 
 _BROKEN = "\ufffd"  # what a tokenizer shows for a part of a character
@@ -132,7 +118,7 @@ class TokenText:
         self._texts = {(token,): tokenizer.convert_ids_to_tokens(token) for token in tokenizer.all_special_ids}
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token."""
+        """Return the text of each token."""
         texts: list[str] = []
         while len(texts) < len(ids):
             start = len(texts)
@@ -149,24 +135,16 @@ class TokenText:
         return self._texts[run]
 
 
-def _tokenize(
-    config, tokenizer, pairs: Sequence[tuple[str, str]], numbers: Sequence[int]
-) -> tuple[list[tuple[list[int], list[int]]], UserError | None]:
-    """Token ids of pairs with these line numbers, up to one that is too long, and the error that names it."""
-    ids = []
-    sources, targets = ([pair[side] for pair in pairs] for side in range(2))
-    sides = [tokenizer(sources)["input_ids"], tokenizer(text_target=targets)["input_ids"]] if pairs else [[], []]
-    for number, *pair in zip(numbers, *sides, strict=True):
-        try:
-            check_length(config, number, max(map(len, pair)))
-        except UserError as error:
-            return ids, error
-        ids.append(tuple(pair))
-    return ids, None
-
-
-def _score(model, tokenizer, ids: list[tuple[list[int], list[int]]], tokens_per_batch: int) -> list[PairScore]:
-    sources, targets = [source for source, _ in ids], [target for _, target in ids]
+def _score(
+    model, tokenizer, pairs: Sequence[tuple[str, str]], numbers: Sequence[int], tokens_per_batch: int
+) -> list[PairScore]:
+    """Score pairs of lines with these numbers."""
+    if not pairs:
+        return []
+    sources, targets = map(list, zip(*pairs, strict=True))
+    sources, targets = tokenizer(sources)["input_ids"], tokenizer(text_target=targets)["input_ids"]
+    for number, *pair in zip(numbers, sources, targets, strict=True):
+        check_length(model.config, number, max(map(len, pair)))
     as_text, rows = TokenText(tokenizer), score_ids(model, sources, targets, tokens_per_batch)
     return [PairScore(as_text(target), row) for target, row in zip(targets, rows, strict=True)]
 
@@ -188,10 +166,7 @@ def score_tokens(
         ValueError: for lists of different lengths.
     """
     pairs = list(zip(sources, targets, strict=True))
-    ids, error = _tokenize(model.config, tokenizer, pairs, range(1, len(pairs) + 1))
-    if error is not None:
-        raise error
-    return _score(model, tokenizer, ids, tokens_per_batch)
+    return _score(model, tokenizer, pairs, range(1, len(pairs) + 1), tokens_per_batch)
 
 
 def score_pairs(
@@ -206,33 +181,64 @@ def score_pairs(
     return [-score.log_probability for score in scores], [len(score.tokens) for score in scores]
 
 
-@dataclass(frozen=True)
-class ScoreLayout:
-    """The layout in which scores of pairs are written."""
+class FileScorer:
+    """Scores pairs of lines into an output, in constant memory; a pair with a blank side has no score.
 
-    rule: LengthRule
-    json: bool = False  # one JSON object for each pair, in place of fields separated by tabs
-    tokens: bool = False  # also the log-probability of each token
+    Args:
+        model: the model, or an ensemble, in evaluation mode.
+        tokenizer: its tokenizer.
+        rule: the rule of the scores.
+        json: write one JSON object for each pair, in place of fields separated by tabs.
+        tokens: also write the log-probability of each token.
+        window: pairs that are sorted by length and written together.
+        tokens_per_batch: tokens a side scored at once, padding counted.
+    """
 
-    def record(self, number: int, score: PairScore | None) -> str:
+    doing, unit = "scoring", "pairs"  # of the progress bar
+
+    def __init__(
+        self, model, tokenizer, rule: LengthRule, json: bool, tokens: bool, window: int, tokens_per_batch: int
+    ):
+        self.model, self.tokenizer, self.rule, self.json, self.tokens = model, tokenizer, rule, json, tokens
+        self.window, self.tokens_per_batch = window, tokens_per_batch
+        self.sums: dict[str, Any] = {"pairs": 0, "tokens": 0, "log_probability": 0.0}  # of what was written
+
+    def write(
+        self, windows: Iterable[Window], output: Any, bar: Any, remarks: Remarks | None = None, done: int = 0
+    ) -> None:
+        """Write the scores of windows, but for the first `done` lines, up to the first error; `bar` counts them.
+
+        There are no `remarks` on scores.
+        """
+        for window in windows:
+            filled = [index for index, pair in enumerate(window.lines) if all(side.strip() for side in pair)]
+            numbers, pairs = [window.first + index for index in filled], [window.lines[index] for index in filled]
+            scores = _score(self.model, self.tokenizer, pairs, numbers, self.tokens_per_batch)
+            by_number = dict(zip(numbers, scores, strict=True))
+            first = max(window.first, done + 1)
+            records = [self._record(n, by_number.get(n)) for n in range(first, window.first + len(window.lines))]
+            output.write("".join(records))
+            self.add(records)
+            bar.update(len(records))
+            window.check()
+
+    def _record(self, number: int, score: PairScore | None) -> str:
         """Return the text of line `number`, its end included; `score` is None for a pair with a blank side."""
-        if self.json:
-            values: dict[str, Any] = {"line": number, "score": None}
-            if score is not None:
-                ranked = score.score(self.rule)
-                values |= {"score": ranked, "log_probability": score.log_probability, "tokens": len(score.tokens)}
-                if self.tokens:
-                    values["token_log_probabilities"] = list(zip(score.tokens, score.log_probabilities, strict=True))
-            return json.dumps(values, ensure_ascii=False) + "\n"
         if score is None:
-            return "\n"
-        fields = [f"{score.score(self.rule):.6f}", f"{score.log_probability:.6f}", str(len(score.tokens))]
-        if self.tokens:
-            fields.append(" ".join(f"{log:.6f}" for log in score.log_probabilities))
+            return json.dumps({"line": number, "score": None}) + "\n" if self.json else "\n"
+        logs, tokens = score.log_probabilities, len(score.tokens)
+        ranked = self.rule(score.log_probability, tokens)
+        if self.json:
+            values = {"line": number, "score": ranked, "log_probability": score.log_probability, "tokens": tokens}
+            if self.tokens:
+                values["token_log_probabilities"] = list(zip(score.tokens, logs, strict=True))
+            return json.dumps(values, ensure_ascii=False) + "\n"
+        fields = [f"{ranked:.6f}", f"{score.log_probability:.6f}", str(tokens)]
+        fields += [" ".join(f"{log:.6f}" for log in logs)] if self.tokens else []
         return "\t".join(fields) + "\n"
 
-    def add(self, lines: Iterable[str], sums: dict[str, Any]) -> None:
-        """Add what is written in lines to the pairs that have a score, their tokens and log-probability."""
+    def add(self, lines: Iterable[str]) -> None:
+        """Add what is written in lines to the sums: pairs that have a score, their tokens and log-probability."""
         for line in lines:
             if self.json:
                 values = json.loads(line)
@@ -240,37 +246,6 @@ class ScoreLayout:
             else:
                 entry = line.split("\t")[1:3] if line.strip() else None
             if entry is not None:
-                sums["pairs"] += 1
-                sums["tokens"] += int(entry[1])
-                sums["log_probability"] += float(entry[0])
-
-
-class FileScorer:
-    """Scores pairs of lines into an output, in constant memory; a pair with a blank side has no score."""
-
-    doing, unit = "scoring", "pairs"  # of the progress bar
-
-    def __init__(self, model, tokenizer, layout: ScoreLayout, window: int, tokens_per_batch: int):
-        self.model, self.tokenizer, self.layout = model, tokenizer, layout
-        self.window, self.tokens_per_batch = window, tokens_per_batch
-        self.sums: dict[str, Any] = {"pairs": 0, "tokens": 0, "log_probability": 0.0}  # of what was written
-
-    def write(self, windows: Iterable[Window], output: Any, bar: Any, done: int = 0) -> Remarks:
-        """Write the scores of windows, but for the first `done` lines, up to the first error; `bar` counts them."""
-        remarks = Remarks()
-        for chunk in windows:
-            filled = [index for index, pair in enumerate(chunk.lines) if all(side.strip() for side in pair)]
-            numbers = [chunk.first + index for index in filled]
-            pairs = [chunk.lines[index] for index in filled]
-            ids, remarks.error = _tokenize(self.model.config, self.tokenizer, pairs, numbers)
-            scores = dict(zip(filled, _score(self.model, self.tokenizer, ids, self.tokens_per_batch), strict=False))
-            end = len(chunk.lines) if remarks.error is None else filled[len(ids)]
-            records = [self.layout.record(chunk.first + index, scores.get(index)) for index in range(end)]
-            new = records[max(0, done - chunk.first + 1) :]
-            output.write("".join(new))
-            self.layout.add(new, self.sums)
-            bar.update(len(new))
-            remarks.error = remarks.error or chunk.error
-            if remarks.error is not None:
-                break
-        return remarks
+                self.sums["pairs"] += 1
+                self.sums["tokens"] += int(entry[1])
+                self.sums["log_probability"] += float(entry[0])

@@ -27,7 +27,7 @@ class ForcedPrefixes(LogitsProcessor):
         self.forced = torch.tensor([prefix + [-1] * (longest - len(prefix)) for prefix in prefixes])
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """Scores `(rows, vocab_size)`, the rows of a sentence together, with all but the forced token ruled out."""
+        """Return scores `(rows, vocab_size)`, a sentence's rows together, with all but the forced token ruled out."""
         step = input_ids.shape[1] - 1  # without the start token
         if step >= self.forced.shape[1]:
             return scores
@@ -57,7 +57,7 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def search_pieces(translator, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
-    """The number of each piece and the token ids of its hypotheses, best first, without the start token and padding."""
+    """Yield the number of each piece and the ids of its hypotheses, best first, without the start token and padding."""
     yield from _with_terms(translator, pieces)
     free = [number for number, piece in enumerate(pieces) if piece.terms is None]
     for index, outputs in _without_terms(translator, [pieces[number] for number in free]):
@@ -65,7 +65,7 @@ def search_pieces(translator, pieces: list) -> Iterator[tuple[int, list[list[int
 
 
 def _with_terms(translator, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
-    """As `search_pieces`, of the pieces that have terms."""
+    """Search for the pieces that have terms."""
     asked = translator.setting("num_beams", 1)
     beams = {number: beams_for(piece.terms, asked) for number, piece in enumerate(pieces) if piece.terms}
     for size in sorted(set(beams.values())):
@@ -92,7 +92,7 @@ def _open_search(translator, **options):
 
 
 def _without_terms(translator, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
-    """As `search_pieces`, of pieces without terms."""
+    """Search for pieces without terms."""
     if continuous_batching_pays(translator.model) and not translator.logits_processors(pieces):
         search = _open_search(translator)
         if search is not None:
@@ -103,7 +103,7 @@ def _without_terms(translator, pieces: list) -> Iterator[tuple[int, list[list[in
 
 
 def _joining(translator, search, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
-    """As `search_pieces`, by one search which the shorter ones join as the longer ones are done."""
+    """Search for all in one search, which the shorter ones join as the longer ones are done."""
     lengths = [len(piece.ids) for piece in pieces]
     waiting = sorted(range(len(pieces)), key=lambda number: lengths[number])  # the longest last
     numbers: dict = {}  # of the sentences of the search
@@ -121,7 +121,7 @@ def _joining(translator, search, pieces: list) -> Iterator[tuple[int, list[list[
 
 @torch.no_grad()
 def generate(translator, pieces: list) -> list[list[list[int]]]:
-    """Token ids of each piece's hypotheses by one call of `generate()`, as of `search_pieces`."""
+    """Return the token ids of each piece's hypotheses by one call of `generate()`, as `search_pieces`."""
     model, options = translator.model, dict(translator.generate_options)
     if processors := translator.logits_processors(pieces):
         options["logits_processor"] = LogitsProcessorList([*processors, *options.get("logits_processor", ())])
@@ -133,14 +133,14 @@ def generate(translator, pieces: list) -> list[list[list[int]]]:
 
 
 def _padded(model, pieces: list) -> dict[str, torch.Tensor]:
-    """Sources as `generate()` takes them: `input_ids` and `attention_mask`, `(pieces, longest)`."""
+    """Return sources as `generate()` takes them: `input_ids` and `attention_mask`, `(pieces, longest)`."""
     collate = PairCollator(model.config.pad_token_id)
     inputs = collate([{"input_ids": piece.ids, "labels": [0]} for piece in pieces])
     return {name: tensor.to(model.device) for name, tensor in inputs.items() if name != "labels"}
 
 
 def _trimmed(translator, ids: list[int]) -> list[int]:
-    """An output without the padding after `</s>`, or at its end."""
+    """Return an output without the padding after `</s>`, or at its end."""
     ends, pad = translator.end_ids, translator.model.config.pad_token_id
     end = next((index for index, token in enumerate(ids) if token in ends), None)
     if end is not None:

@@ -30,33 +30,34 @@ class Window:
     lines: list[Any]
     error: Exception | None = None  # what ended the reading after these lines
 
-
-@dataclass
-class Remarks:
-    """Remarks to report once lines are written."""
-
-    split: list[int] = field(default_factory=list)  # numbers of the lines that were translated in parts
-    cut: list[int] = field(default_factory=list)  # and of those whose translation repeated itself to its limit
-    error: Exception | None = None  # what ended the work
-
-    def report(self) -> None:
-        """Name the lines, and raise the error."""
-        _name_lines(self.split, "longer than the model takes and translated in parts")
-        _name_lines(self.cut, "translated into something that repeats itself without end, which was cut")
+    def check(self) -> None:
+        """Raise what ended the reading, if anything, once these lines are written."""
         if self.error is not None:
             raise self.error
 
 
-def _name_lines(numbers: list[int], remark: str) -> None:
-    if numbers:
-        named = ", ".join(f"{number:,}" for number in numbers[:_NAMED])
-        more = f" and {len(numbers) - _NAMED:,} more" if len(numbers) > _NAMED else ""
-        lines = "1 line was" if len(numbers) == 1 else f"{len(numbers):,} lines were"
-        logger.warning(f"{lines} {remark}: {named}{more}")
+@dataclass
+class Remarks:
+    """The numbers of lines to report once all are written."""
+
+    split: list[int] = field(default_factory=list)  # lines that were translated in parts
+    cut: list[int] = field(default_factory=list)  # lines whose translation repeated itself to its limit
+
+    def report(self) -> None:
+        """Log the first numbers of each kind, and how many there are."""
+        for numbers, remark in (
+            (self.split, "longer than the model takes and translated in parts"),
+            (self.cut, "translated into something that repeats itself without end, which was cut"),
+        ):
+            named = ", ".join(f"{number:,}" for number in numbers[:_NAMED])
+            more = f" and {len(numbers) - _NAMED:,} more" if len(numbers) > _NAMED else ""
+            lines = "1 line was" if len(numbers) == 1 else f"{len(numbers):,} lines were"
+            if numbers:
+                logger.warning(f"{lines} {remark}: {named}{more}")
 
 
 def batches_by_length(lengths: list[int], tokens: int) -> list[list[int]]:
-    """Indices in batches of at most `tokens` tokens, padding counted, longest first; one that is longer alone."""
+    """Return indices in batches of at most `tokens` tokens with padding, longest first; one that is longer alone."""
     longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     batches, start = [], 0
     while start < len(longest_first):
@@ -67,7 +68,7 @@ def batches_by_length(lengths: list[int], tokens: int) -> list[list[int]]:
 
 
 def in_windows(lines: Iterable[Any], size: int, done: int = 0, index: int = 0, first: int = 1) -> Iterator[Window]:
-    """Lines in windows of `size`, or of fewer with `WINDOW_CHARACTERS`; an error while reading comes in the last one.
+    """Yield lines in windows of `size`, or of fewer with `WINDOW_CHARACTERS`; an error of reading is in the last one.
 
     The windows are those of all lines, but without the first ones that hold nothing beyond the `done` lines. Where the
     lines do not begin with the first one of a text, `index` and `first` are those of their first window.

@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..model.settings_vaswani import MAX_EXTRA_TOKENS
 from .glossary import Glossary, Progress, Terms, Tokens, term_forms
 from .long_inputs import split_line
-from .scoring import LengthRule, check_length, score_ids
+from .scoring import check_length, length_rule, positions, score_ids
 from .streaming import WINDOW_LINES, Window, in_windows
 
 _ROUNDS = 4  # times that an output has to end with the same tokens to be cut; a text may repeat a word twice
@@ -32,6 +32,8 @@ class Hypothesis:
     log_probability: float | None = None  # log P(Y|X) under the model in nats; None if not asked for
     score: float | None = None  # what beam search ranks by, from log-probability and tokens; None as above
     repeats: bool = False  # whether the model went on repeating itself; the text has what it repeated once
+    words: list[tuple[str, float]] | None = None  # with their probabilities (`confidence.py`), if asked for
+    alignment: str | None = None  # of source and target words, as `0-0 1-2`, if asked for
 
 
 @dataclass
@@ -51,6 +53,12 @@ class PreparedWindow:
     window: Window  # its lines are those before the error, if it has one
     pieces: list[Piece]  # what to translate, in the order of the lines; a blank line has none
     split: list[int]  # numbers of the lines that were too long
+
+
+def _check_room(number: int, what: str, tokens: int, limit: float) -> None:
+    """Raise `UserError` if what line `number` needs in its translation leaves no room in an output."""
+    if tokens >= limit:
+        raise UserError(f"line {number} {what} {tokens} tokens, which leaves no room in an output of at most {limit}")
 
 
 class Translator:
@@ -95,15 +103,9 @@ class Translator:
         self._own_tokenizer = copy.deepcopy(tokenizer)
 
     def setting(self, name: str, default=None):
-        """An option of the search: as given, else the model's own, else the default."""
+        """Return an option of the search: as given, else the model's own, else the default."""
         value = self.generate_options.get(name, getattr(self.model.generation_config, name, None))
         return default if value is None else value
-
-    @property
-    def _positions(self) -> float:
-        """The most tokens that a source or, with the start token, an output can have."""
-        config = self.model.config
-        return config.max_position_embeddings if config.position_encoding == "learned" else math.inf
 
     def prepare(self, window: Window, glossary: Glossary | None = None) -> PreparedWindow:
         """Tokenise a window whose lines are strings, or pairs of a source and the prefix of its translation.
@@ -131,51 +133,36 @@ class Translator:
         return PreparedWindow(window, pieces, split)
 
     def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
-        """The tokens of line `number` in one part, or in several if they are too many."""
-        limit = min(self._positions, self.max_source_tokens or math.inf)
+        """Return the tokens of line `number` in one part, or in several if they are too many."""
+        most = self.max_source_tokens or math.inf
+        if not self.split_long:
+            check_length(self.model.config, number, len(ids), most)
+        limit = min(positions(self.model.config), most)
         if len(ids) <= limit:
             return [ids]
-        if not self.split_long:
-            if limit != self.max_source_tokens:
-                check_length(self.model.config, number, len(ids))
-            raise UserError(
-                f"line {number} has {len(ids)} tokens and at most {self.max_source_tokens} are taken: split it into"
-                " shorter sentences, or raise --max-source-tokens"
-            )
         count = lambda part: len(self._own_tokenizer(part)["input_ids"])  # noqa: E731
-        parts = self._own_tokenizer(split_line(text, limit, count, self.source_language))["input_ids"]
-        if max(map(len, parts)) > limit:
-            raise UserError(
-                f"line {number} has a character of {max(map(len, parts))} tokens and at most {limit} fit: raise"
-                " --max-source-tokens"
-            )
-        return parts
+        return self._own_tokenizer(split_line(text, limit, count, self.source_language))["input_ids"]
 
     def _prefix_ids(self, number: int, text: str, source_length: int) -> list[int]:
-        """The tokens of the prefix of line `number`."""
+        """Return the tokens of the prefix of line `number`."""
         if not text.strip():
             return []
         ids = self._own_tokenizer(text_target=text.strip(), add_special_tokens=False)["input_ids"]
-        limit = self.output_limit(source_length)
-        if len(ids) >= limit:
-            raise UserError(
-                f"line {number} of the prefixes has {len(ids)} tokens, which leaves no room in an output of at most"
-                f" {limit}: shorten it, or raise --max-new-tokens"
-            )
+        _check_room(number, "of the prefixes has", len(ids), self.output_limit(source_length))
         return ids
 
     def output_limit(self, source_length: int) -> int:
-        """The most tokens of the output for a source of `source_length` tokens (Section 6.1)."""
+        """Return the most tokens of the output for a source of `source_length` tokens (Section 6.1)."""
         limit = self.setting("max_new_tokens")
         if limit is None and (max_length := self.setting("max_length")) is not None:
             limit = max_length - 1  # the decoder's start token counts there
         if limit is None:
             limit = source_length + self.setting("max_extra_tokens", MAX_EXTRA_TOKENS)
-        return min(limit, self._positions - 1)
+        return min(limit, positions(self.model.config) - 1)
 
     @cached_property
     def _tokens(self) -> Tokens:
-        """The meaning of tokens for terms."""
+        """Return the meaning of tokens for terms."""
         return Tokens.of(self._own_tokenizer)
 
     def _terms(self, number: int, source: str, parts: list, glossary: Glossary, encode: Callable) -> list[Terms | None]:
@@ -183,16 +170,12 @@ class Translator:
         texts = self._own_tokenizer.batch_decode(parts, skip_special_tokens=True) if len(parts) > 1 else [source]
         forms = [[encode(term) for term in glossary.of(text)] for text in texts]
         terms = [Terms(part_forms, self._tokens) if part_forms else None for part_forms in forms]
-        needed = max((part.lacks(Progress()) for part in terms if part), default=0)
-        if needed >= self._positions - 1:
-            raise UserError(
-                f"line {number} has terms of {needed} tokens, more than the model's {self._positions} positions take:"
-                " leave some out of the glossary"
-            )
+        for part in filter(None, terms):
+            _check_room(number, "has terms of", part.lacks(Progress()), positions(self.model.config) - 1)
         return terms
 
     def logits_processors(self, pieces: list[Piece]) -> list:
-        """Constraints on the outputs of these pieces; they come before the processors among the options."""
+        """Return constraints on the outputs of these pieces; they come before the processors among the options."""
         if not any(piece.prefix for piece in pieces):
             return []
         from .search import ForcedPrefixes
@@ -200,9 +183,9 @@ class Translator:
         return [ForcedPrefixes([piece.prefix for piece in pieces])]
 
     def _outputs(self, pieces: list[Piece]) -> Iterator[tuple[int, list[list[int]]]]:
-        """The number of each piece and the token ids of its hypotheses, best first, without the start token.
+        """Yield the number of each piece and the token ids of its hypotheses, best first, without the start token.
 
-        In any order of the pieces.
+        The pieces come in any order.
         """
         if hasattr(self.model, "search_pieces"):  # an exported model
             return self.model.search_pieces(pieces, self.tokens_per_batch, **self.generate_options)
@@ -212,12 +195,12 @@ class Translator:
 
     @property
     def end_ids(self) -> set[int]:
-        """The tokens that end an output."""
+        """Return the tokens that end an output."""
         ends = self.setting("eos_token_id", [])
         return {ends} if isinstance(ends, int) else set(ends)
 
     def as_hypotheses(self, pieces: list[Piece], outputs: list[list[list[int]]]) -> list[list[Hypothesis]]:
-        """The hypotheses of each piece, best first, from the token ids that a search found, without the start token."""
+        """Return the hypotheses of each piece, best first, from the token ids of a search, without the start token."""
         if not pieces:
             return []
         number, flat = len(outputs[0]), [ids for rows in outputs for ids in rows]
@@ -234,7 +217,7 @@ class Translator:
         return [hypotheses[start : start + number] for start in range(0, len(hypotheses), number)]
 
     def _without_repetition(self, ids: list[int], terms: Terms | None = None) -> list[int]:
-        """An output, or of one that goes round in a circle to its limit the tokens up to the end of the first round.
+        """Return an output, without the rounds after the first where it goes round in a circle to its limit.
 
         It stays whole where a term would be lost, which may reach across two rounds.
         """
@@ -249,12 +232,12 @@ class Translator:
         return ids
 
     def _scored(self, hypothesis: Hypothesis, log_probability: float) -> Hypothesis:
-        rule = LengthRule.of(self.model.generation_config, self.generate_options)
-        score = rule.score(log_probability, hypothesis.tokens)
+        rank = length_rule(self.model.generation_config, self.generate_options)
+        score = rank(log_probability, hypothesis.tokens)
         return replace(hypothesis, log_probability=log_probability, score=score)
 
     def translate_prepared(self, prepared: PreparedWindow, progress: Any = None) -> list[list[Hypothesis]]:
-        """The hypotheses of each line of a window, best first; of a blank line they are empty."""
+        """Return the hypotheses of each line of a window, best first; of a blank line they are empty."""
         pieces, lines = prepared.pieces, [[] for _ in prepared.window.lines]
         last_pieces = set({piece.line: index for index, piece in enumerate(pieces)}.values())  # of each line
         progress = progress if progress is not None else tqdm(disable=True)
@@ -277,7 +260,7 @@ class Translator:
         return seeded(self.model.device, (self.seed * 1_000_003 + window) % 2**63)
 
     def _joined(self, parts: list[list[Hypothesis]]) -> list[Hypothesis]:
-        """A line's hypotheses from those of its pieces: the first ones together, the second ones, and so on."""
+        """Return a line's hypotheses from those of its pieces: the first ones together, the second ones, and so on."""
         if not parts:
             empty = Hypothesis("", 0, 0.0, 0.0) if self.scores else Hypothesis("")
             return [empty] * self.setting("num_return_sequences", 1)
@@ -295,7 +278,7 @@ class Translator:
     def hypotheses(
         self, sentences: Iterable[str | tuple[str, str]], window: int = WINDOW_LINES, progress: Any = None
     ) -> Iterator[list[Hypothesis]]:
-        """The hypotheses of each sentence, best first, in the order of the sentences, as windows of them are ready.
+        """Yield the hypotheses of each sentence, best first, in the order of the sentences, as windows are ready.
 
         Args:
             sentences: one source each, or a pair of a source and the prefix of its translation.
@@ -308,12 +291,11 @@ class Translator:
         for lines in in_windows(sentences, window):
             prepared = self.prepare(lines)
             yield from self.translate_prepared(prepared, progress)
-            if prepared.window.error is not None:
-                raise prepared.window.error
+            prepared.window.check()
 
     def translate(
         self, sentences: Iterable[str | tuple[str, str]], window: int = WINDOW_LINES, progress: Any = None
     ) -> Iterator[str]:
-        """The best of the `hypotheses` of each sentence, with the same Args and Raises; of a blank one it is empty."""
+        """Yield the best of the `hypotheses` of each sentence, empty for a blank one; Args and Raises are theirs."""
         for hypotheses in self.hypotheses(sentences, window, progress):
             yield hypotheses[0].text

@@ -9,7 +9,7 @@ import datasets
 import evaluate
 from sacrebleu.metrics import BLEU, CHRF
 
-from ..errors import UserError
+from ..errors import UserError, reading
 
 
 class TranslationMetric(evaluate.Metric):
@@ -43,7 +43,7 @@ class PerplexityMetric(evaluate.Metric):
     in nats and its number of tokens, as `score_pairs` returns them, and returns `perplexity`.
 
     Raises:
-        ValueError: from `compute`, for no tokens.
+        ZeroDivisionError: from `compute`, for no tokens.
     """
 
     def _info(self):
@@ -62,8 +62,6 @@ class PerplexityMetric(evaluate.Metric):
 
 def perplexity(losses: Sequence[float], counts: Sequence[int]) -> float:
     """Compute exp of the nats a token, at most e^700, as `PerplexityMetric` without its files."""
-    if not sum(counts):
-        raise ValueError("no tokens to compute a perplexity of")
     return math.exp(min(math.fsum(losses) / sum(counts), 700.0))
 
 
@@ -100,11 +98,9 @@ def moses_tokenizer(language: str) -> Callable[[str], str]:
         UserError: if sacremoses, Moses' tokenizer.perl in Python, is not installed, and for an ISO 639-1 code that it
             does not know (it would silently apply the rules of English).
     """
-    try:
+    with reading("Moses' tokeniser (pip install 'vaswani_transformer[moses]')"):
         from sacremoses import MosesTokenizer
         from sacremoses.corpus import NonbreakingPrefixes
-    except ImportError as error:
-        raise UserError("Moses' tokeniser is not installed: pip install 'vaswani_transformer[moses]'") from error
     languages = sorted(set(NonbreakingPrefixes().available_langs.values()))
     if language not in languages:
         raise UserError(f"Moses' tokeniser knows no language {language!r}: give one of {', '.join(languages)}")

@@ -9,7 +9,7 @@ import shlex
 from importlib import metadata
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import reading
 from ..files import file_sha256
 from ..json_and_yaml import read_json
 
@@ -17,9 +17,7 @@ from ..json_and_yaml import read_json
 _NO_SETTINGS = {"transformers_version", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
 _NO_SETTINGS |= {"use_cache", "return_dict_in_generate"}
 _CONFIGURATIONS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-# Types of entries of a record, by the ends of their names; scores are checked where they are shown.
-_REQUIRED = {"test_set": str, "weights_sha256": str, "command": str, "generation": dict}
-_ENTRIES = {"_file": str, "_sha256": str, "_signature": str, "date": str, "sentences": int, "versions": dict}
+_REQUIRED = {"test_set": str, "weights_sha256": str, "command": str, "generation": dict}  # the rest is checked if shown
 _EXPORTED_FILES = ("export.json", "model.bin", "shared_vocabulary.json")  # of an export to CTranslate2
 # Of tokenizers with two sides. Other folders have none, and the sums that they had before these were known.
 _OF_TWO_SIDES = (
@@ -150,17 +148,6 @@ def read_evaluation(path: str | Path) -> dict:
     Raises:
         UserError: for a file that is missing, is not JSON, or does not say what it is an evaluation of.
     """
-    try:
+    with reading(path):
         record = read_json(path, "give a file of `vaswani evaluate --json`")
-    except FileNotFoundError as error:
-        raise UserError(f"cannot read evaluation file {path}: {error.strerror}") from error
-    types = dict.fromkeys(_REQUIRED) | record
-    for name in types:
-        kind = _REQUIRED.get(name) or next((kind for ending, kind in _ENTRIES.items() if name.endswith(ending)), object)
-        values = record.get(name).values() if name == "versions" and isinstance(record[name], dict) else ()
-        if not isinstance(record.get(name), kind) or not all(isinstance(value, str) for value in values):
-            raise UserError(
-                f"{name} in {path} is {record.get(name)!r:.40}, not {kind.__name__}: evaluate again with `vaswani"
-                " evaluate --json` of this version"
-            )
-    return record
+        return record | {name: kind(record[name]) for name, kind in _REQUIRED.items()}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import ctranslate2
 
 from ..decoding.fast_tokenizer import open_tokenizer
-from ..decoding.scoring import LengthRule
+from ..decoding.scoring import LengthRule, length_rule
 from ..decoding.streaming import batches_by_length
 from ..decoding.translator import Piece, Translator
 from ..errors import UserError, reading
@@ -119,7 +119,7 @@ class CTranslate2Model:
         """
         for name, value in options.items():
             check_setting(name, value)
-        beams, rule = self._setting("num_beams", options, 1), LengthRule.of(self.generation_config, options)
+        beams, rule = self._setting("num_beams", options, 1), length_rule(self.generation_config, options)
         if number > beams or (beams > 1 and 2 * beams > len(self.vocabulary)):
             raise UserError(
                 f"{number} outputs are wanted by num_beams {beams}: there can be 1 to num_beams outputs, and at most"
@@ -181,7 +181,7 @@ class CTranslate2Model:
 
     @staticmethod
     def _ranked(ids: list[int], log_probability: float, rule: LengthRule) -> Output:
-        return Output(ids, log_probability, rule.score(log_probability, len(ids)))
+        return Output(ids, log_probability, rule(log_probability, len(ids)))
 
     def _source_tokens(self, sentences: Sequence[Sequence[int]]) -> list[list[str]]:
         return [[self._source_vocabulary[number] for number in ids] for ids in sentences]

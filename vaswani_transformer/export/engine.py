@@ -54,12 +54,12 @@ def load_for_decoding(
         except NotExpressibleError as reason:
             logger.warning(f"computed in float32, not int8: {reason}")
         device, precision = "cpu", "float32"
-    from ..decoding.ensemble import COMBINATIONS, load_ensemble
+    from ..decoding.ensemble import load_ensemble
     from ..hardware import keep_freed_memory
     from ..loading import load_model
 
     if len(folders) > 1:
-        model, tokenizer = load_ensemble(folders, device, combine or COMBINATIONS[0], precision=precision)
+        model, tokenizer = load_ensemble(folders, device, combine or "probabilities", precision=precision)
     else:
         model, tokenizer = load_model(folders[0], device, precision)
         model.keep_decoder()

@@ -10,12 +10,12 @@ import math
 import os
 import typing
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from ..errors import UserError, one_line, reading
+from ..errors import UserError, reading
 from ..hardware import CPU_TOKENS, MOST_WORKERS
 from ..json_and_yaml import MOST_YAML, parse_yaml, read_text
 from ..model.settings_vaswani import MAX_EXTRA_TOKENS, broken_range
@@ -228,34 +228,27 @@ def convert(name: str, value) -> object:
     """
     kind, optional = field_type(name)
     text = value.strip() if isinstance(value, str) else value
-    if optional and (text is None or (isinstance(text, str) and text.lower() in ("none", "null"))):
+    if optional and str(text).lower() in ("none", "null"):
         return None
-    if text is None:
-        raise UserError(f"{name} must be given a value of type {kind.__name__}")
     if _is_automatic(name, text):
         return AUTO
-    rule = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
-    if _is_automatic(name, AUTO):
-        rule += " or auto"
     if kind is str:
-        if isinstance(text, str | os.PathLike):
-            text = str(text)
-            if all(unicodedata.category(character) not in ("Cc", "Cs") for character in text):
-                return text
-            rule = "text in UTF-8 without control characters"
-        elif not isinstance(text, list | dict):
-            rule = "text: in YAML put it in quotes, or it is read as something else"
+        rule = "text in UTF-8 without control characters, in YAML in quotes where it looks like something else"
+        if isinstance(text, str | os.PathLike) and all(unicodedata.category(c) not in ("Cc", "Cs") for c in str(text)):
+            return str(text)
     elif kind is bool:
+        rule = "true or false"
         if (word := str(text).lower()) in ("true", "yes", "false", "no"):
             return word in ("true", "yes")
-    elif isinstance(text, str | int | float) and not isinstance(text, bool):
-        with contextlib.suppress(ValueError, OverflowError):
-            converted = kind(text)
-            if kind is int and abs(converted) >= 2**63:
-                rule = "a whole number below 2**63"
-            elif math.isfinite(converted) and not (isinstance(text, float) and converted != text):
+    else:
+        rule = "a whole number below 2**63" if kind is int else "a number"
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            converted = None if isinstance(text, bool) else kind(text)
+            is_exact = math.isfinite(converted) and (isinstance(text, str) or converted == text)
+            if is_exact and (kind is float or abs(converted) < 2**63):
                 return converted
-    raise UserError(f"{name} is {value!r:.100}: it must be {rule}")
+    other = " or auto" if _is_automatic(name, AUTO) else ""
+    raise UserError(f"{name} is {value!r:.100}: it must be {rule}{other}")
 
 
 def recipe_names() -> list[str]:
@@ -274,14 +267,12 @@ def read_recipe(name_or_path: str) -> tuple[str, str]:
     """Return the text of a recipe, shipped or one's own, and a name for it.
 
     Raises:
-        UserError: for a file or a name that is not there, or a file that is no text of a recipe's size.
+        UserError: for a missing file or name, or a file that is no text of a recipe's size.
     """
     path, names = Path(name_or_path), recipe_names()
     if path.suffix in (".yaml", ".yml") or path.is_file() or (path.exists() and name_or_path not in names):
-        try:
+        with reading(path):
             return read_text(path, "give a recipe, a YAML file in UTF-8", MOST_YAML), path.stem
-        except FileNotFoundError:
-            raise UserError(f"there is no recipe file {name_or_path}") from None
     if name_or_path not in names:
         nearest = _nearest(name_or_path, names, "vaswani recipes")
         raise UserError(f"there is no recipe {name_or_path!r:.300} and no such file: {nearest}")
@@ -302,10 +293,7 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
 
     text, name = read_recipe(name_or_path)
     with reading(name_or_path):
-        values = parse_yaml(text)
-    if not isinstance(values, dict | None):
-        raise UserError(f"{name_or_path} must hold lines of the form `field: value`")
-    values, overrides = values or {}, overrides or {}
+        values, overrides = dict(parse_yaml(text) or {}), overrides or {}
     preset = PRESETS.get(str(overrides.get("preset")), {})
     values = {name: value for name, value in values.items() if name not in preset} | overrides
     # A recipe of an earlier version may name a field that has gone, as long as it made no difference there.
@@ -321,7 +309,13 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
     return recipe
 
 
-_RANGES = (
+_CHOICES = {
+    "tokenizer_kind": ("bpe", "wordpiece"),
+    "precision": ("auto", "fp32", "bf16", "fp16"),
+    "best_by": ("loss", "bleu"),
+    "keep_weights": ("better", "average", "best", "last"),
+}
+_RULES = (
     ("lora_rank tokens_per_batch tokens_per_device ddp_timeout max_steps warmup_steps evaluate_every"
      " log_every keep_checkpoints expected_pairs expected_source_length expected_target_length",
      lambda value: value >= 1, "1 or more"),
@@ -333,13 +327,8 @@ _RANGES = (
     ("seed", lambda seed: seed < 2**32, "below 2**32"),
     ("learning_rate_scale adam_epsilon", lambda value: value > 0, "above 0"),
     ("label_smoothing adam_beta1 adam_beta2", lambda share: 0 <= share < 1, "at least 0 and below 1"),
+    *((name, choices.__contains__, f"one of {', '.join(choices)}") for name, choices in _CHOICES.items()),
 )  # fmt: skip
-_CHOICES = {
-    "tokenizer_kind": ("bpe", "wordpiece"),
-    "precision": ("auto", "fp32", "bf16", "fp16"),
-    "best_by": ("loss", "bleu"),
-    "keep_weights": ("better", "average", "best", "last"),
-}
 
 
 def check_paths(recipe: Recipe) -> None:
@@ -356,49 +345,42 @@ def check_recipe(recipe: Recipe) -> None:
         UserError: naming the field, its value and the rule.
     """
     check_paths(recipe)
-    for names, is_in_range, rule in _RANGES:
+    for mistake in _mistakes(recipe):
+        raise UserError(mistake)
+
+
+def _mistakes(recipe: Recipe) -> Iterator[str]:
+    """Yield what is wrong: values out of range, and those that would be ignored or fail after hours."""
+    for names, is_right, rule in _RULES:
         for name in names.split():
             value = getattr(recipe, name)
-            if value is not None and not _is_automatic(name, value) and not is_in_range(value):
+            if value is not None and not _is_automatic(name, value) and not is_right(value):
                 other = ", or none" if field_type(name)[1] else ", or auto" if _is_automatic(name, AUTO) else ""
-                raise UserError(f"{name} is {value}: it must be {rule}{other}")
+                yield f"{name} is {value!r}: it must be {rule}{other}"
     for name in ("num_beams", "length_penalty", "max_extra_tokens"):
         value = getattr(recipe, name)
         if value is not None and not _is_automatic(name, value) and (rule := broken_range(name, value)):
-            raise UserError(f"{name} is {value}: it must be {rule}")
-    for name, choices in _CHOICES.items():
-        if getattr(recipe, name) not in choices:
-            raise UserError(f"{name} is {getattr(recipe, name)!r}: it must be one of {', '.join(choices)}")
+            yield f"{name} is {value}: it must be {rule}"
     if recipe.best_by == "bleu" and recipe.validation_bleu == 0:
-        raise UserError("best_by is 'bleu' but validation_bleu is 0: set validation_bleu, or best_by to 'loss'")
+        yield "best_by is 'bleu' but validation_bleu is 0: set validation_bleu, or best_by to 'loss'"
     if recipe.keep_weights == "average" and recipe.average_checkpoints < 2:
-        raise UserError(
-            f"keep_weights is 'average' but average_checkpoints is {recipe.average_checkpoints}: set it to 2 or more"
-            " or keep other weights"
-        )
-    _check_start(recipe)
-    config = model_config(recipe, recipe.vocab_size)
-    if config.position_encoding == "learned" and recipe.max_length > config.max_position_embeddings:
-        raise UserError(
-            f"max_length {recipe.max_length} is above the {config.max_position_embeddings} positions that the model"
-            " learns: raise max_position_embeddings or lower max_length"
-        )
-
-
-def _check_start(recipe: Recipe) -> None:
-    """Refuse what a model to start from decides, and adapters without one."""
-    if recipe.from_model is None:
-        if recipe.lora_rank is not None:
-            raise UserError(f"lora_rank is {recipe.lora_rank} and there is no model to adapt: give --from FOLDER too")
-        return
-    names = [name for name in recipe.model_overrides() if name not in DROPOUTS]
-    names += ["preset", *(field.name for field in _FIELDS.values() if field.metadata["group"] == TOKENIZER)]
-    for name in names:
+        yield f"keep_weights is 'average' but average_checkpoints is {recipe.average_checkpoints}: set it to 2 or more"
+    if recipe.from_model is None and recipe.lora_rank is not None:
+        yield f"lora_rank is {recipe.lora_rank} and there is no model to adapt: give --from FOLDER too"
+    of_model = [name for name in recipe.model_overrides() if name not in DROPOUTS]
+    of_model += ["preset", *(field.name for field in _FIELDS.values() if field.metadata["group"] == TOKENIZER)]
+    for name in of_model if recipe.from_model is not None else ():
         if getattr(recipe, name) != _FIELDS[name].default:
-            raise UserError(
+            yield (
                 f"{name} is {getattr(recipe, name)!r} and a model to start from is given, which has its own: leave"
                 f" {name} out (the recipe `finetune` does), or --from"
             )
+    config = model_config(recipe, recipe.vocab_size)
+    if config.position_encoding == "learned" and recipe.max_length > config.max_position_embeddings:
+        yield (
+            f"max_length {recipe.max_length} is above the {config.max_position_embeddings} positions that the model"
+            " learns: raise max_position_embeddings or lower max_length"
+        )
 
 
 def model_config(recipe: Recipe, vocab_size: int) -> "VaswaniConfig":  # noqa: F821 (transformers takes seconds to import)
@@ -412,8 +394,6 @@ def model_config(recipe: Recipe, vocab_size: int) -> "VaswaniConfig":  # noqa: F
     overrides = recipe.model_overrides()
     if {"d_model", "num_heads"} & overrides.keys():  # a preset's own head widths belong to its own d_model and heads
         overrides = {"d_k": None, "d_v": None, **overrides}
-    try:
-        overrides |= {"vocab_size": vocab_size, "label_smoothing": recipe.label_smoothing}
+    overrides |= {"vocab_size": vocab_size, "label_smoothing": recipe.label_smoothing}
+    with reading("the recipe's model"):
         return VaswaniConfig.from_preset(recipe.preset, **overrides)
-    except Exception as error:
-        raise UserError(one_line(error)) from error

@@ -254,8 +254,7 @@ class Engine:
         """
         with self._tokenizing:
             prepared = self.with_options(options).prepare(Window(0, 1, list(sentences)), glossary)
-        if prepared.window.error is not None:
-            raise prepared.window.error
+        prepared.window.check()
         return prepared.pieces
 
     async def translate(

@@ -146,7 +146,7 @@ def test_workers_and_resuming_write_what_one_process_writes(folder, files, tmp_p
     assert run(*command("workers", "--workers", "2")) == 0
     here.append(2)
     assert "was killed" in fails(*command("lost", "--workers", "3"))
-    assert "give --resume to continue it" in fails(*command("lost"))
+    assert "is unfinished: give --resume" in fails(*command("lost"))
     assert "--window was 5 and is 6 now" in fails(*command("lost", "--resume", "--window", "6"))
     here.clear()
     assert run(*command("lost", "--resume")) == 0

@@ -226,10 +226,10 @@ class DistilledText:
             if not sources.is_file():
                 with written_whole(sources) as new, new.open("w", encoding="utf-8") as file:
                     file.writelines(f"{line}\n" for line in self._sources())
-            kind, window, files = type(translator), translator.window, ((sources, file_stamp(sources)),)
+            doing, window = translator.doing if progress else None, translator.window
             make = make if workers > 1 else lambda loaded=translator: loaded
             del translator  # of which each worker loads its own
-            write_in_parts(output, kind, make, files, window, 1, workers, progress=progress)
+            write_in_parts(output, doing, make, ((sources, file_stamp(sources)),), window, 1, workers)
 
     def _sources(self) -> Iterator[str]:
         """Yield each source as one line."""

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from tqdm.auto import tqdm
 
 from ..errors import UserError, reading
-from ..files import NO_LOCKS, sync, write_text
+from ..files import sync, write_text
 from ..json_and_yaml import read_json
 
 
@@ -100,9 +100,10 @@ class ResumableOutput:
     def _lock(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise UserError(f"another process is writing {self.path}: wait, or give another --output") from error
+        except BlockingIOError as error:
+            raise UserError(f"another process is writing {self.path}: wait, or give another --output") from error
+        except OSError:  # a file system without locks
+            pass
 
     def _start(self, lines_per_record: int, resume: bool, drawn: dict[str, Any]) -> None:
         if not resume:

@@ -71,23 +71,14 @@ def test_what_a_token_cannot_see_is_grey(tmp_path):
         assert grey.sum() / size == pytest.approx(hidden / 64, abs=0.02)
 
 
-@pytest.mark.parametrize(("layers", "tokens"), [(1, 5), (2, 5), (2, 30)])
-def test_labels_belong_to_their_tokens_and_are_inside_the_picture(layers, tokens):
-    labels = ["MWMWMWMWMWMWMWMWMWMWMWMWMWMW", "$\\alpha$", "·gypsy", ".", "ill"] * (tokens // 5)
-    array = np.full((layers, 2, tokens, tokens), 1 / tokens, np.float32)
-    figure = attention_figure(AttentionWeights("s", "t", labels, labels, labels, array, array, array), "encoder")
-    figure.draw_without_rendering()
-    assert [text.get_text() for text in (figure._supylabel, figure._supxlabel)] == [
-        "← source token that looks", "source token looked at →"]  # fmt: skip
-    panels = np.array(figure.axes[: 2 * layers]).reshape(layers, 2)
-    for axes in panels.flat:
-        x, y = ([label for label in axis.get_ticklabels() if label.get_visible()] for axis in (axes.xaxis, axes.yaxis))
-        assert (len(x), len(y)) == (tokens * (axes in panels[-1]), tokens * (axes in panels[:, 0]))
-        for label, token in zip([*x, *y], labels * 2, strict=False):
-            assert label.get_text() == (token if len(token) < 19 else token[:17] + "…") and not label.get_parse_math()
-            extent = label.get_window_extent()
-            assert extent.x0 >= -1 and extent.y0 >= -1
-            assert not any(extent.overlaps(other.get_window_extent()) for other in panels.flat)
+def test_labels_are_the_tokens_and_no_formulas():
+    labels = ["MWMWMWMWMWMWMWMWMWMWMWMWMWMW", "$\\alpha$", "·gypsy", "."]
+    array = np.full((1, 1, 4, 4), 1 / 4, np.float32)
+    axes = attention_figure(AttentionWeights("s", "t", labels, labels, labels, array, array, array), "encoder").axes[0]
+    for axis in (axes.xaxis, axes.yaxis):
+        shown = axis.get_ticklabels()
+        assert [label.get_text() for label in shown] == [labels[0][:17] + "…", *labels[1:]]
+        assert not any(label.get_parse_math() for label in shown)
 
 
 def test_what_cannot_be_drawn_is_one_line(tmp_path, weights):

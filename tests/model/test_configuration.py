@@ -27,15 +27,7 @@ def counted(config: VaswaniConfig) -> int:
 
 class TestDefaults:
     def test_are_the_base_model(self):
-        config = VaswaniConfig()  # Table 3, first row, and Sections 3.2.2, 5.1
-        assert (config.encoder_layers, config.decoder_layers) == (6, 6)
-        assert (config.d_model, config.d_ff, config.num_heads, config.d_k, config.d_v) == (512, 2048, 8, 64, 64)
-        assert (config.dropout, config.vocab_size) == (0.1, 37_000)
-        assert (config.attention_dropout, config.activation_dropout, config.label_smoothing) == (0, 0, 0)
-        assert config.position_encoding == "sinusoidal"
-        assert config.tie_word_embeddings is True
-        assert config.attention_bias is False
-        assert config.is_encoder_decoder is True
+        assert VaswaniConfig().to_diff_dict() == VaswaniConfig.from_preset("base").to_diff_dict()
 
     def test_generic_names_of_transformers_read_the_papers_fields(self):
         config = VaswaniConfig(d_model=48, d_ff=80, num_heads=4, d_k=6, encoder_layers=3, decoder_layers=5)

@@ -152,23 +152,17 @@ def test_all_files_that_travel_are_found_by_transformers(tmp_path):
         assert (folder / path.name).read_bytes() == path.read_bytes()
 
 
-def test_what_is_saved_without_code_names_none(tmp_path):
+class Mine(VaswaniForConditionalGeneration):
+    """A class derived by a user."""
+
+
+@pytest.mark.parametrize("make", [lambda model: model.get_encoder(), lambda model: Mine(model.config)])
+def test_what_is_saved_without_code_names_none(make, tmp_path):
     model = tiny_model()
-    model.config.custom_pipelines = {}  # as of a loaded model, whose configuration the encoder shares
-    model.get_encoder().save_pretrained(tmp_path / "encoder")
-    config = json.loads((tmp_path / "encoder" / "config.json").read_text())
-    assert "custom_pipelines" not in config and "custom_pipelines" in vars(model.config)
-    for reference in config.get("auto_map", {}).values():
-        assert (tmp_path / "encoder" / f"{reference.partition('.')[0]}.py").is_file()
-
-
-def test_a_class_derived_by_a_user_names_no_file_of_ours(tmp_path):
-    class Mine(VaswaniForConditionalGeneration):
-        pass
-
-    Mine(tiny_model().config).save_pretrained(tmp_path)
+    model.config.custom_pipelines = {}  # as of a loaded model, whose configuration its parts share
+    make(model).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    assert "custom_pipelines" not in config
+    assert "custom_pipelines" not in config and "custom_pipelines" in vars(model.config)
     for reference in config.get("auto_map", {}).values():
         assert (tmp_path / f"{reference.partition('.')[0]}.py").is_file()
 

@@ -320,6 +320,6 @@ def test_several_checkpoints_in_a_folder(tmp_path):
     path = write(tmp_path, some_state())
     path.rename(tmp_path / "checkpoint1.pt")
     write(tmp_path, some_state()).rename(tmp_path / "checkpoint2.pt")
-    assert "holds 2 checkpoints" in error_of(fairseq.read, tmp_path, ImportOptions())
+    assert "holds 2 models" in error_of(fairseq.read, tmp_path, ImportOptions())
     write(tmp_path, some_state())
     assert fairseq.read(tmp_path, ImportOptions()).config.d_model == 24

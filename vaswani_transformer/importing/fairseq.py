@@ -13,7 +13,7 @@ import torch
 from ..errors import UserError, reading, shortened
 from ..model.configuration_vaswani import VaswaniConfig
 from .fairseq_vocabulary import read_dictionaries, read_tokenizer
-from .source import ACTIVATIONS, Facts, Imported, ImportOptions, sizes_of
+from .source import ACTIVATIONS, Facts, Imported, ImportOptions, only_one, sizes_of
 from .tables import holds_entries, read_pickle, tensors_of
 
 NAME = "a checkpoint of fairseq (.pt)"
@@ -93,9 +93,7 @@ def _checkpoint(source: Path) -> Path:
         return source
     paths = sorted(path for path in source.glob("*.pt") if _is_checkpoint(path))
     best = [path for path in paths if path.name in ("model.pt", "checkpoint_best.pt")]
-    if len(paths) > 1 and not best:
-        raise UserError(f"{source} holds {len(paths)} checkpoints of fairseq: give one of the files")
-    return (best or paths)[0]
+    return only_one(best[:1] or paths, source)
 
 
 def _settings(content: dict[str, Any]) -> dict[str, Any]:

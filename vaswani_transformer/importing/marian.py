@@ -15,7 +15,7 @@ from ..json_and_yaml import MOST_YAML, parse_yaml, read_yaml
 from ..marian_format import ACTIVATIONS, CONFIG, LAYER_NORM_EPS, NEW, stack_parameters
 from ..model.configuration_vaswani import VaswaniConfig
 from .marian_vocabularies import Vocabularies, read_tokenizer
-from .source import Facts, Imported, ImportOptions
+from .source import Facts, Imported, ImportOptions, only_one
 from .tables import is_compressed
 
 NAME = "a model of Marian (.npz)"
@@ -87,11 +87,7 @@ def _model_file(source: Path) -> Path:
     models = _models(source)
     named = (_decoder_settings(source / "model.npz") or {}).get("models")
     names = [Path(name).name for name in named] if isinstance(named, list) else []
-    models = [path for path in models if path.name in names] or models
-    if len(models) > 1:
-        listed = ", ".join(path.name for path in models[:5])
-        raise UserError(f"{source} holds {len(models)} models ({listed}): give one of the files")
-    return models[0]
+    return only_one([path for path in models if path.name in names] or models, source)
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:

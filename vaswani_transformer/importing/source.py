@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from ..errors import UserError
 from ..json_and_yaml import read_json
 from ..model.configuration_vaswani import VaswaniConfig
 
@@ -57,6 +58,18 @@ def model_type(source: Path) -> str | None:
         return None
     kind = read_json(source / "config.json", "copy it again").get("model_type")
     return kind if isinstance(kind, str) else None
+
+
+def only_one(paths: list[Path], folder: Path) -> Path:
+    """Return the one model of a folder.
+
+    Raises:
+        UserError: there are several, which are named.
+    """
+    if len(paths) > 1:
+        listed = ", ".join(path.name for path in paths[:5])
+        raise UserError(f"{folder} holds {len(paths)} models ({listed}): give one of the files")
+    return paths[0]
 
 
 def sizes_of(weights: dict[str, torch.Tensor]) -> dict[str, int | None]:

@@ -236,22 +236,12 @@ def test_damaged_bytes_are_imported_or_one_line(folder, capsys, tmp_path):
     assert failed > 12
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"dropout": "much"},
-        {"model_type": ["vaswani"]},
-        {"model_type": "unheard_of", "auto_map": {"AutoConfig": "planted.Config"}},
-        5,
-    ],
-    ids=str,
-)
-def test_a_bad_configuration(folder, capsys, monkeypatch, tmp_path, changes):
+def test_a_configuration_of_another_kind_runs_nothing(folder, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the command asked a question"))
     (folder / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     pickle_weights(folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes} if isinstance(changes, dict) else changes))
-    expected = "in no format" if "model_type" in str(changes) else "dropout" if changes != 5 else "config.json"
-    assert expected in fails_in_one_line(folder, capsys)
+    config |= {"model_type": "unheard_of", "auto_map": {"AutoConfig": "planted.Config"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "in no format" in fails_in_one_line(folder, capsys)
     assert not (tmp_path / "ran").exists()

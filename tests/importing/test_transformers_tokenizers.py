@@ -124,8 +124,6 @@ def test_bad_folders_of_marian_are_one_line(pairs, tmp_path):
     vocabulary = json.loads((folder / "vocab.json").read_text())
     for content, fault in (
         ({"a": 0}, "there is no entry"),
-        ({**vocabulary, "a": 0}, "not a vocabulary"),
-        ({**vocabulary, "a": "b"}, "not a vocabulary"),
         ({**vocabulary, "a": 10**12}, "not a vocabulary"),
     ):
         (folder / "vocab.json").write_text(json.dumps(content))

@@ -5,7 +5,6 @@ import torch
 from conftest import padded_batch, random_ids, tiny_model
 from every_output import END, START, VOCABULARY, peaked_model, without_padding
 from references import exhaustive_search
-from transformers.modeling_outputs import BaseModelOutput
 
 from vaswani_transformer import Ensemble, Translator, UserError, load_ensemble, score_pairs, train_tokenizer
 
@@ -37,9 +36,7 @@ class TestOneMember:
     @pytest.mark.parametrize(
         "options",
         [
-            {"num_beams": 1},
             {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.6},
-            {"num_beams": 3, "length_normalization": "power", "max_new_tokens": 8},
             {"num_beams": 1, "do_sample": True, "top_k": 5},
             {"num_beams": 3, "cache_implementation": "static", "max_extra_tokens": 4},
         ],
@@ -105,22 +102,6 @@ class TestSeveralMembers:
             for row, length in enumerate((7, 4, 2)):
                 alone = ensemble.generate(input_ids[row : row + 1, :length], **options)
                 assert torch.equal(together[row, : alone.shape[1]], alone[0])
-
-
-def test_the_two_ways_to_combine_differ():
-    models, source = members(), random_ids(4, 6)
-    outputs = [
-        Ensemble(models, combine).generate(source, num_beams=4) for combine in ("probabilities", "log_probabilities")
-    ]
-    assert not torch.equal(*(torch.nn.functional.pad(one, (0, 60))[:, :60] for one in outputs))
-
-
-def test_takes_encoder_outputs():
-    ensemble, source = Ensemble(members()), random_ids(2, 6)
-    states = ensemble.get_encoder()(source).last_hidden_state
-    assert states.shape == (2, 6, 24 + 36)
-    found = ensemble.generate(encoder_outputs=BaseModelOutput(last_hidden_state=states), num_beams=3)
-    assert torch.equal(found, ensemble.generate(source, num_beams=3))
 
 
 def test_outputs_end_where_the_positions_of_a_member_do():

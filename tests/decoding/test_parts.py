@@ -1,8 +1,6 @@
 """`vaswani translate --workers`: whoever translates the parts, and in whatever order, the output is one process's."""
 
-import contextlib
 import gzip
-import io
 import json
 import os
 import signal
@@ -281,8 +279,6 @@ def test_what_does_not_combine_is_one_line(model, source, tmp_path, fails, monke
     files = "--resume and --workers are for files on the disk: give --input FILE and --output FILE"
     for message, words in (
         (files, ["A dog.", *out, "--workers", "2"]),
-        (files, ["--workers", "2"]),
-        (files, ["--input", source, "--workers", "2"]),
         (files, ["--input", source, "--output", "/dev/null", "--engine", "ray"]),
         (files, ["--input", source, "--prefix", "/dev/stdin", *out, "--workers", "2"]),
         ("--format html and --workers", ["--format", "html", "--input", source, *out, "--workers", "2"]),
@@ -297,24 +293,6 @@ def test_what_does_not_combine_is_one_line(model, source, tmp_path, fails, monke
     )
     monkeypatch.setattr("vaswani_transformer.cli.files.is_launched", lambda: True)
     assert "this command starts its processes itself" in fails("translate", model, "A dog.")
-
-
-@pytest.mark.slow
-def test_a_launch_of_several_processes_is_refused_once(model, source):
-    code = "import sys; from vaswani_transformer.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "translate", str(model), "--input", str(source)]
-    launched = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    both = [
-        subprocess.Popen(
-            command, env=os.environ | launched | {"RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE, cwd=ROOT
-        )
-        for rank in "01"
-    ]
-    errors = [process.communicate(timeout=100)[1].decode() for process in both]
-    assert [process.returncode for process in both] == [2, 2]
-    assert errors[1] == "" and errors[0] == (
-        "error: translate starts its processes itself: leave out accelerate launch or torchrun, and give --workers N\n"
-    )
 
 
 def test_a_folder_of_somebody_else_stays(model, source, tmp_path, fails, here):
@@ -336,15 +314,3 @@ def test_parts_of_other_translations_are_not_taken(model, source, expected, tmp_
     here.clear()
     assert run("translate", model, *command) == 0
     assert (tmp_path / "out").read_bytes() == expected
-
-
-def test_ctrl_c_prints_how_to_resume(model, source, tmp_path, monkeypatch):
-    def stop(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(parts, "run_tasks", stop)
-    error = io.StringIO()
-    with contextlib.redirect_stderr(error):
-        command = ["translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS, "--workers", "2"]
-        assert run(*command) == 130
-    assert "out is unfinished: the same command" in error.getvalue() and "Traceback" not in error.getvalue()

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vaswani_transformer.data.text_files import scan_text
 from vaswani_transformer.decoding import streaming
 from vaswani_transformer.decoding.file_translator import Layout, with_prefixes
 from vaswani_transformer.decoding.long_inputs import split_line
@@ -194,16 +193,6 @@ def test_resuming_what_was_never_started_starts(tmp_path):
 
 
 # Files and formats.
-
-
-def test_a_survey_finds_what_is_wrong_at_once(tmp_path):
-    (tmp_path / "good").write_bytes(b"one\ntwo\r\nthree")
-    assert scan_text(tmp_path / "good").lines == 3
-    (tmp_path / "bad").write_bytes(b"one\n" * 7 + b"\xff\n" + b"one\n" * 7)
-    with pytest.raises(UserError, match="bad, line 8"):
-        scan_text(tmp_path / "bad")
-    with pytest.raises(UserError, match="nowhere"):
-        scan_text(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("number", [1, 3])

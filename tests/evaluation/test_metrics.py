@@ -47,15 +47,6 @@ def test_equals_sacrebleu(pairs):
     assert result["exact_match"] == pytest.approx(100 * sum(a == b for a, b in pairs) / len(pairs))
 
 
-def test_perfect_hopeless_and_lower_cased():
-    perfect = score_translations(REFERENCES[:3], REFERENCES[:3])
-    assert (perfect["bleu"], perfect["chrf"], perfect["exact_match"]) == pytest.approx((100, 100, 100))
-    hopeless = score_translations(["xxx yyy"], ["ein Hund läuft hier"])
-    assert hopeless["bleu"] < 15 and hopeless["exact_match"] == 0
-    sentence = "Ein Hund läuft durch den Schnee"
-    assert score_translations([sentence.lower()], [sentence])["bleu"] < 90
-
-
 def test_signatures_say_how_scores_were_computed():
     result = score_translations(["Das ist gut(!)"], ["Das ist gut (!)"])
     for part in ("nrefs:1", "case:mixed", "eff:no", "tok:13a", "smooth:exp", f"version:{sacrebleu.__version__}"):

@@ -147,11 +147,6 @@ def test_every_field_is_documented():
         assert type(field.default) is kind or (field.default is None and optional) or name in AUTOMATIC, name
 
 
-def test_defaults_are_a_recipe():
-    recipe = load_recipe("multi30k-en-de", {name: field.default for name, field in FIELDS.items()})
-    assert recipe == dataclasses.replace(Recipe(), output="runs/multi30k-en-de")
-
-
 def test_a_recipe_of_ones_own(write):
     path = write("# Mine\ntrain_source: a.en\nmax_steps: 1_000\ndropout: 0\noverwrite: yes\nadam_epsilon: 1e-8\n")
     recipe = load_recipe(path)
@@ -207,21 +202,17 @@ def test_overrides_win_and_may_be_text(write):
         ("tokens-per-batches: 1", ["did you mean 'tokens_per_batch'?"]),
         ("5: 1", ["'5'"]),
         ("max_steps: 1.5", ["max_steps is 1.5", "a whole number"]),
-        ("max_steps: .inf", ["max_steps", "a whole number"]),
         ("max_steps:", ["max_steps is None", "a whole number"]),
-        ("dropout: much", ["dropout is 'much'", "a number"]),
         ("dropout: false", ["dropout is False", "a number"]),
         pytest.param(f"max_minutes: 1{'0' * 400}", ["max_minutes", "a number"], id="a huge number"),
         ("overwrite: 1", ["overwrite is 1", "true or false"]),
         ("preset: true", ["preset is True", "text"]),
         ("max_steps: 0", ["max_steps is 0", "1 or more"]),
         ("expected_pairs: 0", ["expected_pairs is 0", "1 or more, or none"]),
-        ("validation_size: -1", ["validation_size is -1", "0 or more"]),
         ("seed: -1", ["seed is -1", "0 or more"]),
         ("adam_epsilon: -1e-9", ["adam_epsilon is -1e-09", "above 0"]),
         ("adam_beta2: 1.0", ["adam_beta2 is 1.0", "below 1"]),
         ("tokenizer_kind: sentencepiece", ["tokenizer_kind is 'sentencepiece'", "bpe, wordpiece"]),
-        ("best_by: chrf", ["best_by is 'chrf'", "loss, bleu"]),
         ("length_penalty: long", ["length_penalty", "a number or auto"]),
         ("d_model: 31\nnum_heads: 1", ["d_model is 31", "even"]),
         ("num_heads: 0", ["num_heads is 0", "1 or more"]),
@@ -250,12 +241,6 @@ def test_a_recipe_written_out_is_read_back(write):
     assert load_recipe(write(text)) == recipe
 
 
-def test_model_overrides_are_what_is_set_beyond_the_preset():
-    recipe = Recipe(d_model=64, dropout=0.0, attention_bias=False, preset="big")
-    assert recipe.model_overrides() == {"d_model": 64, "dropout": 0.0, "attention_bias": False}
-    assert Recipe().model_overrides() == {}
-
-
 def test_model_config_starts_from_the_preset():
     config = model_config(Recipe(preset="big", encoder_layers=2), 123)
     assert (config.vocab_size, config.d_model, config.encoder_layers, config.dropout) == (123, 1024, 2, 0.3)
@@ -278,13 +263,9 @@ def test_model_config_gives_heads_the_width_that_fits():
     ("fields", "vocab_size", "parts"),
     [
         ({"d_model": 33, "num_heads": 3}, 100, ["d_model is 33", "even"]),
-        ({"num_heads": 0}, 100, ["num_heads is 0"]),
         ({"d_model": 100, "num_heads": 7}, 100, ["100", "7", "d_k"]),
         ({}, -1, ["vocab_size is -1"]),
-        ({}, 0, ["vocab_size is 0"]),
         ({}, 1, ["pad_token_id is 1"]),
-        ({"d_ff": 0}, 100, ["d_ff is 0"]),
-        ({"d_k": -3}, 100, ["d_k is -3"]),
         ({"attention_dropout": 1.0}, 100, ["attention_dropout is 1.0"]),
         ({"preset": "nothing like it"}, 100, ["'nothing like it'"]),
         ({"d_model": "wide"}, 100, ["d_model"]),

@@ -110,18 +110,6 @@ def test_outputs_end_where_the_positions_of_a_member_do():
         assert Ensemble(order).generate(random_ids(1, 4), suppress_tokens=[END]).shape[1] == 20
 
 
-def test_leaves_the_members_as_they_are():
-    models = members()
-    before = [{name: tensor.clone() for name, tensor in model.state_dict().items()} for model in models]
-    models[1].train()
-    ensemble = Ensemble(models)
-    assert not models[0].training and models[1].training
-    assert all(torch.equal(tensor, model.state_dict()[name]) for model, old in zip(models, before, strict=True)
-               for name, tensor in old.items())  # fmt: skip
-    ensemble.eval()
-    assert not models[1].training
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

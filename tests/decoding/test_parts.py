@@ -1,7 +1,6 @@
 """`vaswani translate --workers`: whoever translates the parts, and in whatever order, the output is one process's."""
 
 import gzip
-import json
 import os
 import signal
 import subprocess
@@ -201,17 +200,6 @@ def test_one_process_and_workers_resume_each_other(model, source, expected, tmp_
         assert run(*command, tmp_path / number, *workers, "--resume") == 0
         assert (tmp_path / number).read_bytes() == expected and not parts_folder(tmp_path / number).exists()
         here.append(3)
-
-
-def test_a_seed_that_was_drawn_is_kept(model, source, tmp_path, fails, here):
-    command = ["translate", model, "--input", source, *OPTIONS[:2], "--window", "7", "--sample", "--output"]
-    here.append(1)
-    assert "was killed" in fails(*command, tmp_path / "parts", "--workers", "3")
-    seed = json.loads(notes_path(tmp_path / "parts").read_text())["--seed"]
-    here.clear()
-    assert run(*command, tmp_path / "parts", "--workers", "2") == 0
-    assert run(*command, tmp_path / "one", "--seed", seed) == 0
-    assert (tmp_path / "parts").read_bytes() == (tmp_path / "one").read_bytes()
 
 
 def test_a_mistake_in_a_line_is_named_and_what_is_done_stays(model, tmp_path, fails, here, caplog):

@@ -185,8 +185,7 @@ class FileScorer:
     """Scores pairs of lines into an output, in constant memory; a pair with a blank side has no score.
 
     Args:
-        model: the model, or an ensemble, in evaluation mode.
-        tokenizer: its tokenizer.
+        model, tokenizer: the model, or an ensemble, in evaluation mode, and its tokenizer.
         rule: the rule of the scores.
         json: write one JSON object for each pair, in place of fields separated by tabs.
         tokens: also write the log-probability of each token.

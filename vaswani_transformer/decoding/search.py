@@ -49,10 +49,10 @@ def continuous_batching_pays(model) -> bool:
 
 
 @contextlib.contextmanager
-def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Start from the random state of a seed; afterwards torch's is what it was."""
+def seeded(device: torch.device, seed: int, window: int) -> Iterator[None]:
+    """Start from the random state of a seed and the number of a window; afterwards torch's is what it was."""
     with torch.random.fork_rng([] if device.type == "cpu" else [device]):
-        torch.manual_seed(seed)
+        torch.manual_seed((seed * 1_000_003 + window) % 2**63)
         yield
 
 

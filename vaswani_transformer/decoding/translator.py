@@ -243,7 +243,11 @@ class Translator:
         progress = progress if progress is not None else tqdm(disable=True)
         progress.update(len(lines) - len(last_pieces))
         outputs: dict[int, list[list[int]]] = {}
-        with self._seeded(prepared.window.index):
+        with contextlib.ExitStack() as stack:
+            if self.seed is not None:
+                from .search import seeded
+
+                stack.enter_context(seeded(self.model.device, self.seed, prepared.window.index))
             for number, ids in self._outputs(pieces):
                 outputs[number] = ids
                 progress.update(number in last_pieces)
@@ -251,13 +255,6 @@ class Translator:
         for piece, ranked in zip(pieces, hypotheses, strict=True):
             lines[piece.line].append(ranked)
         return [self._joined(parts) for parts in lines]
-
-    def _seeded(self, window: int) -> contextlib.AbstractContextManager:
-        if self.seed is None:
-            return contextlib.nullcontext()
-        from .search import seeded
-
-        return seeded(self.model.device, (self.seed * 1_000_003 + window) % 2**63)
 
     def _joined(self, parts: list[list[Hypothesis]]) -> list[Hypothesis]:
         """Return a line's hypotheses from those of its pieces: the first ones together, the second ones, and so on."""

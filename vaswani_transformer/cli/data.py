@@ -66,11 +66,10 @@ def prepare(
     recipe: Path_,
     /,
     *,
-    output: Path_ | None = None,
+    output: Path_,
     workers: int | None = None,
     engine: Engine = "local",
     overwrite: bool = False,
-    check: bool = False,
     quiet: bool = False,
     options: PrepareOptions = PrepareOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
@@ -80,26 +79,16 @@ def prepare(
     after an interruption.
 
     Args:
-        recipe: name of a recipe, or path of a YAML file; with --check the folder
+        recipe: name of a recipe, or path of a YAML file
         output: the folder to make, or to resume in; also s3://bucket/folder
         workers: processes (default: one per processor, fewer for a short text)
         engine: where workers run: on this machine, or on a cluster by Ray
         overwrite: remove an earlier preparation in the folder first
-        check: read all of a prepared folder and compare its checksums
         quiet: no progress bar
     """
     from ..data.filtering import FilterCounts
     from ..data.prepare import prepare as prepare_data
-    from ..data.prepared import verify_prepared
 
-    if check:
-        prepared = verify_prepared(recipe)
-        shards = sum(len(part["shards"]) for part in prepared.manifest["parts"].values())
-        pairs = len(prepared.train) + len(prepared.validation)
-        print(f"{recipe}: {pairs:,} pairs in {shards:,} shards, all unchanged")
-        return
-    if output is None:
-        raise UserError("no folder to prepare the data in: give --output FOLDER")
     no_limit = dict.fromkeys(("tokens_per_batch", "tokens_per_device"), 10**9)  # batches are made in training
     manifest = prepare_data(
         read_recipe(recipe, options, **no_limit), output, workers, progress=not quiet, overwrite=overwrite,

@@ -147,12 +147,9 @@ def recipe_options(is_wanted: Callable[[dataclasses.Field], bool] = lambda field
 
 def read_recipe(name: str, options: Any, **more: Any) -> Recipe:
     """Return a recipe with the fields that the options give, and `more`."""
-    from ..data.recipe_data import expand_home
     from ..recipes.recipe import load_recipe
 
-    recipe = load_recipe(name, {name: value for name, value in vars(options).items() if value is not None} | more)
-    expand_home(recipe)
-    return recipe
+    return load_recipe(name, {name: value for name, value in vars(options).items() if value is not None} | more)
 
 
 def load_for_decoding(model: str, computing: Computing, needs: Mapping[str, Any] | None = None) -> tuple[Any, Any]:

@@ -1,7 +1,6 @@
 """Batches of sentences of similar length that hold about a given number of tokens (Section 5.1), and their padding."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
@@ -9,41 +8,11 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from ..hardware import available_cpus
 from ..model.loss_vaswani import IGNORE_INDEX
 
 MOST_PADDED = 1.5  # most positions of a padded batch, as a share of its limit of tokens; 1.1 are usual
-WINDOW = 3_000_000  # pairs that are shuffled and grouped by length together
-_BLOCK = 1 << 17  # pairs that are processed together, so that temporary arrays stay small
 _MEASURED_BATCHES = 2048  # batches of which padding is measured, where there are more
 _GOLDEN = 0.6180339887498949  # its multiples, taken modulo 1, are spread evenly however many there are
-
-
-def _check_lengths(sides: Sequence[np.ndarray], limit: int) -> None:
-    if len(sides[0]) == 0:
-        raise UserError("no sentence pairs to make batches of: the data is empty, or every pair was filtered out")
-    for name, side in zip(("source", "target"), sides, strict=True):
-        if side.max() > limit:
-            raise UserError(
-                f"the {name} of sentence pair {side.argmax()} has {side.max()} tokens, more than the"
-                f" {limit} a batch may hold: raise tokens_per_batch or lower max_length"
-            )
-
-
-def describe_batches(sampler: "TokenBatchSampler | WindowedBatchSampler") -> str:
-    """Describe an epoch's batches in words; padding is that of the first 2,048, which are in random order."""
-    lengths, tokens, positions = sampler.lengths, np.zeros(2), np.zeros(2)
-    for batch in filter(None, islice(sampler, _MEASURED_BATCHES)):
-        sides = np.stack([side[batch] for side in lengths])
-        tokens += sides.sum(axis=1, dtype=np.int64)
-        positions += sides.max(axis=1).astype(np.int64) * len(batch)
-    batches, padding = len(sampler) // sampler.micro_batches, 1 - tokens / positions
-    source, target = sampler.tokens / batches
-    return (
-        f"{len(lengths[0]):,} pairs in {batches:,} batches an epoch: on average {source:,.0f} source and {target:,.0f}"
-        f" target tokens a batch, padding not counted; padded, {padding[0]:.1%} of source and {padding[1]:.1%} of"
-        " target positions are padding"
-    )
 
 
 class TokenBatchSampler:
@@ -68,7 +37,7 @@ class TokenBatchSampler:
     optimizer step's worth, for accumulation or for several processes. On either side the tokens of two parts differ by
     at most the longest sentence. The batches are the same for any number of parts.
 
-    Memory: ordering an epoch takes about 60 bytes a pair for a second or two of three million, its order then 4.
+    Memory: ordering an epoch takes about 80 bytes a pair for a while, its order then 4.
 
     It has no `batch_size`, so accelerate shards whole micro-batches over processes without looking at their sizes.
 
@@ -81,13 +50,12 @@ class TokenBatchSampler:
         seed: with the epoch, determines the shuffle.
 
     Raises:
-        UserError: for no pairs, lengths of different number or below 1, a pair that is longer than the limit, or parts
-            so many that a batch may hold fewer than four pairs for each of them.
+        UserError: for no pairs, a pair that is longer than the limit, or parts so many that a batch may hold fewer than
+            four pairs for each of them.
     """
 
     batch_size = None  # accelerate's sign for batches of varying size
     drop_last = False
-    skipped = 0  # of `WindowedBatchSampler`; here it makes no difference
 
     def __init__(
         self,
@@ -97,115 +65,83 @@ class TokenBatchSampler:
         micro_batches: int = 1,
         seed: int = 0,
     ):
-        sides = [np.asarray(side) for side in (source_lengths, target_lengths)]
-        self.lengths = [side if side.dtype.kind in "iu" else side.astype(np.int64) for side in sides]
-        _check_lengths(self.lengths, max_tokens)
-        self.tokens = np.array([side.sum(dtype=np.int64) for side in self.lengths])
-        self.micro_batches, self.seed, self.epoch = micro_batches, seed, 0
+        self.lengths = [np.asarray(side) for side in (source_lengths, target_lengths)]
         self._limit, self._pairs = max_tokens, len(self.lengths[0])
-        self._longest = [int(side.max()) for side in self.lengths]
-        # A batch can be halved twice: cut short as the first or shared with the last, and where one batch is missing.
-        needed = 4 * micro_batches if micro_batches > 1 else 1
-        smallest = min(max_tokens // max(self._longest), self._pairs)
-        if smallest < needed:
-            raise UserError(
-                f"a batch of {max_tokens} tokens a side may hold as few as {smallest} pairs, and {needed} are"
-                f" needed to deal it out in {micro_batches} parts: raise tokens_per_batch, or raise tokens_per_device,"
-                " or use fewer processes"
-            )
-        self._count_kinds()
+        self.micro_batches, self.seed, self.epoch = micro_batches, seed, 0
+        self._check()
+        shares = np.maximum(*self.lengths)  # of the budget
+        self._capacity = (MOST_PADDED * max_tokens / np.sort(shares)[::-1]).astype(np.int32)
+        self._longest = int(shares.max())
         order = self._order()
-        self._first = self._cut(order)[1]  # the largest first batch
+        sums = self._sums(order)
+        self._first = self._cut(sums)[1]  # the largest first batch
         # The shortest first batch makes the most batches; a longer one makes as many or one less.
         self._shortest = -(-self._first // 2) if self._first < self._pairs else self._first
-        self._number = len(self._cut(order, self._shortest)) - 1
-        self._ordered = self._batches_of(order)
+        self._number = len(self._cut(sums, self._shortest)) - 1
+        self._ordered = self._arranged(order, sums)
 
-    def _codes(self) -> np.ndarray:
-        """Return both lengths of each pair as one number, uint64."""
-        source, target = (side.astype(np.uint64) for side in self.lengths)
-        return source << np.uint64(self._longest[1].bit_length()) | target
-
-    def _count_kinds(self) -> None:
-        """Count the pairs of each kind, which is the two lengths; rank kinds by share, the largest first."""
-        codes, self._counts = np.unique(self._codes(), return_counts=True)
-        bits = self._longest[1].bit_length()
-        longer = np.maximum(codes >> np.uint64(bits), codes & np.uint64(2**bits - 1)).astype(np.int64)
-        _, ranks = np.unique(-longer, return_inverse=True)
-        order = np.argsort(ranks, kind="stable")
-        ordinals = np.empty(len(ranks), np.int64)  # within the rank
-        ordinals[order] = np.arange(len(ranks)) - np.searchsorted(ranks[order], ranks[order])
-        self._ranks, self._ordinals = ranks, ordinals
-        # How many pairs a batch may hold, padded, whose longest pair comes at a place of the order before this end.
-        self._capacity = np.zeros(ranks.max() + 1, np.int64)
-        self._capacity[ranks] = (MOST_PADDED * self._limit / longer).astype(np.int64)
-        self._capacity_ends = np.cumsum(np.bincount(ranks, self._counts)).astype(np.int64)
+    def _check(self) -> None:
+        if not self._pairs:
+            raise UserError("no sentence pairs to make batches of: the data is empty, or every pair was filtered out")
+        for name, side in zip(("source", "target"), self.lengths, strict=True):
+            if side.max() > self._limit:
+                raise UserError(
+                    f"the {name} of sentence pair {side.argmax()} has {side.max()} tokens, more than the"
+                    f" {self._limit} a batch may hold: raise tokens_per_batch or lower max_length"
+                )
+        # A batch can be halved twice: cut short as the first or shared with the last, and where one batch is missing.
+        needed = 4 * self.micro_batches if self.micro_batches > 1 else 1
+        smallest = min(self._limit // max(int(side.max()) for side in self.lengths), self._pairs)
+        if smallest < needed:
+            raise UserError(
+                f"a batch of {self._limit} tokens a side may hold as few as {smallest} pairs, and {needed} are"
+                f" needed to deal it out in {self.micro_batches} parts: raise tokens_per_batch, or raise"
+                " tokens_per_device, or use fewer processes"
+            )
 
     def _order(self) -> np.ndarray:
-        """Return the indices of all pairs, uint32: by rank, and in a rank each kind's pairs evenly spread over it.
+        """Return the indices of all pairs, uint32: by share, and within it those of equal lengths evenly spread."""
+        bits = 64 - max(1, (self._pairs - 1).bit_length()) - sum(int(side.max()).bit_length() for side in self.lengths)
+        random = np.random.default_rng((self.seed, self.epoch)).integers(2**bits, size=self._pairs, dtype=np.uint64)
+        order = np.lexsort((random, *self.lengths[::-1]))
+        source, target = (side[order] for side in self.lengths)
+        is_first = np.append(True, (np.diff(source) != 0) | (np.diff(target) != 0))
+        kinds = np.cumsum(is_first, dtype=np.int32) - 1  # of the same two lengths
+        starts = np.flatnonzero(is_first)
+        counts = np.diff(starts, append=self._pairs)
+        offsets = np.arange(len(starts)) * _GOLDEN % 1
+        places = (np.arange(self._pairs) - starts[kinds] + offsets[kinds]) / counts[kinds]
+        return order[np.lexsort((kinds, places, -np.maximum(source, target).astype(np.int32)))].astype(np.uint32)
 
-        Two sorts of 64-bit keys with the index in their last bits, which are five times as fast as `np.lexsort`: by
-        (kind, random number), which numbers the pairs of a kind, then by (rank, place in the rank, kind).
-        """
-        index_bits = max(1, (self._pairs - 1).bit_length())
-        random_bits = 64 - index_bits - sum(longest.bit_length() for longest in self._longest)
-        kind_bits = int(self._ordinals.max()).bit_length()
-        place_bits = min(32, 64 - index_bits - kind_bits - int(self._ranks.max()).bit_length())
-        random = np.random.default_rng((self.seed, self.epoch))
-        keys = self._codes() << np.uint64(random_bits)
-        keys |= random.integers(2**random_bits, size=self._pairs, dtype=np.uint64)
-        keys = keys << np.uint64(index_bits) | np.arange(self._pairs, dtype=np.uint64)
-        keys.sort()
-        kinds = np.repeat(np.arange(len(self._counts)), self._counts)
-        starts, offsets = np.cumsum(self._counts) - self._counts, np.arange(len(self._counts)) * _GOLDEN % 1
-        places = (np.arange(self._pairs) - starts[kinds] + offsets[kinds]) / self._counts[kinds]
-        ranked = self._ranks[kinds] << place_bits | (places * 2**place_bits).astype(np.int64)
-        ranked = (ranked << kind_bits | self._ordinals[kinds]).astype(np.uint64) << np.uint64(index_bits)
-        keys = ranked | keys & np.uint64(2**index_bits - 1)
-        keys.sort()
-        return (keys & np.uint64(2**index_bits - 1)).astype(np.uint32)
+    def _sums(self, order: np.ndarray) -> np.ndarray:
+        """Return the tokens before each place of an order and after the last, `(2, pairs + 1)`."""
+        sums = np.zeros((2, self._pairs + 1), np.int64)
+        for side, lengths in zip(sums, self.lengths, strict=True):
+            np.cumsum(lengths[order], dtype=np.int64, out=side[1:])
+        return sums
 
-    def _sums(self, pairs: np.ndarray) -> np.ndarray:
-        """Return the tokens of these pairs up to each of them, `(2, len(pairs))`."""
-        return np.stack([side[pairs].cumsum(dtype=np.int64) for side in self.lengths])
-
-    def _capacity_at(self, place: np.ndarray | int) -> np.ndarray | int:
-        return self._capacity[np.searchsorted(self._capacity_ends, place, side="right")]
-
-    def _cut(self, order: np.ndarray, first: int = 0) -> list[int]:
+    def _cut(self, sums: np.ndarray, first: int = 0) -> list[int]:
         """Return edges of batches as large as the limits allow; the first holds `first` pairs if that is not 0."""
-        edges, window = [0, first] if first else [0], _BLOCK
-        while edges[-1] < self._pairs:
-            start, begin = edges[-1], 0
-            sums = self._sums(order[start : start + window])
-            size, before = sums.shape[1], np.zeros(2, np.int64)
-            while begin < size:
-                source, target = before + self._limit
-                end = min(sums[0].searchsorted(source, "right"), sums[1].searchsorted(target, "right"))
-                end = min(int(end), begin + int(self._capacity_at(start + begin)))
-                if end >= size and start + size < self._pairs:  # it may end behind the window
-                    break
-                edges.append(start + end)
-                begin, before = end, sums[:, end - 1]
-            if edges[-1] == start:
-                window *= 2
+        edges = [0, first] if first else [0]
+        while (start := edges[-1]) < self._pairs:
+            source, target = (int(side.searchsorted(side[start] + self._limit, "right")) - 1 for side in sums)
+            edges.append(min(source, target, start + int(self._capacity[start])))
         return edges
 
-    def _share_the_rest(self, order: np.ndarray, edges: list[int]) -> None:
+    def _share_the_rest(self, sums: np.ndarray, edges: list[int]) -> None:
         """Let the last two batches share their pairs evenly, or as evenly as the limits allow."""
         if len(edges) > 2:
             start, edge, end = edges[-3:]
-            sums = self._sums(order[start:end])
             places = np.arange(start + 1, end)
-            fits = (sums[:, -1:] - sums[:, :-1] <= self._limit).all(axis=0)
-            fits &= end - places <= self._capacity_at(places)
+            fits = (sums[:, end:] - sums[:, places] <= self._limit).all(axis=0)
+            fits &= end - places <= self._capacity[places]
             edges[-2] = min(edge, max((start + end + 1) // 2, int(places[fits.argmax()])))
 
-    def _batches_of(self, order: np.ndarray) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
+    def _arranged(self, order: np.ndarray, sums: np.ndarray) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
         """Return the epoch, the order of its pairs, the edges of batches in it, and the sequence of the batches."""
         random = np.random.default_rng((self.seed, self.epoch, 1))
-        edges = self._cut(order, int(random.integers(self._shortest, self._first, endpoint=True)))
-        self._share_the_rest(order, edges)
+        edges = self._cut(sums, int(random.integers(self._shortest, self._first, endpoint=True)))
+        self._share_the_rest(sums, edges)
         edges = np.array(edges)
         if len(edges) - 1 < self._number:
             largest = int(np.diff(edges).argmax())
@@ -213,12 +149,6 @@ class TokenBatchSampler:
         sequence = np.arange(len(edges) - 1)
         random.shuffle(sequence)
         return self.epoch, order, edges, sequence
-
-    def _batches(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        if self._ordered is None or self._ordered[0] != self.epoch:
-            self._ordered = None  # two orders at once would be twice the memory
-            self._ordered = self._batches_of(self._order())
-        return self._ordered[1:]
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose batches the next iteration gives; the Trainer calls it."""
@@ -233,7 +163,7 @@ class TokenBatchSampler:
         """Return the most tokens of a side that a micro-batch can have in any epoch."""
         # Parts hold the limit at most, and none has more than the longest sentence above another.
         parts = self.micro_batches
-        return (self._limit + (parts - 1) * max(self._longest)) // parts
+        return (self._limit + (parts - 1) * self._longest) // parts
 
     def _parts(self, batch: np.ndarray) -> list[np.ndarray]:
         """Deal a batch out in parts of about as many tokens on either side.
@@ -257,91 +187,29 @@ class TokenBatchSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield lists of indices of pairs."""
-        order, edges, sequence = self._batches()
+        if self._ordered is None or self._ordered[0] != self.epoch:
+            self._ordered = None  # two orders at once would be twice the memory
+            order = self._order()
+            self._ordered = self._arranged(order, self._sums(order))
+        _, order, edges, sequence = self._ordered
         for number in sequence:
             for part in self._parts(order[edges[number] : edges[number + 1]]):
                 yield part.tolist()
 
-    statistics = describe_batches
-
-
-class WindowedBatchSampler:
-    """Batches of `TokenBatchSampler` from one window after the other, for text that is too large to jump about in.
-
-    A window is a number of shards, drawn at random once; every epoch has the windows in another order and batches each
-    anew. So what is read at a time is the shards of a window, and memory is that of a window, for any number of pairs.
-    What `TokenBatchSampler` promises holds within each window, and so for the whole. `skipped` says how many
-    micro-batches of the next iteration will not be looked at, as in a training that is resumed.
-
-    Args:
-        lengths: tokens of each source and of each target, `(2, pairs)`, memory-mapped or not.
-        max_tokens: of a batch, on either side.
-        starts: the first pair of each shard in order, and the number of all pairs.
-        micro_batches, seed: as of `TokenBatchSampler`.
-        window: pairs of a window, about; with no more in all it is one `TokenBatchSampler`.
-
-    Raises:
-        UserError: as `TokenBatchSampler`.
-    """
-
-    batch_size = None
-    drop_last = False
-
-    def __init__(
-        self,
-        lengths: np.ndarray,
-        max_tokens: int,
-        starts: Sequence[int],
-        micro_batches: int = 1,
-        seed: int = 0,
-        window: int = WINDOW,
-    ):
-        self.micro_batches, self.seed, self.epoch, self.skipped = micro_batches, seed, 0, 0
-        self.lengths, self._max_tokens, self._starts = lengths, max_tokens, np.asarray(starts)
-        pairs, shards = int(self._starts[-1]), np.arange(len(starts) - 1)
-        if pairs > window:
-            np.random.default_rng((seed, 2)).shuffle(shards)
-        ends = np.cumsum(np.diff(self._starts)[shards])
-        number = min(len(shards), -(-pairs // window))
-        places = np.searchsorted(ends, np.arange(1, number) * pairs / number) + 1
-        self._windows = [part for part in np.split(shards, np.unique(places)) if len(part)]
-        # Sorting needs no lock of Python's; a window that is sorted takes memory, so that no more are begun than help.
-        with ThreadPoolExecutor(min(8, len(available_cpus()))) as executor:
-            samplers = executor.map(lambda window: self._sampler(window)[0], range(len(self._windows)))
-            facts = [(len(sampler), sampler.part_tokens, sampler.tokens) for sampler in samplers]
-        self._numbers = [number for number, _, _ in facts]
-        self.part_tokens = max(tokens for _, tokens, _ in facts)
-        self.tokens = sum(tokens for _, _, tokens in facts)
-
-    def _sampler(self, window: int) -> tuple[TokenBatchSampler, np.ndarray]:
-        """Return the batches of a window, of numbers within it, and its pairs."""
-        pairs = [np.arange(*self._starts[shard : shard + 2]) for shard in np.sort(self._windows[window])]
-        pairs = np.concatenate(pairs)
-        sides = [side[pairs] for side in self.lengths]
-        return TokenBatchSampler(*sides, self._max_tokens, micro_batches=self.micro_batches, seed=self.seed), pairs
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration; the Trainer calls it."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        """Return the micro-batches of an epoch, the same in every epoch."""
-        return sum(self._numbers)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yield lists of indices of pairs; of those that are skipped, those of whole windows are empty."""
-        order, done = np.arange(len(self._windows)), 0
-        np.random.default_rng((self.seed, self.epoch, 3)).shuffle(order)
-        for window in order:
-            if done + self._numbers[window] <= self.skipped:  # a resumed training: nothing is read or sorted for it
-                yield from ([] for _ in range(self._numbers[window]))
-            else:
-                sampler, pairs = self._sampler(window)
-                sampler.set_epoch(self.epoch)
-                yield from (pairs[part].tolist() for part in sampler)
-            done += self._numbers[window]
-
-    statistics = describe_batches
+    def statistics(self) -> str:
+        """Describe the epoch's batches in words; padding is that of the first 2,048, which are in random order."""
+        tokens, positions = np.zeros(2), np.zeros(2)
+        for batch in islice(self, _MEASURED_BATCHES):
+            sides = np.stack([side[batch] for side in self.lengths])
+            tokens += sides.sum(axis=1, dtype=np.int64)
+            positions += sides.max(axis=1).astype(np.int64) * len(batch)
+        padding = 1 - tokens / positions
+        source, target = (side.sum(dtype=np.int64) / self._number for side in self.lengths)
+        return (
+            f"{self._pairs:,} pairs in {self._number:,} batches an epoch: on average {source:,.0f} source and"
+            f" {target:,.0f} target tokens a batch, padding not counted; padded, {padding[0]:.1%} of source and"
+            f" {padding[1]:.1%} of target positions are padding"
+        )
 
 
 @dataclass
@@ -412,19 +280,24 @@ class PackedCollator:
         """Make a batch of pairs with `input_ids` and `labels`, lists or arrays."""
         sides = [[pair[name] for pair in pairs] for name in ("input_ids", "labels")]
         lengths = np.array([[len(row) for row in rows] for rows in sides])
-        if lengths.max() > self.max_length:
-            raise UserError(f"a sentence of {lengths.max()} tokens is longer than max_length {self.max_length}")
         tokens = lengths.sum(axis=1)
         sizes = tokens if self.source_size is None else np.array([self.source_size, self.target_size])
-        filling = self._filling_ends(sizes - tokens)
-        sentences = len(pairs) + filling.shape[1]
+        room = sizes - tokens
+        number = -(-int(room.max()) // self.max_length)  # sentences of filling
+        if lengths.max() > self.max_length or room.min() < number:
+            raise UserError(
+                f"a batch of {tokens[0]} source and {tokens[1]} target tokens, the longest sentence of {lengths.max()},"
+                f" and {number} sentences of filling do not fit sizes {sizes.tolist()} and max_length {self.max_length}"
+            )
+        filling = np.arange(1, number + 1) * room[:, None] // max(number, 1)  # ends of sentences, evenly long
+        sentences = len(pairs) + number
         if self.source_size is not None:
             sentences = 1 << (sentences - 1).bit_length()
         offsets = np.empty((2, sentences + 1), np.int32)
         offsets[:] = sizes[:, None]
         offsets[:, 0] = 0
         offsets[:, 1 : len(pairs) + 1] = lengths.cumsum(axis=1)
-        offsets[:, len(pairs) + 1 : len(pairs) + 1 + filling.shape[1]] = tokens[:, None] + filling
+        offsets[:, len(pairs) + 1 : len(pairs) + 1 + number] = tokens[:, None] + filling
         return {
             "input_ids": _packed(sides[0], tokens[0], sizes[0], self.pad_token_id),
             "labels": _packed(sides[1], tokens[1], sizes[1], IGNORE_INDEX),
@@ -433,18 +306,6 @@ class PackedCollator:
             "source_tokens": torch.tensor(tokens[0]),
             "max_length": self.max_length,
         }
-
-    def _filling_ends(self, room: np.ndarray) -> np.ndarray:
-        """Return the ends of sentences that fill `room` tokens of either side, `(2, sentences)`, evenly long."""
-        number = -(-int(room.max()) // self.max_length)
-        if room.min() < number or room.min() < 0:
-            side = int(room.argmin())
-            name, size = ("source", "target")[side], (self.source_size, self.target_size)[side]
-            raise UserError(
-                f"a batch of {size - room[side]} {name} tokens and {number} of filling is more than {name}_size {size}:"
-                f" make it packed_size(tokens, {self.max_length}) of the most tokens that a batch has"
-            )
-        return np.arange(1, number + 1) * room[:, None] // max(number, 1)
 
 
 def _packed(rows: list[Sequence[int]], tokens: int, size: int, fill: int) -> torch.Tensor:

@@ -2,13 +2,13 @@
 
 A sample gives the distribution of length ratios, parts of the text are judged by what is in each pair
 (`cleaning_rules`), copies are found over the whole text in memory, and parts are written. Which pairs are kept depends
-on text and rules, not on the workers; a part that is there is not done again.
+on text and rules, not on the workers; a part that is judged is not judged again.
 """
 
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,6 @@ from ..hardware import check_workers
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
-from .cleaning_report import SHOWN, report_text
 from .cleaning_rules import (
     DUPLICATE,
     KEPT,
@@ -48,6 +47,7 @@ MANIFEST, REPORT = "cleaning.json", "report.md"
 TASKS, SETTINGS = ".tasks", "settings.json"  # the folder of parts that are judged, and the settings they are of
 PART = 250_000  # pairs of a part
 SAMPLED = 100_000  # pairs whose lengths are looked at
+SHOWN = 5  # pairs of each rule that the report shows
 
 
 def clean(
@@ -95,25 +95,37 @@ def clean(
         train, validation = data_sources(recipe)
         files = [*train.files, *(validation.files if validation else ()), *others]
         settings = {"recipe": {name: getattr(recipe, name) for name in (*DATA_FIELDS, "seed")}, "rules": asdict(rules)}
-        settings = json.loads(
-            json.dumps(settings | {"part": PART, "files": {str(path): file_stamp(path) for path in files}})
-        )
+        settings |= {"part": PART, "files": {str(path): file_stamp(path) for path in files}}
+        settings = json.loads(json.dumps(settings))
         if MANIFEST in output and not overwrite:
             return _finished(output.path, settings)
-        text = train.undecoded().load()
-        cleaning = Cleaning(output.path / TASKS, text, validation and validation.load(), recipe, rules)
+        text, validation = train.undecoded().load(), validation and validation.load()
         output.note()
-        cleaning.start(settings)
-        numbers = range(-(-len(text) // PART))
-        run = partial(run_tasks, workers=workers or default_workers(len(numbers)), engine=engine)
-        ratio = cleaning.learn()
-        judged = run(partial(cleaning.judging, ratio), numbers, shown="judging" if progress else None)
-        samples = cleaning.match(list(chain.from_iterable(judged)), len(numbers))
+        tasks, parts = output.path / TASKS, range(-(-len(text) // PART))
+        _start(tasks, settings)
+        ratio = _length_ratio(text, rules, recipe.seed)
+        _save_tests_and_scores(tasks, text, validation, rules)
+        make, shown = partial(_judging, tasks, text, rules, ratio), "judging" if progress else None
+        run_tasks(make, parts, workers or default_workers(len(parts)), engine, shown)
+        status, firsts = _match(tasks, text, rules, parts)
+        counts = dict(zip(NAMES, np.bincount(status, minlength=len(NAMES)).tolist(), strict=True))
+        counts = {name: pairs for name, pairs in counts.items() if pairs or name == NAMES[KEPT]}
+        if not counts[NAMES[KEPT]]:
+            raise UserError(f"no pair is left after cleaning ({counts}): look at the text, or change the rules")
         with output.staging() as staging:
-            run(partial(cleaning.writing, staging), numbers, shown="writing" if progress else None)
-            manifest = cleaning.finish(staging, ratio, samples, settings)
+            for number in parts:
+                rows = _rows(number, text)
+                _write(text.select(rows), staging / f"train-{number:05d}.parquet", status[rows] == KEPT, recipe)
+            if validation is not None:
+                is_kept = np.ones(len(validation), bool)
+                _write(validation, staging / "validation-00000.parquet", is_kept, recipe)
+            names = sorted(path.name for path in staging.iterdir())
+            samples = _samples(text, status, firsts, _judge(tasks, rules, ratio), recipe.seed)
+            write_text(staging / REPORT, _report(counts, samples))
+            manifest = {"counts": counts, "length_ratio": ratio and asdict(ratio), "parts": names, "settings": settings}
+            write_text(staging / MANIFEST, json.dumps(manifest, indent=1))
             output.place(staging, MANIFEST, stale=output.names())
-        shutil.rmtree(output.path / TASKS)
+        shutil.rmtree(tasks, ignore_errors=True)
         return manifest
 
 
@@ -127,138 +139,135 @@ def _finished(folder: Path, settings: dict) -> dict:
     return manifest
 
 
-@dataclass(frozen=True)
-class Cleaning:
-    """The steps of a cleaning; a worker has a copy."""
+def _start(tasks: Path, settings: dict) -> None:
+    """Make the folder of judged parts; those that were judged with other settings are removed."""
+    if not (tasks / SETTINGS).is_file() or read_json(tasks / SETTINGS, "remove it") != settings:
+        shutil.rmtree(tasks, ignore_errors=True)
+        tasks.mkdir()
+        write_text(tasks / SETTINGS, json.dumps(settings))
 
-    folder: Path  # of what only an unfinished cleaning needs
-    text: datasets.Dataset
-    validation: datasets.Dataset | None
-    recipe: Recipe
-    rules: CleaningRules
 
-    def start(self, settings: dict) -> None:
-        """Make the folder; parts that were judged with other settings are removed."""
-        if not (self.folder / SETTINGS).is_file() or read_json(self.folder / SETTINGS, "remove it") != settings:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir()
-            write_text(self.folder / SETTINGS, json.dumps(settings))
+def _length_ratio(text: datasets.Dataset, rules: CleaningRules, seed: int) -> LengthRatio | None:
+    """Return the distribution of length ratios in a sample of what the rules before keep, if a rule is on it."""
+    if not rules.length_ratio:
+        return None
+    rows = range(len(text)) if len(text) <= SAMPLED else held_out_rows(len(text), SAMPLED, seed)
+    before = Judge(CleaningRules(rules.max_characters, rules.max_words, 0, rules.keep_identical))
+    judged = (before.judge(0, pair) for pair in pairs_of(text.select(rows)))
+    characters = [list(map(len, sides)) for status, _, sides in judged if status == KEPT]
+    return LengthRatio.of(np.array(characters, np.int64).reshape(-1, 2))
 
-    def learn(self) -> LengthRatio | None:
-        """Return the distribution of length ratios, if a rule is on it; write tests and scores as files."""
-        total, rules, ratio, scores = len(self.text), self.rules, None, np.zeros(0)
-        if rules.length_ratio:
-            rows = range(total) if total <= SAMPLED else held_out_rows(total, SAMPLED, self.recipe.seed)
-            before = Judge(CleaningRules(rules.max_characters, rules.max_words, 0, rules.keep_identical))
-            judged = (before.judge(0, pair) for pair in pairs_of(self.text.select(rows)))
-            characters = [list(map(len, text)) for status, _, text in judged if status == KEPT]
-            ratio = LengthRatio.of(np.array(characters, np.int64).reshape(-1, 2))
-        validation = chain.from_iterable(pairs_of(self.validation)) if self.validation else ()
-        lines = chain(validation, *(read_lines(home_path(name)) for name in rules.tests))
-        tests = {key_of(text) for line in lines if (text := plain(line).casefold())}
-        np.save(self.folder / "tests.npy", np.array(sorted(tests), np.uint64))
-        if rules.scores is not None:
-            path = home_path(rules.scores)
-            scores = np.fromiter(read_scores(path, rules.score_key), np.float64)
-            if len(scores) != total:
-                problem = f"{path} has {len(scores):,} lines and the text {total:,} pairs"
-                raise UserError(f"{problem}: line n must be of pair n")
-        np.save(self.folder / "scores.npy", scores)
-        return ratio
 
-    def _rows(self, number: int) -> range:
-        """Return the rows of a part."""
-        return range(number * PART, min((number + 1) * PART, len(self.text)))
+def _save_tests_and_scores(
+    tasks: Path, text: datasets.Dataset, validation: datasets.Dataset | None, rules: CleaningRules
+) -> None:
+    """Write hashes of the lines that the text must not hold, and the scores of its pairs, for the workers."""
+    lines = chain.from_iterable(pairs_of(validation)) if validation else ()
+    lines = chain(lines, *(read_lines(home_path(name)) for name in rules.tests))
+    tests = {key_of(line) for line in (plain(line).casefold() for line in lines) if line}
+    np.save(tasks / "tests.npy", np.array(sorted(tests), np.uint64))
+    if rules.scores is not None:
+        scores = np.fromiter(read_scores(home_path(rules.scores), rules.score_key), np.float64)
+        if len(scores) != len(text):
+            problem = f"{rules.scores} has {len(scores):,} lines and the text {len(text):,} pairs"
+            raise UserError(f"{problem}: line n must be of pair n")
+        np.save(tasks / "scores.npy", scores)
 
-    def _sample(self, status: int, row: int, pair: tuple[str, str], reason: str) -> list:
-        """Return a dropped pair for the report: rule, a number by which few are chosen, row, both sides, reason."""
-        return [NAMES[status], key_of(f"{self.recipe.seed} {row}"), row, *map(shortened, pair), reason]
 
-    def judging(self, ratio: LengthRatio | None) -> Callable[[int], list]:
-        """Return the task that judges a part, writes the status and a key of each pair, and returns samples."""
-        tests, scores = (np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ("tests", "scores"))
+def _rows(number: int, text: datasets.Dataset) -> range:
+    """Return the rows of a part."""
+    return range(number * PART, min((number + 1) * PART, len(text)))
 
-        def task(number: int) -> list:
-            path, rows = self.folder / f"judged-{number:05d}.json", self._rows(number)
-            if path.is_file():
-                return read_json(path, "remove it")["samples"]
-            judge = Judge(self.rules, ratio, tests, scores if self.rules.scores else None)
-            table, samples = np.zeros(len(rows), [("status", np.uint8), ("key", np.uint64)]), []
-            for row, pair in zip(rows, pairs_of(self.text.select(rows)), strict=True):
-                status, reason, text = judge.judge(row, pair)
-                table[row - rows.start] = status, key_of("\n".join(text))
-                if status != KEPT:
-                    samples.append(self._sample(status, row, pair, reason))
-                    samples = _fewest(samples) if len(samples) > 1000 else samples
-            with written_whole(path.with_suffix(".npy")) as new, new.open("wb") as file:
-                np.save(file, table)
-            write_text(path, json.dumps({"samples": _fewest(samples)}))
-            return _fewest(samples)
 
-        return task
+def _judge(tasks: Path, rules: CleaningRules, ratio: LengthRatio | None) -> Judge:
+    scores = np.load(tasks / "scores.npy", mmap_mode="r") if rules.scores is not None else None
+    return Judge(rules, ratio, np.load(tasks / "tests.npy"), scores)
 
-    def match(self, samples: list, parts: int) -> list:
-        """Find copies and near copies of earlier pairs, write the status of all, and return samples of them too."""
-        tables = [np.load(self.folder / f"judged-{number:05d}.npy") for number in range(parts)]
-        status, keys = (np.concatenate([table[name] for table in tables]) for name in ("status", "key"))
-        firsts: dict[int, int] = {}
-        if not self.rules.keep_duplicates:
-            kept = np.flatnonzero(status == KEPT)
-            _, first, group = np.unique(keys[kept], return_index=True, return_inverse=True)
-            first = kept[first[group]]
-            status[kept[first < kept]] = DUPLICATE
-            firsts = dict(zip(kept[first < kept].tolist(), first[first < kept].tolist(), strict=True))
-        if self.rules.near_duplicates is not None:
-            kept = np.flatnonzero(status == KEPT)
-            texts = (tuple(map(plain, pair)) for pair in pairs_of(self.text.select(kept)))
-            pairs = zip(kept.tolist(), texts, strict=True)
-            for row, first in near_duplicates(pairs, self.rules.near_duplicates, self.rules.near_side):
-                status[row], firsts[row] = NEAR_DUPLICATE, first
-        np.save(self.folder / "status.npy", status)
-        chosen = _fewest([[NAMES[status[row]], key_of(f"{self.recipe.seed} {row}"), row] for row in firsts])
-        for _, _, row in chosen:
-            pair = self.text[row]["source"], self.text[row]["target"]
-            samples.append(self._sample(status[row], row, pair, f"as pair {firsts[row] + 1:,}"))
-        return _fewest(samples)
 
-    def writing(self, staging: Path) -> Callable[[int], None]:
-        """Return the task that writes the pairs of a part that are kept."""
-        status = np.load(self.folder / "status.npy", mmap_mode="r")
+def _judging(
+    tasks: Path, text: datasets.Dataset, rules: CleaningRules, ratio: LengthRatio | None
+) -> Callable[[int], None]:
+    """Return the task that judges a part and writes the status and a key of each pair."""
+    judge = _judge(tasks, rules, ratio)
 
-        def task(number: int) -> None:
-            rows = self._rows(number)
-            is_kept = status[rows.start : rows.stop] == KEPT
-            if is_kept.any():  # a file without rows would be refused
-                self._write(self.text.select(rows), staging / f"train-{number:05d}.parquet", is_kept)
+    def task(number: int) -> None:
+        path, rows = _judged(tasks, number), _rows(number, text)
+        if path.is_file():
+            return
+        table = np.zeros(len(rows), [("status", np.uint8), ("key", np.uint64)])
+        for index, pair in enumerate(pairs_of(text.select(rows))):
+            status, _, sides = judge.judge(rows[index], pair)
+            table[index] = status, key_of("\n".join(sides))
+        with written_whole(path) as new, new.open("wb") as file:
+            np.save(file, table)
 
-        return task
+    return task
 
-    def _write(self, text: datasets.Dataset, path: Path, is_kept: np.ndarray) -> None:
+
+def _judged(tasks: Path, number: int) -> Path:
+    return tasks / f"judged-{number:05d}.npy"
+
+
+def _match(
+    tasks: Path, text: datasets.Dataset, rules: CleaningRules, parts: range
+) -> tuple[np.ndarray, dict[int, int]]:
+    """Find copies and near copies; return the status of all pairs, `(pairs,)`, and the row that each is a copy of."""
+    table = np.concatenate([np.load(_judged(tasks, number)) for number in parts])
+    status, firsts = table["status"].copy(), {}
+    if not rules.keep_duplicates:
+        kept = np.flatnonzero(status == KEPT)
+        _, first, group = np.unique(table["key"][kept], return_index=True, return_inverse=True)
+        first = kept[first[group]]
+        status[kept[first < kept]] = DUPLICATE
+        firsts = dict(zip(kept[first < kept].tolist(), first[first < kept].tolist(), strict=True))
+    if rules.near_duplicates is not None:
+        kept = np.flatnonzero(status == KEPT)
+        texts = (tuple(map(plain, pair)) for pair in pairs_of(text.select(kept)))
+        pairs = zip(kept.tolist(), texts, strict=True)
+        for row, first in near_duplicates(pairs, rules.near_duplicates, rules.near_side):
+            status[row], firsts[row] = NEAR_DUPLICATE, first
+    return status, firsts
+
+
+def _write(text: datasets.Dataset, path: Path, is_kept: np.ndarray, recipe: Recipe) -> None:
+    """Write the pairs that are kept, unless there is none: a file without rows would be refused."""
+    if is_kept.any():
         table = text.with_format("arrow")[:].filter(pa.array(is_kept))
-        table = table.rename_columns([self.recipe.source_column, self.recipe.target_column])
-        with written_whole(path) as new:
-            pq.write_table(table.replace_schema_metadata(), new, compression="zstd")
-
-    def finish(self, staging: Path, ratio: LengthRatio | None, samples: list, settings: dict) -> dict:
-        """Write the validation text, the report and the manifest."""
-        counts = np.bincount(np.load(self.folder / "status.npy"), minlength=len(NAMES)).tolist()
-        named = {name: pairs for name, pairs in zip(NAMES, counts, strict=True) if pairs or name == NAMES[KEPT]}
-        if not counts[KEPT]:
-            raise UserError(f"no pair is left after cleaning ({named}): look at the text, or change the rules")
-        if self.validation is not None:
-            self._write(self.validation, staging / "validation-00000.parquet", np.ones(len(self.validation), bool))
-        parts = sorted(path.name for path in staging.iterdir())
-        has_tests = bool(self.rules.tests) or self.validation is not None
-        report = report_text(self.rules, counts, samples, ratio, has_tests)
-        write_text(staging / REPORT, report)
-        manifest = {"counts": named, "length_ratio": ratio and asdict(ratio), "parts": parts, "settings": settings}
-        write_text(staging / MANIFEST, json.dumps(manifest, indent=1))
-        return manifest
+        table = table.rename_columns([recipe.source_column, recipe.target_column])
+        pq.write_table(table.replace_schema_metadata(), path, compression="zstd")
 
 
-def _fewest(samples: list[list]) -> list[list]:
-    """Return a few samples of each rule, those with the least numbers, whoever has looked at them."""
-    by_rule: dict[str, list] = {}
-    for sample in sorted(samples):
-        by_rule.setdefault(sample[0], []).append(sample)
-    return [sample for ordered in by_rule.values() for sample in ordered[:SHOWN]]
+def _samples(
+    text: datasets.Dataset, status: np.ndarray, firsts: dict[int, int], judge: Judge, seed: int
+) -> dict[str, list[str]]:
+    """Return by rule some of the pairs that it has dropped, in words."""
+    samples, random = {}, np.random.default_rng(seed)
+    for rule in range(KEPT + 1, len(NAMES)):
+        rows = np.flatnonzero(status == rule)
+        for row in np.sort(random.choice(rows, min(SHOWN, len(rows)), replace=False)).tolist():
+            pair = text[row]["source"], text[row]["target"]
+            reason = f"as pair {firsts[row] + 1:,}" if row in firsts else judge.judge(row, pair)[1]
+            lines = f"pair {row + 1:,}{reason and ': '}{reason}", *map(_shown, pair)
+            samples.setdefault(NAMES[rule], []).append("\n".join(f"    {line}" for line in lines))
+    return samples
+
+
+def _shown(text: str) -> str:
+    """Return a text on one line, shortened, without what a terminal would obey."""
+    line = " ".join(shortened(text).split())
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
+
+
+def _report(counts: dict[str, int], samples: dict[str, list[str]]) -> str:
+    """Return the report in Markdown: counts by the rules in their order, and samples of what each has dropped."""
+    total, kept = sum(counts.values()), counts[NAMES[KEPT]]
+    lines = [
+        "# Cleaned text", "",
+        f"{total:,} pairs read, {kept:,} ({kept / total:.2%}) kept. A pair is dropped by the first rule that fits;"
+        f" {MANIFEST} has the rules.", "",
+        "| rule | dropped | share |", "| --- | ---: | ---: |",
+        *(f"| {name} | {counts[name]:,} | {counts[name] / total:.3%} |" for name in samples),
+    ]  # fmt: skip
+    for name, texts in samples.items():
+        lines += ["", f"## Dropped: {name}", "", "\n    \n".join(texts)]
+    return "\n".join(lines) + "\n"

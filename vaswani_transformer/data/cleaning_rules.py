@@ -247,13 +247,9 @@ def read_scores(path: Path, key: str | None) -> Iterator[float]:
         UserError: naming the line.
     """
     for number, line in enumerate(read_lines(path), 1):
-        try:
-            yield _score(line, key)
-        except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-            raise UserError(
-                f"{path}, line {number}: {line!r:.60} has no number{f' at {key!r}' if key else ' at its end'}; give a"
-                " score on each line, or --score-key for JSON"
-            ) from None
+        with reading(f"{path}, line {number}, which needs a score"):
+            score = _score(line, key)
+        yield score
 
 
 def _score(line: str, key: str | None) -> float:

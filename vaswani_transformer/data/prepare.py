@@ -5,7 +5,6 @@ comes to it, whole or not at all, and one that is there is not made again: so an
 files, and the same command resumes.
 """
 
-import contextlib
 import functools
 import json
 import logging
@@ -42,7 +41,6 @@ from .prepared import (
     index_name,
     load_prepared_tokenizer,
     open_prepared,
-    read_manifest,
     shard_name,
 )
 from .recipe_data import data_sources, new_tokenizer
@@ -69,7 +67,6 @@ def prepare(
     workers: int | None = None,
     progress: bool = True,
     overwrite: bool = False,
-    sources: tuple[PairSource, PairSource | None] | None = None,
     engine: str = LOCAL,
 ) -> dict:
     """Tokenise and filter a recipe's data into a folder that training maps into memory; resumes after an interruption.
@@ -83,7 +80,6 @@ def prepare(
         workers: as of `run_tasks`; None: one per CPU, fewer for a short text.
         progress: show a bar on standard error, on a terminal.
         overwrite: remove an earlier preparation first.
-        sources: training and validation text, if the recipe does not name them; see `data_sources`.
         engine: `local`, or `ray` for a cluster whose machines share a disk: the folder and `HF_DATASETS_CACHE`, in
             which `datasets` has the text, are there.
 
@@ -101,7 +97,7 @@ def prepare(
     if not progress:
         datasets.disable_progress_bars()
     with locked(folder) if is_local(folder) else reading(folder):
-        train, validation = sources or data_sources(recipe)
+        train, validation = data_sources(recipe)
         settings = _settings(recipe, train, validation)
         if overwrite:
             _remove(folder)
@@ -176,8 +172,6 @@ def _remove(folder: Path) -> None:
             raise UserError(f"{folder} is not on this machine, where nothing is removed: remove it yourself first")
         return
     output = OutputFolder(folder)
-    with contextlib.suppress(UserError):  # commit b26e237 listed shards in the manifest alone
-        output.note(facts["file"] for part in read_manifest(folder)["parts"].values() for facts in part["shards"])
     output.remove(filter(_OURS.fullmatch, output.names()))
 
 
@@ -238,19 +232,15 @@ class _ShardWriter:
 
     def _write(self, path: Path, part: str, first: int) -> None:
         text, columns, counts = self.texts[part], ([], []), np.zeros(4, np.int64)
-        stop = min(first + self.shard_pairs, len(text))
-        for start in range(first, stop, _ENCODED_TOGETHER):
-            rows = np.arange(start, min(start + _ENCODED_TOGETHER, stop))
-            batch = text[start : int(rows[-1]) + 1]
-            if part == TRAIN and np.isin(rows, self.held_out, assume_unique=True).any():
-                rows = np.setdiff1d(rows, self.held_out, assume_unique=True)
-                batch = {side: [batch[side][row - start] for row in rows] for side in batch}
-            if len(rows):
-                encoded = self._encode(batch)
-                counts += count_status(encoded["status"])
-                for column, name in zip(columns, ("input_ids", "labels"), strict=True):
-                    kept = np.flatnonzero(encoded["status"] == KEPT)
-                    column.append(pa.array([encoded[name][row] for row in kept], self._ids))
+        rows = np.arange(first, min(first + self.shard_pairs, len(text)))
+        if part == TRAIN:
+            rows = np.setdiff1d(rows, self.held_out, assume_unique=True)
+        for start in range(0, len(rows), _ENCODED_TOGETHER):
+            encoded = self._encode(text[rows[start : start + _ENCODED_TOGETHER]])
+            counts += count_status(encoded["status"])
+            kept = np.flatnonzero(encoded["status"] == KEPT)
+            for column, name in zip(columns, ("input_ids", "labels"), strict=True):
+                column.append(pa.array([encoded[name][row] for row in kept], self._ids))
         columns = [pa.chunked_array(column, self._ids).combine_chunks() for column in columns]
         schema = pa.schema([("input_ids", self._ids), ("labels", self._ids)], {"status": json.dumps(counts.tolist())})
         with written_whole(path) as new, pa.OSFile(str(new), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
@@ -324,5 +314,5 @@ def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Pat
             _earlier(folder, _settings(recipe, *sources))
         except UserError:
             overwrite = True
-    prepare(recipe, folder, progress=progress, overwrite=overwrite, sources=sources)
+    prepare(recipe, folder, progress=progress, overwrite=overwrite)
     return folder

@@ -19,7 +19,6 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa
-from tqdm import tqdm
 
 from ..errors import UserError, reading
 from ..files import file_sha256, is_local, to_path
@@ -67,12 +66,14 @@ class PreparedPairs:
 
     def __init__(self, folder: Path, part: str, manifest: dict):
         self._arguments = folder, part, manifest
-        self.folder, self.part, self.facts = folder, part, manifest["parts"][part]
+        self.facts = manifest["parts"][part]
         self.starts = list(accumulate((shard["rows"] for shard in self.facts["shards"]), initial=0))
         self._shards: dict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = {}  # offsets and values by column
         with reading(folder):
             files = [folder / facts["file"] for facts in (self.facts["index"], *self.facts["shards"])]
-            index, *self._paths = _copies_here(files)
+            if not is_local(folder):
+                files = map(Path, datasets.DownloadManager().download(list(map(str, files))))
+            index, *self._paths = files
         for path in self._paths:
             with reading(path):
                 path.stat()
@@ -121,13 +122,6 @@ class PreparedPairs:
         return datasets.Dataset.from_dict(columns, features=TOKEN_FEATURES)
 
 
-def _copies_here(paths: Sequence[Path]) -> list[Path]:
-    """Return the paths of files on this machine; `datasets` copies those that are elsewhere."""
-    if all(map(is_local, paths)):
-        return list(paths)
-    return [Path(copy) for copy in datasets.DownloadManager().download(list(map(str, paths)))]
-
-
 def load_prepared_tokenizer(folder: Path) -> Any:
     """Return the tokenizer of a prepared folder."""
     if is_local(folder):
@@ -153,25 +147,22 @@ class PreparedData:
         with reading(self.folder / MANIFEST):
             return FilterCounts(**self.manifest["parts"][part]["counts"])
 
-    def verify(self, progress: bool = True) -> None:
-        """Compare the SHA-256 of all files, at the disk's speed; after two seconds a terminal gets a bar.
+    def verify(self) -> None:
+        """Compare the SHA-256 of all files, at the disk's speed.
 
         Raises:
             UserError: for a file that has changed since it was prepared.
         """
         with reading(self.folder / MANIFEST):
             files = [facts for part in self.manifest["parts"].values() for facts in (part["index"], *part["shards"])]
-        disable = None if progress else True  # None: shown on a terminal only
-        with tqdm(desc="checking pairs", total=len(files), unit=" files", disable=disable, delay=2) as bar:
 
-            def check(facts: dict) -> None:
-                with reading(path := self.folder / facts["file"]):
-                    if file_sha256(path) != facts["sha256"]:
-                        raise UserError(f"{path}: the content has changed since it was prepared: {_AGAIN}")
-                bar.update()
+        def check(facts: dict) -> None:
+            with reading(path := self.folder / facts["file"]):
+                if file_sha256(path) != facts["sha256"]:
+                    raise UserError(f"{path}: the content has changed since it was prepared: {_AGAIN}")
 
-            with ThreadPoolExecutor(16) as executor:  # which wait for a disk or a store
-                list(executor.map(check, files))
+        with ThreadPoolExecutor(16) as executor:  # which wait for a disk or a store
+            list(executor.map(check, files))
 
 
 def read_manifest(folder: str | Path) -> dict:
@@ -231,10 +222,3 @@ def check_recipe_matches(prepared: PreparedData, recipe: Recipe) -> None:
             f"{prepared.folder} was prepared with another recipe ({'; '.join(differing)}): give the same values, or"
             " prepare the data with these"
         )
-
-
-def verify_prepared(folder: str | Path) -> PreparedData:
-    """Open a prepared folder and read all of it, checksums included."""
-    prepared = open_prepared(folder)
-    prepared.verify()
-    return prepared

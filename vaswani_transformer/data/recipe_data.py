@@ -19,57 +19,34 @@ from .tokenization import train_tokenizer
 TOKENIZER_PAIRS = 1_000_000  # that a tokenizer is trained on at most; more change next to nothing
 
 
-def expand_home(recipe: Recipe) -> None:
-    """Replace a leading ``~`` in the folders of a recipe: in a file, and in ``--output=~/x``, the shell does not."""
-    for name in ("output", "prepared", "tokenizer", "from_model", "data_dir"):
-        value = getattr(recipe, name)
-        if value is not None and value.startswith("~"):
-            setattr(recipe, name, str(home_path(value)))
-
-
 def data_path(recipe: Recipe, name: str) -> Path:
     """Return the path of a name of the recipe's data: relative to `data_dir`, a leading ``~`` being the home folder."""
     path = home_path(name)
     return home_path(recipe.data_dir or "") / path if is_local(path) and not path.is_absolute() else path
 
 
-def _is_here(recipe: Recipe, data: str) -> bool:
-    """Return whether a name of data is of something below `data_dir`, not of a dataset on the Hub."""
-    path = data_path(recipe, data)
-    return not is_local(path) or path.exists() or glob.has_magic(data)
-
-
 def _is_file(recipe: Recipe, data: str) -> bool:
+    """Return whether a name of data is of files, not of a folder below `data_dir` or of a dataset on the Hub."""
     path = data_path(recipe, data)
-    return _is_here(recipe, data) and not (is_local(path) and path.is_dir())
+    return not is_local(path) or path.is_file() or (glob.has_magic(data) and not path.exists())
 
 
 def split_to_validate_on(recipe: Recipe) -> str | None:
-    """Return the training data if a split of it is to validate on, and no data of its own.
-
-    Raises:
-        UserError: for training data in files, which have no splits.
-    """
-    own = recipe.validation_source, recipe.validation_target, recipe.validation_data
-    if recipe.validation_split is None or any(own) or recipe.train_data is None:
-        return None
-    if _is_file(recipe, recipe.train_data):
-        raise UserError(
-            f"validation_split is {recipe.validation_split} and {recipe.train_data} is a file, which has no splits:"
-            " give --validation-data, or --validation-split none, and some training pairs are held out"
-        )
-    return recipe.train_data
+    """Return the training data if a split of it is to validate on, and no data of its own; a file has no splits."""
+    others, data = (recipe.validation_source, recipe.validation_target, recipe.validation_data), recipe.train_data
+    has_splits = data is not None and not any(others) and not _is_file(recipe, data)
+    return data if recipe.validation_split is not None and has_splits else None
 
 
 def _source(
     recipe: Recipe, source: str | None, target: str | None, data: str | None, split: str, one_text: bool = False
 ) -> PairSource:
     """Return one part of the recipe's data; `data` that is no file or pattern below `data_dir` is left as it is."""
-    # A configuration is that of the other part of the data, where this one has none.
-    has_none = source is not None or (data is not None and data != recipe.train_data and _is_file(recipe, data))
     source, target = (None if name is None else data_path(recipe, name) for name in (source, target))
-    data = data_path(recipe, data) if data is not None and _is_here(recipe, data) else data
-    config = None if has_none else recipe.data_config
+    config = recipe.data_config
+    if data is not None:
+        config = None if _is_file(recipe, data) else config  # that of the other part of the data
+        data = data_path(recipe, data) if config is None or data_path(recipe, data).exists() else data
     return pair_source(source, target, data, config, split, recipe.source_column, recipe.target_column, one_text)
 
 

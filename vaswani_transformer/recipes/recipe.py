@@ -198,6 +198,7 @@ PATHS = (
     "train_source", "train_target", "train_data", "prepared", "validation_source", "validation_target",
     "validation_data", "data_dir", "tokenizer", "from_model", "output",
 )  # fmt: skip
+_FOLDERS = ("output", "prepared", "tokenizer", "from_model", "data_dir")
 _FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 _TYPES = typing.get_type_hints(Recipe)
 _GONE = {"bpe_dropout": 0.0}  # fields of earlier versions, with their default
@@ -235,7 +236,8 @@ def convert(name: str, value) -> object:
     if kind is str:
         rule = "text in UTF-8 without control characters, in YAML in quotes where it looks like something else"
         if isinstance(text, str | os.PathLike) and all(unicodedata.category(c) not in ("Cc", "Cs") for c in str(text)):
-            return str(text)
+            # The shell expands ~ neither in a file nor in --output=~/x.
+            return os.path.expanduser(text) if name in _FOLDERS else str(text)  # noqa: PTH111 - as `home_path`
     elif kind is bool:
         rule = "true or false"
         if (word := str(text).lower()) in ("true", "yes", "false", "no"):

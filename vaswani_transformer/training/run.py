@@ -320,7 +320,7 @@ class TrainingRun:
                 check_recipe_matches(prepared, recipe)
             # Each machine may have a copy of its own; of a store each file is compared when it is fetched.
             if processes.is_first_of_machine and is_local(prepared.folder):
-                prepared.verify(self.progress)
+                prepared.verify()
             self.tokenizer = prepared.tokenizer
             for name, part in (("training", TRAIN), ("validation", VALIDATION)):
                 logger.info("%s data: %s", name, prepared.counts(part))

@@ -24,14 +24,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..data.batching import (
-    WINDOW,
-    PackedCollator,
-    PairCollator,
-    TokenBatchSampler,
-    WindowedBatchSampler,
-    packed_size,
-)
+from ..data.batching import PackedCollator, PairCollator, TokenBatchSampler, packed_size
 from ..data.tokenized_pairs import pair_lengths
 from ..distributed import over_processes
 from ..errors import reading
@@ -148,13 +141,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
     # Batches (Section 5.1)
 
     @cached_property
-    def batch_sampler(self) -> TokenBatchSampler | WindowedBatchSampler:
-        """Return the batches of `train_dataset` for these settings; many prepared pairs are batched in windows."""
-        options = {"micro_batches": self.micro_batches, "seed": self.args.seed}
-        starts = getattr(self.train_dataset, "starts", ())
-        if starts and starts[-1] > WINDOW:
-            return WindowedBatchSampler(self._lengths, self.args.tokens_per_batch, starts, window=WINDOW, **options)
-        return TokenBatchSampler(*self._lengths, self.args.tokens_per_batch, **options)
+    def batch_sampler(self) -> TokenBatchSampler:
+        """Return the batches of `train_dataset` for these settings."""
+        return TokenBatchSampler(*self._lengths, self.args.tokens_per_batch, self.micro_batches, self.args.seed)
 
     @cached_property
     def _lengths(self) -> Sequence:
@@ -448,7 +437,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
 
 class _StartCallback(TrainerCallback):
-    """Starts the clock, and sets the sampler's epoch, which shards and skipped batches hide from the Trainer."""
+    """Starts the clock, and sets the sampler's epoch, which shards hide from the Trainer."""
 
     def __init__(self, trainer: VaswaniTrainer):
         self.trainer = trainer
@@ -462,9 +451,7 @@ class _StartCallback(TrainerCallback):
 
     def on_epoch_begin(self, args, state, control, **kwargs):
         sampler = self.trainer.batch_sampler
-        epoch, steps = divmod(state.global_step, len(sampler) // sampler.micro_batches)
-        sampler.set_epoch(epoch)
-        sampler.skipped = steps * sampler.micro_batches
+        sampler.set_epoch(state.global_step // (len(sampler) // sampler.micro_batches))
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:

@@ -106,7 +106,8 @@ def test_parts_that_are_there_are_not_judged_again(text, all_rules, tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         make(text[0], tmp_path / "out", **{**all_rules, "length_ratio": 0})
     make(text[0], tmp_path / "out", **{**all_rules, "length_ratio": 0})
-    assert judged == [*range(251), *range(200, len(text[1]))]
+    expected = [*range(251), *range(200, len(text[1]))]
+    assert judged[: len(expected)] == expected  # then the few that the report shows
 
 
 # What is written
@@ -116,13 +117,8 @@ def test_the_report_has_counts_and_samples_and_nothing_that_a_reader_would_obey(
     counts = make(text[0], tmp_path / "out", **all_rules)["counts"]
     report = (tmp_path / "out" / "report.md").read_text("utf-8")
     table = [line.strip("| ").split(" | ") for line in report.splitlines() if line.startswith("| ")]
-    dropped = {
-        name: int(pairs.replace(",", ""))
-        for name, _, _, pairs, _ in (row for row in table if len(row) == 5 and row[0] in counts)
-    }
+    dropped = {row[0]: int(row[1].replace(",", "")) for row in table if row[0] in counts}
     assert dropped == {name: pairs for name, pairs in counts.items() if name != "kept"}
-    seen = {row[0]: int(row[2].replace(",", "")) for row in table if len(row) == 5 and row[0] in counts}
-    assert seen["empty"] == len(text[1]) and seen["duplicate"] == counts["kept"] + counts["duplicate"]
     assert "## Dropped: length ratio\n\n    pair 131: " in report
     assert "## Dropped: identical\n\n    pair 78\n    the same\n    the  same\n" not in report  # one space is shown
     assert "## Dropped: identical\n\n    pair 78\n    the same\n    the same\n" in report
@@ -235,7 +231,7 @@ def test_other_settings_and_changed_text_are_refused(text, tmp_path):
 
 def test_a_cleaning_that_was_begun_with_other_settings_starts_again(text, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(cleaning.Cleaning, "match", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(cleaning, "_match", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             make(text[0], tmp_path / "out")
     assert make(text[0], tmp_path / "out", max_words=9)["counts"]["length"] > 1

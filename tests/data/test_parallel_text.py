@@ -8,7 +8,7 @@ from conftest import error_of
 from pair_files import GERMAN, PAIRS, SWAPPED, in_memory, read, rows, write
 
 from vaswani_transformer.data.parallel_text import held_out_rows, load_pairs, pair_source
-from vaswani_transformer.data.recipe_data import data_sources
+from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs
 from vaswani_transformer.recipes.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -177,10 +177,11 @@ def test_a_file_to_validate_on_needs_no_configuration(tmp_path):
     assert list(data_sources(recipe)[1].stream()) == [("a", "b")]
 
 
-def test_files_have_no_split_to_validate_on(tmp_path):
+def test_of_a_file_pairs_are_held_out_whatever_the_split_to_validate_on(tmp_path):
     write(tmp_path / "a.tsv", "a\tb\n" * 9)
-    recipe = Recipe(train_data="a.tsv", validation_split="validation", data_dir=str(tmp_path))
-    assert "a.tsv is a file, which has no splits" in error_of(data_sources, recipe)
+    fields = {"validation_split": "validation", "data_config": "de-en", "validation_size": 2}
+    parts = load_training_pairs(Recipe(train_data="a.tsv", data_dir=str(tmp_path), **fields))
+    assert list(map(len, parts)) == [7, 2]
 
 
 def test_a_hub_name_reaches_load_dataset_with_config_and_split(tmp_path, monkeypatch):

@@ -18,13 +18,11 @@ from training_runs import equal, kill_before_selection, weights_of
 
 from vaswani_transformer import train, train_tokenizer
 from vaswani_transformer.data import prepare as preparation
-from vaswani_transformer.data.batching import WindowedBatchSampler
 from vaswani_transformer.data.prepare import prepare_if_large
-from vaswani_transformer.data.prepared import check_recipe_matches, open_prepared, verify_prepared
+from vaswani_transformer.data.prepared import check_recipe_matches, open_prepared
 from vaswani_transformer.distributed import Processes
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.training import run as training
-from vaswani_transformer.training import trainer
 
 small_chunks = preparing.small_chunks
 text = preparing.text
@@ -137,26 +135,6 @@ def test_a_training_stopped_while_it_prepares_or_trains_is_resumed(large, tmp_pa
     assert equal(trained(large), straight) and shards_of(large) == shards
 
 
-def test_many_pairs_are_batched_window_by_window_and_a_run_resumes_within_one(large, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "WINDOW", 60)
-    iterate, orders = WindowedBatchSampler.__iter__, []
-
-    def noted(sampler):
-        orders.append((sampler.epoch, sampler.skipped, len(sampler)))
-        return iterate(sampler)
-
-    monkeypatch.setattr(WindowedBatchSampler, "__iter__", noted)
-    monkeypatch.setattr(WindowedBatchSampler, "statistics", lambda sampler: "")  # which looks at some batches
-    large = dataclasses.replace(large, overwrite=True, max_steps=20, evaluate_every=7)
-    straight = trained(dataclasses.replace(large, output=str(tmp_path / "straight")))
-    number = orders[0][2]
-    assert orders == [(0, 0, number), (1, 0, number)] and 7 < number < 20 < 2 * number
-    for step in (7, 14):
-        kill_before_selection(dataclasses.replace(large, max_steps=step))
-    assert equal(trained(large), straight)
-    assert [order[:2] for order in orders[2:]] == [(0, 0), (0, 7), (1, 0), (1, 14 - number)]
-
-
 def test_of_several_processes_one_prepares_while_the_others_wait(large, monkeypatch):
     """Threads here in place of processes; the other comes first."""
     store, prepared_by, results = distributed.HashStore(), [], {}
@@ -248,12 +226,12 @@ def test_damage_is_refused_before_training_and_named(prepared_copy, damage):
 
 
 def test_the_check_finds_what_has_changed_and_reading_what_is_no_arrow_file(prepared_copy):
-    verify_prepared(prepared_copy)
+    open_prepared(prepared_copy).verify()
     path = prepared_copy / "train-00001.arrow"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    assert f"{path}: the content has changed" in error_of(verify_prepared, prepared_copy)
+    assert f"{path}: the content has changed" in error_of(open_prepared(prepared_copy).verify)
     path.write_bytes(bytes(len(content)))
     pairs = open_prepared(prepared_copy).train
     assert error_of(pairs.__getitem__, pairs.starts[1]).startswith(f"{path}: ")
@@ -283,7 +261,8 @@ def test_a_manifest_edited_by_hand_is_refused_or_harmless(recipe, prepared_copy,
             inner[last] = wrong
         path.write_text(json.dumps(edited), encoding="utf-8")
         try:
-            prepared = verify_prepared(prepared_copy)
+            prepared = open_prepared(prepared_copy)
+            prepared.verify()
             check_recipe_matches(prepared, recipe)
             assert prepared.counts("train") and len(prepared.train)
         except UserError as error:

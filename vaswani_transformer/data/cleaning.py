@@ -97,7 +97,7 @@ def clean(
         settings = {"recipe": {name: getattr(recipe, name) for name in (*DATA_FIELDS, "seed")}, "rules": asdict(rules)}
         settings |= {"part": PART, "files": {str(path): file_stamp(path) for path in files}}
         settings = json.loads(json.dumps(settings))
-        if MANIFEST in output and not overwrite:
+        if (output.path / MANIFEST).is_file() and not overwrite:
             return _finished(output.path, settings)
         text, validation = train.undecoded().load(), validation and validation.load()
         output.note()

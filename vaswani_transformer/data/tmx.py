@@ -1,22 +1,21 @@
 """Translation memories: pairs of segments of a TMX file, as CAT tools exchange them.
 
-Read as a stream, so that a file of any size takes little memory: a unit is forgotten when it has ended, and nothing
-outside of the file is fetched. The format: TMX 1.4b Specification (GALA, 2005).
+Read by expat as a stream, so that a file of any size takes little memory: no tree is built, a segment is forgotten when
+its unit has ended, and nothing outside of the file is fetched. The format: TMX 1.4b Specification (GALA, 2005).
 """
 
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
 from ..errors import UserError, reading
-from .text_files import check_unchanged, file_stamp, open_bytes
+from .text_files import LONGEST_LINE, check_unchanged, file_stamp, open_bytes
 
 logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 16  # bytes that are parsed at once
-_MOST_BYTES = 1 << 24  # of a unit, which is in memory as a whole
+_MOST_BYTES = 1 << 20  # of a tag or a comment, which expat holds as a whole
 _CODE = {"bpt", "ept", "it", "ph", "ut"}  # inline elements that hold codes of a format; the text in <hi> is a text's
 
 
@@ -30,56 +29,67 @@ def matches(language: str, range_: str) -> bool:
     return language == range_ or language.startswith(range_ + "-")
 
 
-def _parser(units: list[Element]) -> expat.XMLParserType:
-    """Return a parser that appends each unit when it has ended."""
-    builder, parents, parser = TreeBuilder(), [], expat.ParserCreate()
+class _Reader:
+    """Collects, as the handlers of expat, the segments in two languages, unit by unit."""
 
-    def start(name: str, attributes: dict[str, str]) -> None:
-        if not parents and name != "tmx":
-            raise ValueError(f"not a translation memory: it begins with <{name:.100}> and not with <tmx>")
-        parents.append(builder.start(name, attributes))
+    def __init__(self, languages: tuple[str, str]):
+        self.languages = languages
+        self.pairs: list[tuple[str, str]] = []  # of units that have ended
+        self.found_languages: set[str] = set()
+        self.units = 0
+        self._depth = 0
+        self._unit: list[str | None] = [None, None]
+        self._side: int | None = None  # of the variant that is read
+        self._inside: list[bool] = []  # whether text counts, of the segment and each element in it
+        self._text: list[str] = []
+        self._length = 0
+        self.parser = parser = expat.ParserCreate()
+        parser.buffer_text = True
+        parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
+        parser.CharacterDataHandler = self._data
+        # A few lines of these can stand for more text than the memory holds.
+        parser.EntityDeclHandler = parser.SkippedEntityHandler = parser.AttlistDeclHandler = self._declaration
 
-    def end(name: str) -> None:
-        parents.pop()
-        element = builder.end(name)
-        if name == "tu":
-            units.append(element)
-            for parent in parents:
-                parent.clear()
+    def _declaration(self, name: str, *_facts) -> None:
+        raise UserError(f"{name!r:.100} is an entity or a declaration, and TMX has none; write it as text")
 
-    def refuse(name: str, *_facts) -> None:
-        raise ValueError(f"{name!r:.100} is an entity or a declaration, and TMX has none; write it as text")
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        if not self._depth and name != "tmx":
+            raise UserError(f"not a translation memory: it begins with <{name:.100}> and not with <tmx>")
+        self._depth += 1
+        if self._inside:
+            self._inside.append(name not in _CODE and (name == "sub" or self._inside[-1]))
+        elif name == "tu":
+            self.units += 1
+            self._unit = [None, None]
+        elif name == "tuv":
+            language = attributes.get("xml:lang") or attributes.get("lang") or ""
+            sides = [side for side in (0, 1) if matches(language, self.languages[side])]
+            # Of English and British English the latter is meant by the longer tag.
+            self._side = max(sides, key=lambda side: len(self.languages[side]), default=None)
+            if len(self.found_languages) < 50:
+                self.found_languages.add(language[:50])
+        elif name == "seg":
+            self._inside, self._text, self._length = [self._side is not None], [], 0
 
-    parser.buffer_text = True
-    parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, builder.data
-    # A few lines of these can stand for more text than the memory holds.
-    parser.EntityDeclHandler = parser.SkippedEntityHandler = parser.AttlistDeclHandler = refuse
-    return parser
+    def _data(self, text: str) -> None:
+        if self._inside and self._inside[-1]:
+            self._text.append(text)
+            self._length += len(text)
+            if self._length > LONGEST_LINE:
+                raise UserError(f"a segment of more than {LONGEST_LINE:,} characters; split it")
 
-
-def _texts(element: Element, is_text: bool = True) -> Iterator[str]:
-    """Yield the texts of a segment, those of codes left out; a <sub> in a code holds text."""
-    if is_text:
-        yield element.text or ""
-    for inner in element:
-        yield from _texts(inner, inner.tag not in _CODE and (inner.tag == "sub" or is_text))
-        if is_text:
-            yield inner.tail or ""
-
-
-def _segments(unit: Element, languages: tuple[str, str], available: set[str]) -> list[str | None]:
-    """Return the segments of a unit in two languages, None where there is none; adds its languages to `available`."""
-    segments: list[str | None] = [None, None]
-    for variant in unit.iter("tuv"):
-        language = variant.get("xml:lang") or variant.get("lang") or ""
-        available.add(language[:50])
-        sides = [side for side in (0, 1) if matches(language, languages[side])]
-        # Of English and British English the latter is meant by the longer tag.
-        side = max(sides, key=lambda side: len(languages[side]), default=None)
-        for segment in variant.iter("seg") if side is not None else ():
-            lines = (line.strip() for line in "".join(_texts(segment)).split("\n"))
-            segments[side] = segments[side] or " ".join(filter(None, lines))
-    return segments
+    def _end(self, name: str) -> None:
+        self._depth -= 1
+        if self._inside:
+            self._inside.pop()
+            if not self._inside and self._side is not None and not self._unit[self._side]:  # the first that has text
+                lines = (line.strip() for line in "".join(self._text).split("\n"))
+                self._unit[self._side] = " ".join(filter(None, lines))
+        elif name == "tuv":
+            self._side = None
+        elif name == "tu" and None not in self._unit:
+            self.pairs.append(tuple(self._unit))
 
 
 def read_tmx(path: Path, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
@@ -93,32 +103,31 @@ def read_tmx(path: Path, languages: tuple[str, str]) -> Iterator[tuple[str, str]
         languages: of source and target, such as ``("en", "pt-BR")``.
 
     Raises:
-        UserError: for a file that cannot be read, is cut off, no TMX, declares entities or changes while it is read; if
-            no unit has both languages, naming those that there are.
+        UserError: for a file that cannot be read, is cut off, no TMX, declares entities or changes while it is read,
+            with the line; if no unit has both languages, naming those that there are.
     """
-    units: list[Element] = []
-    parser, available, number, pairs, unread, chunk = _parser(units), set(), 0, 0, 0, b" "
+    reader, parsed, pairs, chunk = _Reader(languages), 0, 0, b" "
     with reading(path), open_bytes(path) as stream:
         stamp = file_stamp(path)
         while chunk:
             chunk = stream.read(_CHUNK)
-            parser.Parse(chunk, not chunk)
-            unread = 0 if units else unread + len(chunk)
-            if unread > _MOST_BYTES:
-                raise UserError(f"{path}, line {parser.CurrentLineNumber}: more than {_MOST_BYTES:,} bytes in one unit")
-            for unit in units:
-                number, segments = number + 1, _segments(unit, languages, available)
-                if None not in segments:
-                    pairs += 1
-                    yield tuple(segments)
-            units.clear()
+            parsed += len(chunk)
+            try:
+                reader.parser.Parse(chunk, not chunk)
+                if parsed - reader.parser.CurrentByteIndex > _MOST_BYTES:
+                    raise UserError(f"a tag or comment of more than {_MOST_BYTES:,} bytes; remove it")
+            except (UserError, expat.ExpatError, ValueError, LookupError) as error:  # the latter: an unknown encoding
+                raise UserError(f"{path}, line {reader.parser.CurrentLineNumber}: {error}") from None
+            pairs += len(reader.pairs)
+            yield from reader.pairs
+            reader.pairs.clear()
         check_unchanged(path, stamp)
-    if number and not pairs:
+    if reader.units and not pairs:
         source, target = languages
         raise UserError(
             f"{path}: no unit has segments in both {source!r} and {target!r}; the languages are:"
-            f" {', '.join(sorted(available)):.400}; name them by --source-column and --target-column"
+            f" {', '.join(sorted(reader.found_languages)):.400}; name them by --source-column and --target-column"
         )
-    if pairs < number:
-        missing = f"{number - pairs:,} of {number:,} units"
+    if pairs < reader.units:
+        missing = f"{reader.units - pairs:,} of {reader.units:,} units"
         logger.info("%s: %s have no segments in both %s and %s: dropped", path, missing, *languages)

@@ -138,9 +138,7 @@ def hurried(monkeypatch):
     stores.forget()
 
 
-def test_a_store_that_refuses_or_lacks_a_file_is_named_in_one_line(
-    recipe, store, tmp_path, monkeypatch, hurried
-):
+def test_a_store_that_refuses_or_lacks_a_file_is_named_in_one_line(recipe, store, tmp_path, monkeypatch, hurried):
     assert error_of(load_pairs, data=f"{store}/no.tsv").startswith(f"{store}/no.tsv: ")
     assert error_of(load_pairs, data=f"{store}/no*.tsv").startswith(f"{store}/no*.tsv: ")
     assert "no-such-bucket/p" in error_of(open_prepared, "s3://no-such-bucket/p")

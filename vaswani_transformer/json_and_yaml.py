@@ -69,11 +69,13 @@ def parse_json(text: str, finite: bool = True) -> Any:
     into the state of its trainer.
 
     Raises:
-        ValueError: for text that is not JSON, and a key that occurs twice in an object.
-        RecursionError: for text that is nested too deep.
+        ValueError: for text that is not JSON or nested too deep, and a key that occurs twice in an object.
     """
     hooks = {"parse_constant": _finite, "parse_float": _finite} if finite else {}
-    return json.loads(text, object_pairs_hook=_unique_keys, **hooks)
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys, **hooks)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -213,15 +213,10 @@ def test_the_command(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"d_k": 7}, "d_k is 7: a Transformer of Marian has 8.0, so this model cannot be exported to it"),
-        ({"d_v": 6}, "d_v is 6: a Transformer of Marian has 8"),
-        ({"attention_window": 5}, "attention_window is 5: a Transformer of Marian has None"),
-        ({"layer_norm_eps": 1e-3}, "layer_norm_eps is 0.001: a Transformer of Marian has 1e-06 or 1e-05"),
-        ({"layer_norm_eps": 1e-6}, "layer_norm_eps is 1e-06, with which Marian has position_encoding"),
-        (
-            {"num_heads": 5, "d_k": 4, "d_v": 4},
-            "d_k is 4: a Transformer of Marian has 4.8, so this model cannot be exported to it",
-        ),
+        ({"d_k": 7}, "d_k is 7: `type: transformer-new` of Marian has 8.0, so this model cannot be exported to it"),
+        ({"attention_window": 5}, "attention_window is 5: `type: transformer-new` of Marian has None"),
+        ({"layer_norm_eps": 1e-6}, "layer_norm_eps is 1e-06: `type: transformer-new` of Marian has 1e-05"),
+        ({"num_heads": 5, "d_k": 4, "d_v": 4}, "d_k is 4: `type: transformer-new` of Marian has 4.8"),
     ],
 )
 def test_what_marian_does_not_have_is_refused_by_its_name(tmp_path, changes, words):

@@ -7,7 +7,6 @@ from conftest import error_of
 from exporting_models import save_model, small_tokenizer
 
 from vaswani_transformer import export_model, load_ensemble, load_model, pipeline, publish
-from vaswani_transformer.cli.main import main
 from vaswani_transformer.export.facts import ExportFacts
 from vaswani_transformer.importing.importing import import_model
 
@@ -53,11 +52,3 @@ def test_each_says_what_it_is(tmp_path, model, exported, call):
 def test_a_damaged_one(tmp_path):
     (tmp_path / "export.json").write_text("{")
     assert "export.json is damaged" in error_of(load_model, tmp_path)
-
-
-@pytest.mark.parametrize("command", ["export", "push"])
-def test_in_a_command(tmp_path, exported, command, capsys):
-    words = {"export": ["--output", str(tmp_path / "x")], "push": ["owner/name", "--dry-run"]}[command]
-    assert main([command, str(exported[1]), *words]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith(f"error: {exported[1]} holds a model exported to {exported[0]}")

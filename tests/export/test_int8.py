@@ -2,15 +2,13 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 import translating
 from exporting_models import PAIRS, SOURCES, save_model, small_tokenizer
 from translating import run
 
-from vaswani_transformer import CTranslate2Translator, Translator, export_model, load_model, load_tokenizer
+from vaswani_transformer import CTranslate2Translator, Translator, export_model, load_tokenizer
 from vaswani_transformer.decoding.fast_tokenizer import FastTokenizer, open_tokenizer
 from vaswani_transformer.export import int8_cache
 from vaswani_transformer.export.engine import load_for_decoding
@@ -122,22 +120,3 @@ def test_the_tokenizer_without_transformers_does_the_same(folder):
         assert ours.batch_decode(ids, skip_special_tokens=skip) == theirs.batch_decode(ids, skip_special_tokens=skip)
         assert ours.decode(ids[0], skip_special_tokens=skip) == theirs.decode(ids[0], skip_special_tokens=skip)
     assert [*map(ours.convert_ids_to_tokens, range(20))] == theirs.convert_ids_to_tokens(list(range(20)))
-
-
-def test_an_exported_model_is_used_without_torch_and_transformers(folder, tmp_path):
-    exported = export_model(folder, tmp_path / "exported").folder
-    code = (
-        "import sys\n"
-        "from vaswani_transformer.export.engine import load_for_decoding\n"
-        "from vaswani_transformer.decoding.scoring import score_pairs\n"
-        "from vaswani_transformer.decoding.translator import Translator\n"
-        f"model, tokenizer = load_for_decoding({str(exported)!r})\n"
-        "print(next(Translator(model, tokenizer, scores=True).translate(['A small dog.'])))\n"
-        "print(score_pairs(model, tokenizer, ['A dog.'], ['Ein Hund.'])[1])\n"
-        "print([name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0] == next(Translator(*load_model(folder, "cpu")).translate(["A small dog."]))
-    assert lines[2] == "[]"

@@ -100,7 +100,7 @@ def test_a_model_whose_activations_overflow_is_not_exported(folder, tmp_path):
 
     for name in ("fc1", "fc2"):
         change_weights(folder, lambda tensor: tensor * 1e30, f"model.decoder.layers.1.{name}.weight")
-    assert "infinite or NaN" in error_of(export_model, folder, tmp_path / "out")
+    assert "differ from the model's by nan" in error_of(export_model, folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -205,12 +205,6 @@ def test_what_is_no_file_is_not_waited_for(folder, capsys, file, kind):
     else:  # as if it were not there
         main(["translate", str(folder), "words"])
         assert "Traceback" not in capsys.readouterr().err
-
-
-def test_an_empty_name_is_no_folder(folder, monkeypatch, capsys):
-    monkeypatch.chdir(folder)
-    assert "empty" in error_of(load_model, "")
-    load_model(".", "cpu")
 
 
 def test_names_do_not_control_the_terminal(tmp_path, capsys):

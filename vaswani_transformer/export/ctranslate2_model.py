@@ -1,12 +1,9 @@
 """A model exported to CTranslate2 at work, in a model's place in `Translator` and `score_pairs`; imports no torch."""
 
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
-
-import ctranslate2
 
 from ..decoding.fast_tokenizer import open_tokenizer
 from ..decoding.scoring import LengthRule, length_rule
@@ -22,8 +19,6 @@ from .int8_cache import int8_folder
 _PATIENCE = 2.0
 _CPU_TOKENS = 512  # source tokens that are searched at once: with 2,048 a small model took 1.2 to 1.4 times as long
 
-logger = logging.getLogger(__name__)
-
 
 class Output(NamedTuple):
     """One output of a search; outputs are ranked by the score."""
@@ -31,6 +26,12 @@ class Output(NamedTuple):
     ids: list[int]  # the end token included if it was generated
     log_probability: float  # of all of them, in nats
     score: float
+
+
+def _ranked(outputs: Iterable[tuple[list[int], float]], rule: LengthRule) -> list[Output]:
+    """Return outputs, ids and log-probabilities, with their scores, best first."""
+    scored = (Output(ids, log_prob, rule(log_prob, len(ids))) for ids, log_prob in outputs)
+    return sorted(scored, key=lambda output: output.score, reverse=True)
 
 
 class CTranslate2Model:
@@ -77,22 +78,14 @@ class CTranslate2Model:
         )
         self.device = SimpleNamespace(type=device.partition(":")[0])
         self.engine = open_engine(folder, device, compute_type=compute_type, intra_threads=threads)
-        if compute_type == "default" and self.facts.quantization not in (
-            *ctranslate2.get_supported_compute_types(self.engine.device, self.engine.device_index[0]),
-            self.engine.compute_type,
-        ):
-            logger.warning(
-                f"{folder} holds weights in {self.facts.quantization}, for which {device} has no fast arithmetic:"
-                f" computed in {self.engine.compute_type}"
-            )
 
     def _setting(self, name: str, options: dict, default=None):
-        """An option of a call, else the model's own setting, else the default."""
+        """Return an option of a call, else the model's own setting, else the default."""
         values = options.get(name), getattr(self.generation_config, name, None)
         return next((value for value in values if value is not None), default)
 
     def _limits(self, sources: Sequence[Sequence[int]], options: dict) -> list[int]:
-        """The longest output of each source, in tokens (Section 6.1)."""
+        """Return the longest output of each source, in tokens (Section 6.1)."""
         fixed = self._setting("max_new_tokens", options)
         if fixed is None and self.generation_config.max_length is not None:
             fixed = self.generation_config.max_length - 1  # the decoder's first token counts there
@@ -103,7 +96,7 @@ class CTranslate2Model:
     def search(
         self, sources: Sequence[Sequence[int]], number: int = 1, tokens_per_batch: int = 2048, **options
     ) -> list[list[Output]]:
-        """The best outputs for tokenised sources.
+        """Return the best outputs for tokenised sources.
 
         Args:
             sources: token ids with the end token, at most as many as the table has positions.
@@ -135,19 +128,17 @@ class CTranslate2Model:
         return results
 
     def search_pieces(self, pieces: list[Piece], tokens_per_batch: int, **options) -> Iterator[tuple[int, list]]:
-        """The number of each piece and the token ids of its outputs, best first: the search of a `Translator`."""
+        """Yield the number of each piece and the ids of its outputs, best first: the search of a `Translator`."""
         if any(piece.prefix or piece.terms for piece in pieces):
             raise UserError("prefixes and glossaries are not possible with an exported model: give the model itself")
-        number = self._setting("num_return_sequences", options, 1)
-        for index, outputs in enumerate(
-            self.search([piece.ids for piece in pieces], number, tokens_per_batch, **options)
-        ):
+        number, sources = self._setting("num_return_sequences", options, 1), [piece.ids for piece in pieces]
+        for index, outputs in enumerate(self.search(sources, number, tokens_per_batch, **options)):
             yield index, [output.ids for output in outputs]
 
     def _search_batch(
         self, sources: list[Sequence[int]], limits: list[int], beams: int, rule: LengthRule, number: int
     ) -> list[list[Output]]:
-        """The best outputs of sources that are searched together.
+        """Return the best outputs of sources that are searched together.
 
         One call of CTranslate2 has one longest length for all. Sources that are not settled within it are asked again
         with a longer one, up to the limit of each.
@@ -170,24 +161,17 @@ class CTranslate2Model:
         return output.ids[-1:] == [self.facts.eos_token_id]
 
     def _with_forced_ends(self, outputs: list[Output], rule: LengthRule) -> list[Output]:
-        """Outputs at their limit, which do not end, with the end token if it is forced, ranked again."""
-        if not self._forces_end:
-            return outputs
-        whole = [
-            output if self._has_ended(output) else self._ranked([*output.ids, self.facts.eos_token_id], output[1], rule)
-            for output in outputs
-        ]
-        return sorted(whole, key=lambda output: output.score, reverse=True)
-
-    @staticmethod
-    def _ranked(ids: list[int], log_probability: float, rule: LengthRule) -> Output:
-        return Output(ids, log_probability, rule(log_probability, len(ids)))
+        """Return outputs with the end token, if it is forced where they are at their limit, ranked again."""
+        end = [self.facts.eos_token_id] if self._forces_end else []
+        return _ranked(
+            ((output.ids if self._has_ended(output) else output.ids + end, output[1]) for output in outputs), rule
+        )
 
     def _source_tokens(self, sentences: Sequence[Sequence[int]]) -> list[list[str]]:
         return [[self._source_vocabulary[number] for number in ids] for ids in sentences]
 
     def _ask(self, sources: list[Sequence[int]], longest: int, beams: int, rule: LengthRule) -> list[list[Output]]:
-        """The outputs of one search of CTranslate2 for each source, ranked by the rule."""
+        """Return the outputs of one search of CTranslate2 for each source, ranked by the rule."""
         patience = self.patience if beams > 1 else 1.0
         searched = self.engine.translate_batch(
             self._source_tokens(sources),
@@ -206,14 +190,13 @@ class CTranslate2Model:
         results = []
         for result in searched:
             sequences = [[self._ids[token] for token in tokens] for tokens in result.hypotheses]
-            outputs = [self._ranked(ids, score, rule) for ids, score in zip(sequences, result.scores, strict=True)]
-            results.append(sorted(outputs, key=lambda output: output.score, reverse=True))
+            results.append(_ranked(zip(sequences, result.scores, strict=True), rule))
         return results
 
     def score_ids(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], tokens_per_batch: int = 4096
     ) -> list[list[float]]:
-        """Log-probability of each token of each target; `scoring.score_ids` for a model of this kind."""
+        """Return the log-probability of each token of each target, as `scoring.score_ids` does."""
         end = self.facts.eos_token_id
         scores: list[list[float]] = [[] for _ in targets]
         lengths = [max(map(len, pair)) for pair in zip(sources, targets, strict=True)]

@@ -1,6 +1,5 @@
 """The exported weights in CTranslate2, and the search settings that it follows."""
 
-import logging
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,11 +32,12 @@ _NEUTRAL = {
     "do_sample": False, "num_beam_groups": 1, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "min_length": 0, "min_new_tokens": 0,
     "diversity_penalty": 0.0, "renormalize_logits": True, "guidance_scale": 1.0, "penalty_alpha": 0.0,
+    "early_stopping": "never",  # as False to a search that ends on a bound anyway
 }  # fmt: skip
 
 
 def read_settings(folder: str | Path) -> SimpleNamespace:
-    """The exported `generation_config.json`, or the paper's settings where there is none.
+    """Return the exported `generation_config.json`, or the paper's settings where there is none.
 
     Raises:
         UserError: for a damaged file, and a value out of range.
@@ -57,38 +57,29 @@ def read_settings(folder: str | Path) -> SimpleNamespace:
 
 def check_setting(name: str, value, place: str = "") -> None:
     """Refuse a setting that the search cannot follow; `place` says where it is set."""
+    if (value in (None, False, [], {}) and name not in FOLLOWED) or value == _NEUTRAL.get(name, {}):
+        return
     rule = broken_range(name, value) if name in FOLLOWED & SETTING_RANGES.keys() and value is not None else None
     if name == "length_normalization" and value not in (None, *LENGTH_NORMALIZATIONS):
         rule = f"one of {', '.join(LENGTH_NORMALIZATIONS)}"
     if rule:
         raise UserError(f"{name}{place} is {value!r:.100}: it must be {rule}")
-    if name not in FOLLOWED | _TOKENS | _HARMLESS and not does_nothing(name, value):
+    if name not in FOLLOWED | _TOKENS | _HARMLESS:
         raise NotExpressibleError(
             f"{name}{place} is {value!r:.100}, which the search of an exported model does not follow: leave it out, or"
             " translate with the model itself"
         )
 
 
-def does_nothing(name: str, value) -> bool:
-    """Return whether a setting leaves every result as it is."""
-    if name == "early_stopping" and value == "never":  # the same as False to a search that ends on a bound anyway
-        return True
-    return value in (None, False, [], {}) or (name in _NEUTRAL and value == _NEUTRAL[name])
-
-
 def open_engine(folder: str | Path, device: str = "cpu", **options) -> ctranslate2.Translator:
-    """CTranslate2's own translator of an exported folder, without the warnings that CTranslate2 prints by itself.
+    """Return CTranslate2's own translator of an exported folder.
 
     Raises:
         UserError: for files that are missing or damaged, and what CTranslate2 cannot load on this device.
     """
-    for name in ("model.bin", "config.json"):
-        if not (Path(folder) / name).is_file():  # a pipe would be waited for
-            raise UserError(f"{folder} has no file {name}: export the model again")
-    level, (kind, _, number) = ctranslate2.get_log_level(), device.partition(":")
-    ctranslate2.set_log_level(logging.ERROR)
-    try:
-        with reading(folder):
-            return ctranslate2.Translator(str(folder), device=kind, device_index=int(number or 0), **options)
-    finally:
-        ctranslate2.set_log_level(level)
+    kind, _, number = device.partition(":")
+    with reading(folder):
+        for name in ("model.bin", "config.json"):
+            if not (Path(folder) / name).is_file():  # a pipe would be waited for
+                raise ValueError(f"there is no file {name}: export the model again")
+        return ctranslate2.Translator(str(folder), device=kind, device_index=int(number or 0), **options)

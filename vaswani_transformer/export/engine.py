@@ -22,7 +22,7 @@ def load_for_decoding(
     combine: str | None = None,
     needs: Sequence[str] = (),
 ) -> tuple[Any, Any]:
-    """The model, or the ensemble of several, ready to translate and score, and its tokenizer.
+    """Return the model, or the ensemble of several, ready to translate and score, and its tokenizer.
 
     Neither torch nor transformers is imported for an exported model, or for int8 once the model is converted.
 
@@ -69,7 +69,7 @@ def load_for_decoding(
 
 
 def load_exported(folder: str | Path, device: str = "auto", precision: str | None = None) -> tuple[Any, Any]:
-    """A model exported to CTranslate2 and its tokenizer; arguments as of `load_for_decoding`.
+    """Return a model exported to CTranslate2 and its tokenizer; arguments as of `load_for_decoding`.
 
     Raises:
         UserError: for a folder that holds no such model, or a device or precision that CTranslate2 has not.

@@ -8,10 +8,9 @@ from typing import NamedTuple
 from ..errors import UserError
 from ..exported import FACTS
 from ..loading import load_model
-from ..model.checkpoint_vaswani import is_finite
 from ..output_folder import OutputFolder, is_empty, locked
-from .facts import EXTRAS, QUANTIZATIONS, ExportFacts, require
-from .folder import check_expressible, reference_logits, set_positions
+from .facts import QUANTIZATIONS, ExportFacts, require
+from .folder import reference_logits, set_positions
 
 _TOLERANCE = 0.01  # of log-probabilities and logits in float32; differences seen are below 0.001
 
@@ -50,33 +49,23 @@ def export_model(
         UserError: for a model that cannot be loaded or expressed, naming the setting; a format that is unknown or not
             installed; an output that is there.
     """
-    if format not in EXTRAS:
-        raise UserError(f"format is {format!r}: it must be one of {', '.join(EXTRAS)}")
     require(format)
-    quantization = quantization or "float32"
+    quantization, folder, output = quantization or "float32", Path(model), Path(output)
     if quantization not in (known := QUANTIZATIONS if format == "ctranslate2" else ("float32",)):
         raise UserError(f"quantization is {quantization!r}: weights exported to {format} are {' or '.join(known)}")
     with locked(output):
-        return _export(Path(model), Path(output), format, quantization, positions, overwrite)
-
-
-def _export(
-    folder: Path, output: Path, format: str, quantization: str, positions: int | None, overwrite: bool
-) -> Export:
-    written = OutputFolder(output)
-    if not is_empty(output) and not overwrite:
-        raise UserError(f"output {output} is not empty: give another one, or --overwrite to replace a model in it")
-    if not is_empty(output) and FACTS not in written:
-        raise UserError(f"output {output} holds no exported model that could be overwritten: give another folder")
-    model, tokenizer = load_model(folder, "cpu")
-    model = model.float()
-    check_expressible(model.config)
-    rows = set_positions(model, positions)
-    with written.staging() as temporary:
-        staging = temporary / format
-        difference = _write(format, folder, model, tokenizer, staging, rows, quantization)
-        size = sum(path.stat().st_size for path in staging.iterdir())
-        written.place(staging, last=FACTS, stale=[FACTS, *written.names()])
+        written = OutputFolder(output)
+        if not is_empty(output) and not (overwrite and FACTS in written):
+            advice = "--overwrite replaces the model in it" if FACTS in written else "it holds no exported model"
+            raise UserError(f"output {output} is not empty: give another folder ({advice})")
+        model, tokenizer = load_model(folder, "cpu")
+        model = model.float()
+        rows = set_positions(model, positions)
+        with written.staging() as temporary:
+            staging = temporary / format
+            difference = _write(format, folder, model, tokenizer, staging, rows, quantization)
+            size = sum(path.stat().st_size for path in staging.iterdir())
+            written.place(staging, last=FACTS, stale=[FACTS, *written.names()])
     return Export(output.absolute(), rows, size, difference)
 
 
@@ -91,8 +80,6 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
         for length in (12, 5, 20)
     ]
     logits = reference_logits(model, sentences)  # first: writing changes the model
-    if not is_finite(logits):
-        raise UserError(f"the model in {folder} computes numbers that are infinite or NaN: export another checkpoint")
     settings = model.generation_config
     if format == "ctranslate2":
         from .to_ctranslate2 import largest_difference, write_ctranslate2

@@ -13,8 +13,6 @@ from ..json_and_yaml import parse_json, read_json, read_text
 EXTRAS = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime", "onnxscript"), "marian": ()}
 #: Types that CTranslate2 stores weights in. What they are computed in is decided where the model is used.
 QUANTIZATIONS = ("float32", "int8", "int8_float32", "bfloat16", "float16", "int16")
-#: What an export to Marian may write: the model, settings, and one vocabulary or two.
-MARIAN_FILES = ("model.npz", "decoder.yml", "vocab.yml", "source.yml", "target.yml")
 # CTranslate2's names: one file if source and target have the same tokens.
 VOCABULARIES = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
 _AGAIN = "export the model again"
@@ -62,7 +60,7 @@ class ExportFacts:
 
 
 def read_vocabularies(folder: str | Path) -> tuple[list[str], list[str]]:
-    """The tokens of an exported model for source and target, by id."""
+    """Return the tokens of an exported model for source and target, by id."""
     shared, *sides = (Path(folder) / name for name in VOCABULARIES)
     tokens = []
     for path in sides if sides[0].is_file() else [shared]:

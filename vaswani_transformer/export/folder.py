@@ -6,21 +6,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import UserError
-from ..model.configuration_vaswani import VaswaniConfig
 from ..model.layers_vaswani import VaswaniSinusoidalPositions
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, shift_right
-from .facts import NotExpressibleError
-
-
-def check_expressible(config: VaswaniConfig) -> None:
-    """Refuse what no exported format can express."""
-    if isinstance(config.eos_token_id, list):
-        raise NotExpressibleError(
-            f"eos_token_id is {config.eos_token_id}: a model with several end tokens cannot be exported; leave one in"
-            " config.json"
-        )
-    if config.eos_token_id is None:
-        raise NotExpressibleError("eos_token_id is not set in config.json: an exported model needs it")
 
 
 def set_positions(model: VaswaniForConditionalGeneration, positions: int | None) -> int:
@@ -45,13 +32,13 @@ def set_positions(model: VaswaniForConditionalGeneration, positions: int | None)
 
 
 def position_table(positions: torch.nn.Module) -> torch.Tensor:
-    """The encodings of a stack's positions, `(rows, d_model)`."""
+    """Return the encodings of a stack's positions, `(rows, d_model)`."""
     table = positions.table if isinstance(positions, VaswaniSinusoidalPositions) else positions.weight
     return table.detach().clone()
 
 
 def padded_pairs(facts, sentences: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sentences as source and target at once: ids, mask and decoder inputs, each `(sentences, longest)`."""
+    """Return sentences as source and target at once: ids, mask and decoder inputs, each `(sentences, longest)`."""
     rows = [torch.tensor(sentence) for sentence in sentences]
     ids = pad_sequence(rows, batch_first=True, padding_value=facts.pad_token_id)
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)

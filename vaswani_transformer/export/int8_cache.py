@@ -13,12 +13,12 @@ logger = logging.getLogger(__name__)
 
 
 def cache_root() -> Path:
-    """The folder of converted models: `vaswani_transformer/int8` in `$XDG_CACHE_HOME`, by default `~/.cache`."""
+    """Return the folder of converted models, in `$XDG_CACHE_HOME`, by default `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vaswani_transformer" / "int8"
 
 
 def int8_folder(folder: str | Path) -> Path:
-    """The folder of a model exported to CTranslate2 in int8, made on first use.
+    """Return the folder of a model exported to CTranslate2 in int8, made on first use.
 
     It is named by the hash of weights, configuration and tokenizer, and appears whole or not at all.
 

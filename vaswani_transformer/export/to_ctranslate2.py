@@ -33,17 +33,11 @@ class VaswaniLoader(BartLoader):
     architecture_name = "AutoModelForSeq2SeqLM"
 
     def get_model_spec(self, model) -> transformer_spec.TransformerSpec:
-        """The specification, weights filled in; refuses what CTranslate2 cannot express."""
+        """Return the specification, weights filled in; refuses what CTranslate2 cannot express."""
         config = model.config
-        if config.encoder_layers == 0:
-            raise NotExpressibleError(
-                "encoder_layers is 0: CTranslate2 has no stacks without layers, so this cannot be exported"
-            )
-        if config.attention_window is not None:
-            raise NotExpressibleError(
-                f"attention_window is {config.attention_window}: CTranslate2 has no restricted self-attention in"
-                " encoders, so this cannot be exported"
-            )
+        if config.encoder_layers == 0 or config.attention_window is not None:
+            name = "encoder_layers" if config.encoder_layers == 0 else "attention_window"
+            raise NotExpressibleError(f"{name} is {getattr(config, name)}, which CTranslate2 does not have")
         width = max(config.d_k, config.d_v)
         options = {
             "pre_norm": config.add_final_layer_norm,  # which alone makes room for these norms; taken back below
@@ -71,7 +65,7 @@ class VaswaniLoader(BartLoader):
             self.set_layer_norm(spec.layer_norm, module.layer_norm)
 
     def set_attention(self, spec, attention, self_attention: bool = False) -> None:
-        """Projections side by side: one matrix for all three, or one for queries and one for keys and values."""
+        """Set the projections: one matrix for all three, or one for queries and one for keys and values."""
         d_k, d_v = attention.d_k, attention.d_v
         width = max(d_k, d_v)
         query, key, value = (
@@ -92,11 +86,11 @@ class VaswaniLoader(BartLoader):
             spec.linear[-1].bias = output.bias.detach()
 
     def set_position_encodings(self, spec, module) -> None:
-        """The table, sinusoids too: CTranslate2's own start at position 1 and are another variant."""
+        """Set the table, of sinusoids too: CTranslate2's own start at position 1 and are another variant."""
         spec.encodings = position_table(module)
 
     def get_vocabulary(self, model, tokenizer) -> tuple[list[str], list[str]]:
-        """A token for every id of source and target; those that the tokenizer has none for get made-up names."""
+        """Return a token for every id of source and target; ids without one get made-up names."""
         sizes = model.config.vocab_size, model.config.target_vocab_size
         source, target = (
             _token_names(side_of(tokenizer, side).get_vocab(), size) for side, size in zip(SIDES, sizes, strict=True)
@@ -104,12 +98,12 @@ class VaswaniLoader(BartLoader):
         return source, target
 
     def set_vocabulary(self, spec, tokens: tuple[list[str], list[str]]) -> None:
-        """Source and target; CTranslate2 writes one file if they are the same."""
+        """Register source and target; CTranslate2 writes one file if they are the same."""
         spec.register_source_vocabulary(tokens[0])
         spec.register_target_vocabulary(tokens[1])
 
     def set_config(self, config, model, tokenizer) -> None:
-        """Special tokens and the epsilon of layer normalisation. Our tokenizer puts the end token itself."""
+        """Set special tokens and the epsilon of layer normalisation; our tokenizer puts the end token itself."""
         (_, tokens), ours = self.get_vocabulary(model, tokenizer), model.config
         config.eos_token = tokens[ours.eos_token_id]
         config.decoder_start_token = tokens[ours.decoder_start_token_id]
@@ -130,7 +124,7 @@ def _token_names(vocabulary: dict[str, int], size: int) -> list[str]:
 
 
 def _widened(projection: nn.Linear, narrow: int, width: int) -> common_spec.LinearSpec:
-    """A projection to heads of `narrow` units as one to heads of `width`, the others zero."""
+    """Return a projection to heads of `narrow` units as one to heads of `width`, the others zero."""
     spec = common_spec.LinearSpec()
     by_head = projection.weight.detach().unflatten(0, (-1, narrow))  # (num_heads, narrow, d_model)
     spec.weight = nn.functional.pad(by_head, (0, 0, 0, width - narrow)).flatten(0, 1)

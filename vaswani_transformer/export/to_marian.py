@@ -19,10 +19,9 @@ from ..data.tokenization import side_of
 from ..errors import UserError
 from ..marian_format import ACTIVATIONS, CONFIG, EOS, LAYER_NORM_EPS, NEW, OLD, UNK, stack_parameters
 from ..model.configuration_vaswani import VaswaniConfig
-from .facts import MARIAN_FILES
 from .folder import position_table
 
-_MODEL, _SETTINGS, _JOINT, *_SIDES = MARIAN_FILES
+_MODEL, _SETTINGS, _JOINT, *_SIDES = "model.npz", "decoder.yml", "vocab.yml", "source.yml", "target.yml"
 _NO_PROBABILITY = -1e4  # output bias of ids that a model of Marian's did not have
 _BLOCK = 256  # bytes; options are filled up with NULs to a multiple
 # Signs in names of pieces by which `importing/sentencepiece.py` keeps texts apart from them.
@@ -31,32 +30,11 @@ _SIGNS = str.maketrans({"\ufff2": "<", "\ufff4": None})
 _UNPRINTABLE = re.compile("[\x7f-\xa0\u2028\u2029\ufeff\ufffe\uffff]")
 
 
-def check_marian(config: VaswaniConfig) -> None:
-    """Refuse a configuration that neither of Marian's Transformers has.
-
-    Raises:
-        UserError: naming the field, its value and what Marian has.
-    """
-    width = config.d_model / config.num_heads
-    only = {
-        "attention_window": (None,),
-        "d_k": (width,),
-        "d_v": (width,),
-        "layer_norm_eps": tuple(LAYER_NORM_EPS.values()),
-    }
-    for name, values in only.items():
-        if getattr(config, name) not in values:
-            raise UserError(
-                f"{name} is {getattr(config, name)}: a Transformer of Marian has {' or '.join(map(str, values))}, so"
-                " this model cannot be exported to it"
-            )
-
-
 def type_of(model) -> str:
-    """Marian's `type` for a model whose configuration `check_marian` accepts.
+    """Return Marian's `type` for a model.
 
     Raises:
-        UserError: for a `layer_norm_eps` that belongs to the other type.
+        UserError: for a configuration that this type does not have, naming the field, its value and what Marian has.
     """
     config = model.config
     start = model.model.decoder.embed_tokens.weight[config.decoder_start_token_id]
@@ -67,45 +45,37 @@ def type_of(model) -> str:
         and not start.any()
         and config.layer_norm_eps == LAYER_NORM_EPS[OLD]
     )
-    type = OLD if is_old else NEW
-    if config.layer_norm_eps != LAYER_NORM_EPS[type]:
-        raise UserError(
-            f"layer_norm_eps is {config.layer_norm_eps}, with which Marian has position_encoding"
-            " 'sinusoidal-tensor2tensor' from position 0, scale_embedding and a decoder that starts from zeros alone:"
-            f" this model could be exported to it with {LAYER_NORM_EPS[NEW]}"
-        )
+    type, width = OLD if is_old else NEW, config.d_model / config.num_heads
+    only = {"attention_window": None, "d_k": width, "d_v": width, "layer_norm_eps": LAYER_NORM_EPS[type]}
+    for name, value in only.items():
+        if getattr(config, name) != value:
+            raise UserError(
+                f"{name} is {getattr(config, name)}: `type: {type}` of Marian has {value}, so this model cannot be"
+                " exported to it"
+            )
     return type
 
 
 def write_marian(model, tokenizer, output: Path, rows: int) -> None:
-    """Write a model into a folder that does not exist yet.
+    """Write a model in float32, and its tokenizer, into a folder that does not exist yet.
 
-    Args:
-        model: in float32 on the CPU.
-        tokenizer: the model's.
-        output: what to make.
-        rows: of the model's position tables.
-
-    Raises:
-        UserError: for what Marian does not have, by the field's name.
+    Args and errors as of `type_of`; `rows` are those of the model's position tables.
     """
-    check_marian(model.config)
     type = type_of(model)
     with torch.no_grad():
         arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in _arrays(model, type).items()}
-    sizes = [len(arrays[name]) for name in (_first(arrays, "encoder_Wemb"), _first(arrays, "decoder_Wemb"))]
-    options = _options(model.config, type, sizes)
-    arrays[CONFIG] = _terminated(_yaml(options))
+    sizes = [len(arrays.get("Wemb", arrays.get(name))) for name in ("encoder_Wemb", "decoder_Wemb")]
+    arrays[CONFIG] = _terminated(_yaml(_options(model.config, type, sizes)))
     output.mkdir()
     _write_arrays(arrays, output / _MODEL)
     names = _write_vocabularies(tokenizer, model.config, sizes, output)
-    settings = _settings(model, tokenizer, type, rows)
-    text = _yaml({"relative-paths": True, "models": [_MODEL], "vocabs": names, **settings})
-    (output / _SETTINGS).write_text(text, encoding="utf-8")
+    settings = {"relative-paths": True, "models": [_MODEL], "vocabs": names}
+    settings |= _settings(model, tokenizer, type, rows)
+    (output / _SETTINGS).write_text(_yaml(settings), encoding="utf-8")
 
 
 def _arrays(model, type: str) -> dict[str, torch.Tensor]:
-    """All parameters under Marian's names."""
+    """Return all parameters under Marian's names."""
     config, own = model.config, model.state_dict()
     for stack in ("encoder", "decoder"):
         own[f"model.{stack}.embed_positions.weight"] = position_table(getattr(model.model, stack).embed_positions)
@@ -129,7 +99,7 @@ def _arrays(model, type: str) -> dict[str, torch.Tensor]:
 
 
 def _vocabulary_arrays(model, type: str) -> dict[str, torch.Tensor]:
-    """Embeddings and output projection, without the ids at their ends that Marian did not have."""
+    """Return embeddings and output projection, without the ids at their ends that Marian did not have."""
     stacks = model.model.encoder, model.model.decoder
     source, target = (stack.embed_tokens.weight for stack in stacks)
     output = model.lm_head.weight
@@ -149,12 +119,8 @@ def _vocabulary_arrays(model, type: str) -> dict[str, torch.Tensor]:
     return {**arrays, "decoder_ff_logit_out_b": bias}
 
 
-def _first(arrays: dict[str, np.ndarray], name: str) -> str:
-    return "Wemb" if "Wemb" in arrays else name
-
-
 def _options(config: VaswaniConfig, type: str, sizes: list[int]) -> dict[str, Any]:
-    """Marian's options of a model, which it reads out of the `.npz` file."""
+    """Return Marian's options of a model, which it reads out of the `.npz` file."""
     from .. import __version__
 
     source, output = config.shares_embeddings and type == OLD, config.tie_word_embeddings and type == OLD
@@ -221,7 +187,7 @@ def _write_vocabularies(tokenizer, config: VaswaniConfig, sizes: list[int], outp
 
 
 def _vocabulary(words: dict[str, int], tokenizer, config: VaswaniConfig, size: int) -> str:
-    """The tokens by id in YAML, with Marian's names for the end and the unknown token."""
+    """Return the tokens by id in YAML, with Marian's names for the end and the unknown token."""
     tokens = dict(sorted((index, token) for token, index in words.items() if index < size))
     unknown = tokenizer.unk_token_id
     if unknown is None or unknown >= size:  # every text has ids; padding is in none
@@ -242,7 +208,7 @@ def _terminated(text: str) -> np.ndarray:
 
 
 def _write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
-    """An archive as Marian's reader knows it: numpy.savez would write headers of 64 bits, which it does not."""
+    """Write an archive as Marian's reader knows it: numpy.savez would write headers of 64 bits, which it does not."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=False) as archive:
         for name, array in sorted(arrays.items()):
             content = io.BytesIO()

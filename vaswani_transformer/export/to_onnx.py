@@ -5,11 +5,7 @@
 are free.
 """
 
-import contextlib
-import io
 import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -82,21 +78,8 @@ class _Decoder(nn.Module):
 
 
 def cache_names(prefix: str, side: str, layers: int) -> list[str]:
-    """Names of a cache's tensors in the graphs, such as `past_key_values.0.decoder.key`."""
+    """Return the names of a cache's tensors in the graphs, such as `past_key_values.0.decoder.key`."""
     return [f"{prefix}.{index}.{side}.{kind}" for index in range(layers) for kind in ("key", "value")]
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the exporter's remarks on missing packages and on its own names from standard output and error."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
 
 
 @torch.no_grad()
@@ -117,39 +100,36 @@ def write_onnx(model, output: Path) -> None:
     encoded = _Encoder(model)(sentences, mask)
     widths = (config.d_k, config.d_v) * layers
     cached = [torch.zeros(3, heads, 2, width) for width in widths]
-    options = {"dynamo": True, "opset_version": OPSET, "external_data": False}
+    options = {"dynamo": True, "opset_version": OPSET, "external_data": False, "verbose": False}
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it remarks on packages that are missing
     past_names = [name for side in ("decoder", "encoder") for name in cache_names("past_key_values", side, layers)]
-    with _quiet():
-        torch.onnx.export(
-            _Encoder(model),
-            (sentences, mask),
-            dynamic_shapes=({0: batch, 1: source}, {0: batch, 1: source}),
-            input_names=["input_ids", "attention_mask"],
-            output_names=["last_hidden_state", *cache_names("present", "encoder", layers)],
-            **options,
-        ).save(output / ENCODER)
-        torch.onnx.export(
-            _Decoder(model),
-            (sentences[:, :2], mask, *cached, *encoded[1:]),
-            dynamic_shapes=(
-                {0: batch, 1: target},
-                {0: batch, 1: source},
-                (*({0: batch, 2: past} for _ in widths), *({0: batch, 2: source} for _ in widths)),
-            ),
-            input_names=["input_ids", "encoder_attention_mask", *past_names],
-            output_names=["logits", *cache_names("present", "decoder", layers)],
-            **options,
-        ).save(output / DECODER)
+    torch.onnx.export(
+        _Encoder(model),
+        (sentences, mask),
+        dynamic_shapes=({0: batch, 1: source}, {0: batch, 1: source}),
+        input_names=["input_ids", "attention_mask"],
+        output_names=["last_hidden_state", *cache_names("present", "encoder", layers)],
+        **options,
+    ).save(output / ENCODER)
+    torch.onnx.export(
+        _Decoder(model),
+        (sentences[:, :2], mask, *cached, *encoded[1:]),
+        dynamic_shapes=(
+            {0: batch, 1: target},
+            {0: batch, 1: source},
+            (*({0: batch, 2: past} for _ in widths), *({0: batch, 2: source} for _ in widths)),
+        ),
+        input_names=["input_ids", "encoder_attention_mask", *past_names],
+        output_names=["logits", *cache_names("present", "decoder", layers)],
+        **options,
+    ).save(output / DECODER)
 
 
-def open_session(path: Path, threads: int = 0):
-    """An `onnxruntime.InferenceSession` on the CPU, with this many threads; 0 leaves it to onnxruntime."""
+def open_session(path: Path):
+    """Return an `onnxruntime.InferenceSession` on the CPU."""
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
 def largest_difference(output: Path, sentences: list[list[int]], logits: torch.Tensor) -> float:
@@ -167,8 +147,9 @@ def largest_difference(output: Path, sentences: list[list[int]], logits: torch.T
 def decode_in_parts(
     folder: Path, input_ids: np.ndarray, attention_mask: np.ndarray, decoder_input_ids: np.ndarray, facts: ExportFacts
 ) -> np.ndarray:
-    """Logits of a target by onnxruntime, `(batch_size, target_length, vocab_size)`: those of its first half at once,
-    the rest token by token on the cache.
+    """Return the logits of a target by onnxruntime, `(batch_size, target_length, vocab_size)`.
+
+    Those of its first half come at once, the rest token by token on the cache.
     """
     encoder, decoder = open_session(Path(folder) / ENCODER), open_session(Path(folder) / DECODER)
     names = cache_names("past_key_values", "encoder", facts.decoder_layers)

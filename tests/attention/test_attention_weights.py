@@ -134,7 +134,7 @@ def test_mistakes_are_one_line(model, tokenizer):
     assert error_of(attend, model, tokenizer, " ") == "the source is empty: give a sentence"
     assert error_of(attend, model, tokenizer, "dog", "\t") == "the target is empty: give a sentence"
     short = tiny_model(vocab_size=len(tokenizer), position_encoding="learned", max_position_embeddings=8)
-    assert "the model has 8 positions" in error_of(attend, short, tokenizer, TEXT[0], "a")
+    assert "at most 8 are taken" in error_of(attend, short, tokenizer, TEXT[0], "a")
     assert error_of(attend, model, tokenizer, "caf\udce9").startswith("the source: ")
 
 

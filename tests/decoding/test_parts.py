@@ -270,7 +270,7 @@ def test_what_does_not_combine_is_one_line(model, source, tmp_path, fails, monke
         (files, ["--input", source, "--output", "/dev/null", "--engine", "ray"]),
         (files, ["--input", source, "--prefix", "/dev/stdin", *out, "--workers", "2"]),
         ("--format html and --workers", ["--format", "html", "--input", source, *out, "--workers", "2"]),
-        ("--workers is 0: it must be from 1", ["--input", source, *out, "--workers", "0"]),
+        ('Invalid value "0" for --workers', ["--input", source, *out, "--workers", "0"]),
         ("there is no model folder", ["--input", source, *out, "--workers", "2", "--ensemble", tmp_path / "none"]),
     ):
         assert message in fails("translate", model, *words)

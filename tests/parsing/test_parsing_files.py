@@ -76,14 +76,14 @@ def test_nothing_is_lost_by_a_mistake_in_the_input(model, run, sentences, tmp_pa
     broken.write_bytes(b"the dog\ncaf\xe9\n")
     err = run("predict", model, "--input", broken, "--output", output, status=2).err
     assert "line 2" in err and err.count("\n") == 1
-    nul = tmp_path / "nul.txt"
-    nul.write_text("the dog\na \0 b\n")
-    assert "line 2: word 2" in run("predict", model, "--input", nul, "--output", output, status=2).err
-    assert "line 2" in run("predict", model, "the dog", "caf\udce9 is", "--output", output, status=2).err
     pictures = ["--pictures", tmp_path / "pictures"]
     assert "holds no model" in run("predict", tmp_path, "--input", sentences, *pictures, status=2).err
     assert output.read_text() == "earlier\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.txt", "in.txt", "nul.txt", "out.trees"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.txt", "in.txt", "out.trees"]
+    nul = tmp_path / "nul.txt"
+    nul.write_text("the dog\na \0 b\n")
+    assert "line 2: word 2" in run("predict", model, "--input", nul, "--output", output, status=2).err
+    assert output.read_text().startswith("(ROOT") and output.read_text().count("\n") == 1  # what came before is there
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("model", 10), ("wordy_model", 25)])
@@ -133,17 +133,13 @@ def test_an_interrupted_output_is_gone_on_with(model, run, sentences, tmp_path, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["x", "--resume"], "--resume is for --input FILE and --output FILE"),
-        (
-            ["--input", "{sentences}", "--output", "/dev/stdout", "--resume"],
-            "--resume is for --input FILE and --output FILE",
-        ),
+        (["x", "--resume"], "give --input FILE and --output FILE"),
+        (["--input", "{sentences}", "--output", "/dev/stdout", "--resume"], "give --input FILE and --output FILE"),
         (["--input", "{sentences}", "--output", "out", "--resume", "--text"], "--text and --resume cannot be combined"),
         (["caf\udce9 is"], "line 1: word 1 is"),
         (["a \0 b"], "line 1: word 2 is"),
         (["x", "--window", "0"], 'Invalid value "0" for --window'),
-        (["x", "--pictures", "{sentences}"], "is within the file"),
-        (["x", "--pictures", "{sentences}/x"], "is within the file"),
+        (["x", "--pictures", "{sentences}"], "in.txt: File exists"),
         (["x", "--pictures", ""], 'Invalid value "" for --pictures'),
     ],
 )

@@ -1,6 +1,5 @@
 """The command that shows what attention looks at: `vaswani attention`."""
 
-import itertools
 import json
 import sys
 from dataclasses import dataclass, field
@@ -42,8 +41,8 @@ class Report:
     """name the heads by what they do on these sources, one a line"""
     alignments: Path_ | None = None
     """known word alignments of the pairs, 0-0 1-2 (default: the model's own)"""
-    tokens_per_batch: Annotated[int | None, within(1, 10**9)] = None
-    """tokens at once (default: 2048)"""
+    tokens_per_batch: Annotated[int, within(1, 10**9)] = 2048
+    """tokens at once"""
 
 
 def attention(
@@ -77,11 +76,10 @@ def attention(
 
     def load() -> tuple[Any, Any, dict[str, Any]]:
         loaded, tokenizer = load_model(model, device)
-        options = generate_options(loaded, search)
-        return loaded, tokenizer, {name: value for name, value in options.items() if value is not None}
+        return loaded, tokenizer, generate_options(loaded, search)
 
     if report.report is None:
-        exclude("SENTENCE", {"alignments": report.alignments, "tokens_per_batch": report.tokens_per_batch})
+        exclude("SENTENCE", {"alignments": report.alignments})
         _show(sentence, target, shown, load)
     else:
         exclude("--report", {"kind": shown.kind, "layer": shown.layer, "head": shown.head})
@@ -138,37 +136,31 @@ def _report(model: str, target: str | None, report: Report, shown: Shown, load) 
     from tqdm.auto import tqdm
 
     from ..attention.heads import heads_as_markdown, name_heads, read_links
+    from ..data.pair_readers import read_pairs
     from ..data.text_files import check_on_disk, read_lines
-    from ..files import write_text
+    from ..evaluation.records import model_sha256, versions
+    from ..files import file_sha256, write_text
 
     files = _files(shown, {".md": "heads.md", ".json": "heads.json"}, {".md": ".md", ".json": ".json"})
     read = {"report": report.report, "target": target, "alignments": report.alignments}
-    read = {name: path for name, path in read.items() if path is not None}
-    for path in read.values():
-        check_on_disk(Path(path))
-    scans = scan_files(read)
-    sources, targets = (
-        read_lines(Path(read[name]), stamp=scans[f"--{name}"].stamp) if name in read else itertools.repeat(None)
-        for name in ("report", "target")
-    )
-    links = read_links(Path(read["alignments"])) if "alignments" in read else None
+    paths = {name: Path(path) for name, path in read.items() if path is not None}
+    for path in paths.values():
+        check_on_disk(path)
+    lines = scan_files(read)["report"].lines
+    if target is None:
+        pairs = ((line, None) for line in read_lines(paths["report"]))
+    else:
+        pairs = read_pairs("text", [(paths["report"], paths["target"])])
+    links = read_links(paths["alignments"]) if "alignments" in paths else None
     loaded, tokenizer, options = load()
-    pairs = tqdm(zip(sources, targets, strict=False), "heads", scans["--report"].lines, unit=" pairs", file=sys.stderr)
-    heads = name_heads(loaded, tokenizer, pairs, links, report.tokens_per_batch or 2048, **options)
-    heads |= _origin(model, {name: Path(path) for name, path in read.items()})
+    pairs = tqdm(pairs, "heads", lines, unit=" pairs", file=sys.stderr)
+    heads = name_heads(loaded, tokenizer, pairs, links, report.tokens_per_batch, **options)
+    heads["model"] = {"name": Path(model).resolve().name, "sha256": model_sha256(model)}
+    heads["files"] = {name: {"name": path.name, "sha256": file_sha256(path)} for name, path in paths.items()}
+    heads["versions"] = versions()
     text = heads_as_markdown(heads)
     contents = {".json": json.dumps(heads, indent=1, ensure_ascii=False) + "\n", ".md": text}
     next(iter(files.values())).parent.mkdir(parents=True, exist_ok=True)
     for suffix, path in files.items():
         write_text(path, contents[suffix])
     print(text, *files.values(), sep="\n")
-
-
-def _origin(model: str, read: dict[str, Path]) -> dict[str, Any]:
-    """Return the model, the files (names and hashes, no folders) and the versions that a report was made with."""
-    from ..evaluation.records import model_sha256, versions
-    from ..files import file_sha256
-
-    files = {name: {"name": path.name, "sha256": file_sha256(path)} for name, path in read.items()}
-    origin = {"name": Path(model).resolve().name, "sha256": model_sha256(model)}
-    return {"model": origin, "files": files, "versions": versions()}

@@ -10,7 +10,7 @@ from cyclopts import Group, Parameter
 
 from ..errors import UserError
 from ..recipes.recipe import DATA, TOKENIZER, load_recipe
-from .options import REQUIRED, SEVERAL, Engine, Path_, read_recipe, recipe_options
+from .options import REQUIRED, SEVERAL, Engine, Path_, Quiet, RecipeName, read_recipe, recipe_options
 
 _OF_TEXT = (
     "train_source", "train_target", "train_data", "validation_source", "validation_target", "validation_data",
@@ -63,14 +63,14 @@ def tokenizer(
 
 
 def prepare(
-    recipe: Path_,
+    recipe: RecipeName,
     /,
     *,
     output: Path_,
     workers: int | None = None,
     engine: Engine = "local",
     overwrite: bool = False,
-    quiet: bool = False,
+    quiet: Quiet = False,
     options: PrepareOptions = PrepareOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
     """Tokenise a recipe's data once, for `vaswani train RECIPE --prepared FOLDER`.
@@ -79,12 +79,9 @@ def prepare(
     after an interruption.
 
     Args:
-        recipe: name of a recipe, or path of a YAML file
         output: the folder to make, or to resume in; also s3://bucket/folder
         workers: processes (default: one per processor, fewer for a short text)
-        engine: where workers run: on this machine, or on a cluster by Ray
         overwrite: remove an earlier preparation in the folder first
-        quiet: no progress bar
     """
     from ..data.filtering import FilterCounts
     from ..data.prepare import prepare as prepare_data
@@ -100,14 +97,14 @@ def prepare(
 
 
 def clean(
-    recipe: Path_,
+    recipe: RecipeName,
     /,
     *,
     output: Path_,
     workers: int | None = None,
     engine: Engine = "local",
     overwrite: bool = False,
-    quiet: bool = False,
+    quiet: Quiet = False,
     keep_identical: Annotated[bool, _RULES] = False,
     max_characters: Annotated[int, _RULES] = 1000,
     max_words: Annotated[int, _RULES] = 200,
@@ -128,12 +125,9 @@ def clean(
     The report says what each rule has dropped. The same command resumes after an interruption.
 
     Args:
-        recipe: name of a recipe, or path of a YAML file
         output: the folder to make, or to resume in
         workers: processes (default: one per processor, fewer for a short text)
-        engine: where workers run: on this machine, or on a cluster by Ray
         overwrite: replace what an earlier cleaning has written in the folder, once all is done
-        quiet: no progress bar
         keep_identical: keep pairs of two equal sides
         max_characters: drop pairs with more characters on a side
         max_words: drop pairs with more words on a side

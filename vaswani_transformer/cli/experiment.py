@@ -6,10 +6,9 @@ from typing import Annotated, Literal
 
 from ..errors import UserError
 from .options import SEVERAL, Path_
-from .running import check_output_folder
 
 # Module and class in `experiments`, which are imported once they are needed.
-EXPERIMENTS = {
+_EXPERIMENTS = {
     "table1": "table1.Table1",
     "table2": "table2.Table2",
     "table3": "table3.Table3",
@@ -20,14 +19,8 @@ EXPERIMENTS = {
 _NO_SETTINGS = ("data_dir", "output", "overwrite")  # options of their own, or what the command does by itself
 
 
-def load_experiment(name: str):
-    """Return an experiment by its name."""
-    module, _, kind = EXPERIMENTS[name].partition(".")
-    return getattr(importlib.import_module(f"vaswani_transformer.experiments.{module}"), kind)()
-
-
 def experiment(
-    name: Literal[tuple(EXPERIMENTS)],
+    name: Literal[tuple(_EXPERIMENTS)],
     /,
     *,
     scale: Literal["laptop", "paper"] = "laptop",
@@ -38,10 +31,10 @@ def experiment(
     report: bool = False,
     dry_run: bool = False,
 ) -> None:
-    """Run an experiment of the paper: table1 ... table4, attention, positions.
+    """Run an experiment of the paper, and print its table beside the paper's figures.
 
-    Run it cell by cell, and print its table beside the paper's figures. Each cell is a folder OUTPUT/NAME/SCALE/CELL
-    with its recipe, log and result; the same command runs what is missing and resumes what was interrupted.
+    Each cell is a folder OUTPUT/NAME/SCALE/CELL with its recipe, log and result; the same command runs what is missing
+    and resumes what was interrupted.
 
     Args:
         name: of the experiment
@@ -62,7 +55,7 @@ def experiment(
         if not (sign and field) or field in _NO_SETTINGS:
             raise UserError(f"--set {word!r} is no setting of a cell: write FIELD=VALUE, such as max_steps=100")
         changes[field] = value
-    folder = Path(output).expanduser()
-    check_output_folder(folder)
-    setup = Setup(scale, folder, data_dir and Path(data_dir).expanduser(), changes)
-    print(run_experiment(load_experiment(name), setup, only or [], dry_run, report))
+    setup = Setup(scale, Path(output).expanduser(), data_dir and Path(data_dir).expanduser(), changes)
+    module, _, kind = _EXPERIMENTS[name].partition(".")
+    chosen = getattr(importlib.import_module(f"vaswani_transformer.experiments.{module}"), kind)()
+    print(run_experiment(chosen, setup, only or [], dry_run, report))

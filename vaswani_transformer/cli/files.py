@@ -1,58 +1,93 @@
-"""The files of the commands that decode: checked before a model is loaded, read as lines, resumed, given to workers."""
+"""The files of the commands that decode: lines that are read, outputs that are written, resumed, shared by workers."""
 
 import contextlib
 import json
 import os
-import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ..data.text_files import TextScan, decode_lines, read_lines
 from ..decoding.output import ResumableOutput, StreamOutput
 from ..distributed import is_launched
 from ..errors import UserError
 from ..evaluation.records import model_sha256
-from ..files import written_whole
-from ..hardware import check_workers
-from .options import Together, flag
+from ..hardware import MOST_WORKERS
+from .options import Engine, Path_, flag, group, within
 
-RESUME = "the same command with --resume continues where this ended"
 # A shell may have led them to a file, but it holds them open: there is no name to write beside.
 _STREAMS = ("/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
+_NO_SETTINGS = ("device", "ensemble")  # options that change no output, or stand for content
+Output = StreamOutput | ResumableOutput
+
+
+@group("output")
+@dataclass
+class Writing:
+    """Where results are written."""
+
+    output: Path_ | None = None
+    """write to this file instead of standard output"""
+    resume: bool = False
+    """continue an --output that was interrupted"""
+    window: Annotated[int, within(1, 10**7)] = 2000
+    """lines that are sorted by length and written together"""
+
+    has_workers = in_parts = False
+
+
+@group("output")
+@dataclass
+class Work(Writing):
+    """Where results are written, and by whom."""
+
+    workers: Annotated[int, within(1, MOST_WORKERS)] = 1
+    """processes that work on parts of the files, each on its own GPU if any"""
+    engine: Engine = "local"
+
+    @property
+    def has_workers(self) -> bool:
+        """Return whether others than this process do the work."""
+        return self.workers > 1 or self.engine != "local"
+
+    @property
+    def in_parts(self) -> bool:
+        """Return whether parts are to be written by workers, or were and are to be finished."""
+        from ..decoding.parts import parts_folder
+
+        return self.has_workers or (self.resume and parts_folder(Path(self.output)).is_dir())
 
 
 def is_file(name: str | None) -> bool:
-    """Return whether this is a file on the disk, or could be one that is missing, and not a pipe or a device."""
+    """Return whether this is on the disk, or could be if it is missing, and not a pipe or a device."""
     if name is None or str(Path(name).absolute()).startswith(_STREAMS):
         return False
-    return Path(name).is_file() or not Path(name).exists()
+    return Path(name).is_file() or Path(name).is_dir() or not Path(name).exists()
 
 
 def check_files(read: Mapping[str, str | None], written: Mapping[str, str | None]) -> None:
-    """Check the files of these options before a model is loaded for them.
+    """Check the files that are written before hours are spent on their content.
 
     Raises:
-        UserError: naming the option, for a folder, a file that cannot be written, or one that would be read and
-            written, or written twice (devices and pipes may be).
+        UserError: naming the option, for a file that cannot be written, whose name promises another content, or that is
+            read, too, or written twice (devices and pipes may be).
     """
     paths = {name: Path(path) for name, path in {**read, **written}.items() if path is not None}
-    for name, path in paths.items():
-        folder, reason = path.resolve().parent, None  # of what a link leads to
-        if path.is_dir():
-            reason = "is a folder: give a file"
-        elif name in written and not (folder.is_dir() and os.access(path if path.exists() else folder, os.W_OK)):
-            reason = f"cannot be written: {'no permission' if folder.is_dir() else f'there is no folder {folder}'}"
-        elif name in written and path.suffix == ".gz":
-            reason = "is written as it is, not packed: leave out .gz"
-        elif name in written:
-            same = [flag(other) for other, file in paths.items() if other != name and are_same_file(path, file)]
-            reason = f"is the same file as {same[0]}: give another one" if same else None
+    for name in written.keys() & paths.keys():
+        path, reason = paths[name], None
+        folder = path.resolve().parent  # of what a link leads to
+        same = [flag(other) for other, file in paths.items() if other != name and are_same_file(path, file)]
+        if same:
+            reason = f"is the same file as {same[0]}"
+        elif path.suffix == ".gz":
+            reason = "would not be packed"
+        elif path.is_dir() or not (folder.is_dir() and os.access(path if path.exists() else folder, os.W_OK)):
+            reason = "cannot be written"
         if reason:
-            raise UserError(f"{flag(name)} {path} {reason}")
+            raise UserError(f"{flag(name)} {path} {reason}: give another file")
 
 
 def are_same_file(path: Path, other: Path) -> bool:
@@ -62,43 +97,114 @@ def are_same_file(path: Path, other: Path) -> bool:
     return path.resolve() == other.resolve()
 
 
-def write_result(path: str | Path, content: str | bytes) -> None:
-    """Write a file, through links and with the permissions of an earlier one, or to a device or a pipe."""
-    path, data = Path(path), content.encode() if isinstance(content, str) else content
-    if path.exists() and not (path.is_file() and os.access(path.resolve().parent, os.W_OK)):
-        path.write_bytes(data)  # a file in a folder that takes no others cannot be replaced
-        return
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
-    with written_whole(path.resolve()) as new:
-        new.write_bytes(data)
-    if mode is not None:
-        path.chmod(mode)
+def check_work(read: Mapping[str, str | None], writing: Writing, **written: str | None) -> None:
+    """Check the files as `check_files`; the output of several launched processes would be written several times."""
+    if is_launched():
+        raise UserError("this command starts its processes itself: leave out accelerate launch or torchrun")
+    given = [path for path in read.values() if path is not None]
+    if (writing.resume or writing.has_workers) and not (given and all(map(is_file, [writing.output, *given]))):
+        options = " and ".join(f"{flag(name)} FILE" for name in read if name in ("input", "source", "target"))
+        raise UserError(f"--resume and --workers are for files on the disk: give {options} and --output FILE")
+    check_files(read, {"output": writing.output, **written})
 
 
 def write_json(path: str | None, values: Mapping[str, Any]) -> None:
     """Write scores as JSON, if a file was named for them."""
     if path is not None:
-        write_result(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
+        Path(path).write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def record_of(model: str, source: str, reference: str, translator, options: Mapping[str, Any], *more: Any) -> dict:
     """Return how scores were obtained; `more` is as of `evaluation_record`."""
     from ..evaluation.records import evaluation_record, search_settings
-    from ..exported import is_exported
 
     generation = search_settings(translator.model.generation_config) | translator.generate_options
     options = {flag(name): value for name, value in options.items()}
-    record = evaluation_record(model, source, reference, generation, options, *more)
-    if is_exported(model):
-        facts = translator.model.facts
-        record["exported"] = {"format": facts.format, "quantization": facts.quantization}
-    return record
+    return evaluation_record(model, source, reference, generation, options, *more)
 
 
-def input_lines(path: str | None, scan: TextScan | None = None) -> Iterator[str]:
-    """Yield lines of a file, which must be as it was scanned, or of standard input for None, without their ends."""
-    if path is not None:
-        return read_lines(Path(path), stamp=scan and scan.stamp)
+def scan_files(read: Mapping[str, str | None], *others: str | None) -> dict[str, TextScan]:
+    """Read through the files of these options, which must have equally many lines.
+
+    There is no scan where the first or any of `others`, on which the output depends, is read once: pipes, a terminal.
+    """
+    from ..data.text_files import scan_text
+
+    paths = {name: path for name, path in read.items() if path is not None}
+    others = [path for path in (*paths.values(), *others) if path is not None]
+    if not (next(iter(read.values())) and all(map(is_file, others))):
+        return {}
+    scans = {name: scan_text(Path(path)) for name, path in paths.items()}
+    if len({scan.lines for scan in scans.values()}) > 1:
+        counts = " and ".join(f"{paths[name]} has {scan.lines:,} lines" for name, scan in scans.items())
+        raise UserError(f"{counts}: line n of one must belong to line n of the other")
+    return scans
+
+
+def settings_of(model: str, *options: Any, **more: Any) -> dict[str, Any]:
+    """Return what an output depends on, by option: the models' content, and what dataclasses of options hold."""
+    values = {name: value for each in options for name, value in vars(each).items()} | more
+    settings = {"MODEL": model_sha256(model)}
+    if values.get("ensemble"):
+        settings["--ensemble"] = " ".join(map(model_sha256, values["ensemble"]))
+    return settings | {flag(name): value for name, value in values.items() if name not in _NO_SETTINGS}
+
+
+@contextlib.contextmanager
+def open_output(
+    writing: Writing,
+    scans: Mapping[str, TextScan],
+    settings: Callable[[], Mapping[str, Any]],
+    lines_per_record: int = 1,
+    drawn: dict[str, Any] | None = None,
+) -> Iterator[Output]:
+    """Open the output of a command; where Ctrl-C ends the body, print how to resume.
+
+    It is a file that can be resumed if the input was scanned and so can be read again; the `settings` that it depends
+    on are asked for then. Else it is a stream.
+    """
+    if writing.output is None:
+        output = StreamOutput(sys.stdout)
+    elif not (is_file(writing.output) and scans):
+        output = StreamOutput(Path(writing.output))
+    else:
+        values = {flag(name): scan.sha256 for name, scan in scans.items()} | settings()
+        resume = writing.resume or writing.in_parts
+        output = ResumableOutput(Path(writing.output), values, lines_per_record, resume, drawn)
+    with contextlib.closing(output):
+        try:
+            yield output
+        except KeyboardInterrupt:
+            if output.unfinished is not None:
+                print(f"{output.unfinished} is unfinished: the same command with --resume continues", file=sys.stderr)
+            raise
+
+
+def run_lines(
+    worker: Any,
+    output: Output,
+    sentences: tuple[str, ...],
+    path: str | None,
+    scan: TextScan | None,
+    read: Callable[[Iterator[str]], Iterable[Any]],
+) -> None:
+    """Have a worker do sentences, the lines of a file, or those of standard input, as `read` makes them of text."""
+    if interactive := not sentences and path is None and sys.stdin.isatty():
+        print(f"{worker.doing} standard input, one sentence a line; Ctrl-D ends it", file=sys.stderr)
+        worker.window = 1
+    if sentences:
+        lines = iter(sentences)
+    elif path is not None:
+        lines = read_lines(Path(path), stamp=scan and scan.stamp)
+    else:
+        lines = _standard_input()
+    total = scan.lines if scan else len(sentences) or None
+    ahead, progress = not (interactive or sentences), not interactive and total != 1
+    worker.run(read(lines), output, output.done, total, ahead, progress)
+    output.finish()
+
+
+def _standard_input() -> Iterator[str]:
     stream = sys.stdin.buffer
     with contextlib.suppress(OSError, ValueError):  # something else stands in for it
         # A thread that waits for input would keep Python from closing the stream of `sys`.
@@ -106,119 +212,25 @@ def input_lines(path: str | None, scan: TextScan | None = None) -> Iterator[str]
     return decode_lines(stream, "standard input")
 
 
-def read_first(lines: Iterator[Any]) -> Iterator[Any]:
-    """Return the same items, the first of which is read now: a mistake in it is raised before anything is written."""
-    return chain(list(islice(lines, 1)), lines)
-
-
-def is_interactive(sentences: tuple[str, ...], input: str | None, doing: str) -> bool:
-    """Return whether sentences are typed on a terminal one by one; if so, print how to end."""
-    typed = not sentences and input is None and sys.stdin.isatty()
-    if typed:
-        print(f"{doing} standard input, one sentence a line; Ctrl-D ends it", file=sys.stderr)
-    return typed
-
-
-@contextlib.contextmanager
-def closing_output(output: StreamOutput | ResumableOutput) -> Iterator[StreamOutput | ResumableOutput]:
-    """Close an output after the body; where Ctrl-C ends that, print how to resume."""
-    with contextlib.closing(output):
-        try:
-            yield output
-        except KeyboardInterrupt:
-            if output.unfinished is not None:
-                print(f"{output.unfinished} is unfinished: {RESUME}", file=sys.stderr)
-            raise
-
-
-def scan_files(files: Mapping[str, str | None]) -> dict[str, TextScan]:
-    """Read through the files of these options, which must have equally many lines; pipes, which are read once, not."""
-    from ..data.text_files import scan_text
-
-    scans = {flag(name): scan_text(Path(path)) for name, path in files.items() if path is not None and is_file(path)}
-    if len({scan.lines for scan in scans.values()}) > 1:
-        counts = " and ".join(f"{files[name[2:]]} has {scan.lines:,} lines" for name, scan in scans.items())
-        raise UserError(f"{counts}: line n of one must belong to line n of the other")
-    return scans
-
-
-def open_output(
-    path: str | None,
-    resume: bool,
-    scans: Mapping[str, TextScan],
-    settings: Mapping[str, Any],
-    lines_per_record: int = 1,
-    drawn: dict[str, Any] | None = None,
-) -> StreamOutput | ResumableOutput:
-    """Return the output of a command: a file that can be resumed if the input is a file too, else a stream.
-
-    `scans` are those of the files that are read, by their option; `settings` are all others that the output depends on.
-    """
-    if path is None:
-        return StreamOutput(sys.stdout)
-    if not (is_file(path) and scans):
-        return StreamOutput(Path(path))
-    sums = {option: scan.sha256 for option, scan in scans.items()}
-    return ResumableOutput(Path(path), sums | dict(settings), lines_per_record, resume, drawn)
-
-
-def settings_of(model: str, computing: Together, *options: Any, **more: Any) -> dict[str, Any]:
-    """Return what an output depends on, by option: the models' content, and dataclasses of options."""
-    settings: dict[str, Any] = {"MODEL": model_sha256(model)}
-    if computing.ensemble:
-        settings["--ensemble"] = " ".join(map(model_sha256, computing.ensemble))
-    values = {"precision": computing.precision, "tokens_per_batch": computing.tokens_per_batch}
-    values |= {"combine": computing.combine or "probabilities"}
-    for each in options:
-        values |= asdict(each)
-    return settings | {flag(name): value for name, value in (values | more).items()}
-
-
-def has_workers(workers: int, engine: str) -> bool:
-    """Return whether others than this process are to do the work."""
-    return workers > 1 or engine != "local"
-
-
-def check_work(read: Mapping[str, str | None], output: str | None, resume: bool, workers: int, engine: str) -> None:
-    """Refuse workers that cannot be, and anything but files where they work, or where an output is resumed.
-
-    The first of the files that are read has to be given.
-    """
-    check_workers("--workers", workers)
-    if is_launched():
-        raise UserError("this command starts its processes itself: leave out accelerate launch or torchrun")
-    names = list(read.values())
-    are_files = is_file(output) and is_file(names[0]) and all(is_file(name) for name in names if name is not None)
-    if (resume or has_workers(workers, engine)) and not are_files:
-        options = " and ".join(f"{flag(name)} FILE" for name in read if name in ("input", "source", "target"))
-        raise UserError(f"--resume and --workers are for files on the disk: give {options} and --output FILE")
-
-
-def is_in_parts(output: str | None, resume: bool, workers: int, engine: str) -> bool:
-    """Return whether parts are to be written by workers, or were and are to be finished."""
-    from ..decoding.parts import parts_folder
-
-    return has_workers(workers, engine) or (resume and parts_folder(Path(output)).is_dir())
-
-
-def anywhere(path: str) -> str:
-    """Return a path as a worker finds it whose current folder is another."""
-    return str(Path(path).absolute())
-
-
 def write_parts(
     output: ResumableOutput,
+    work: Work,
     doing: str,
     make: Callable[[], Any],
-    files: Mapping[str, str],
+    read: Mapping[str, str | None],
     scans: Mapping[str, TextScan],
-    window: int,
-    workers: int,
-    engine: str,
     lines_per_record: int = 1,
 ) -> None:
-    """Have workers write an output, as `write_in_parts`."""
+    """Have workers write an output; `make` is called by each of them, `doing` is the text of the bar."""
     from ..decoding.parts import write_in_parts
 
-    stamps = tuple((Path(files[option[2:]]).absolute(), scan.stamp) for option, scan in scans.items())
-    write_in_parts(output, doing, make, stamps, window, lines_per_record, workers, engine)
+    stamps = tuple((Path(read[name]).absolute(), scan.stamp) for name, scan in scans.items())
+    make = partial(_make_in, Path.cwd(), make)
+    write_in_parts(output, doing, make, stamps, work.window, lines_per_record, work.workers, work.engine)
+    output.finish()
+
+
+def _make_in(folder: Path, make: Callable[[], Any]) -> Any:
+    with contextlib.suppress(OSError):  # a machine of a cluster may not have it
+        os.chdir(folder)
+    return make()

@@ -15,6 +15,7 @@ from .options import REQUIRED, SEVERAL, Path_, exclude, require, within
 from .running import command_name
 
 DEFAULT_LAST = 5  # Section 6.1, for the base model
+_CARD = Parameter(group="model card")
 
 
 def average(
@@ -25,13 +26,10 @@ def average(
     by: Literal["loss", "bleu"] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Average checkpoints into a model.
-
-    Write a model whose weights are the mean of checkpoints. FOLDER is the output folder of a training, of which the
-    last 5 are taken, or --last or --best; or several checkpoints or models are given.
+    """Average checkpoints, or several models, into a model.
 
     Args:
-        folders: output folder of a training, or checkpoints
+        folders: output folder of a training, of which the last 5 checkpoints are taken; or checkpoints, or models
         output: folder for the averaged model
         last: the last N checkpoints (default: 5)
         best: the N checkpoints that validated best
@@ -62,9 +60,6 @@ def average(
     print(f"averaged {len(chosen)} checkpoint{'s' if len(chosen) > 1 else ''}: {steps}{', '.join(names)}")
     print(f"model: {folder}")
     print(f"evaluate it with: {command_name()} evaluate {folder} --source FILE --reference FILE")
-
-
-_CARD = Parameter(group="model card")
 
 
 @Parameter(name="*")
@@ -103,11 +98,10 @@ class Push:
 
 
 def push(model: Path_, repository: str, /, *, options: Push = Push()) -> None:  # noqa: B008 (of cyclopts)
-    """Put a trained model on the Hugging Face Hub, with a model card.
+    """Put a trained model on the Hugging Face Hub, with a model card, in one commit.
 
-    Put a trained model, its tokenizer and a model card into the repository OWNER/NAME, in one commit. The same command
-    updates it, or resumes a push that was interrupted. The token is taken from `hf auth login` or the variable
-    HF_TOKEN.
+    The same command updates it, or resumes a push that was interrupted. The token is taken from `hf auth login` or the
+    variable HF_TOKEN.
 
     Args:
         model: model folder
@@ -134,22 +128,20 @@ def push(model: Path_, repository: str, /, *, options: Push = Push()) -> None:  
 
 
 def _print_pushed(result, dry_run: bool) -> None:
-    space = result.space
+    goal, space = f"{result.url or result.repo_id}, branch {result.revision}", result.space
     if dry_run:
-        print(f"would go to {result.repo_id}, branch {result.revision} (nothing was sent):")
+        print(f"would go to {goal} (nothing was sent):")
     elif result.changed:
-        print(f"pushed to {result.url}, branch {result.revision}, commit {result.commit[:12]}:")
+        print(f"pushed to {goal}, commit {result.commit[:12]}:")
     else:
-        print(f"{result.url}, branch {result.revision}, has all of this already; nothing was changed:")
+        print(f"{goal}, has all of this already; nothing was changed:")
     for name, size in result.files.items():
         print(f"{size:14,}  {name}")
     for name in result.removed:
         print(f"{'removed':>14}  {name}")
     if space is not None:
-        changed = (
-            f"pushed to {space.url}:" if space.changed else f"{space.url} has all of this already; nothing was changed:"
-        )
-        print(f"would go to the Space {result.repo_id}:" if space.url is None else changed)
+        state = "would go to" if dry_run else "pushed to" if space.changed else "nothing was changed in"
+        print(f"{state} the Space {space.url or result.repo_id}:")
         for name, text in space.files.items():
             print(f"{'not ours' if name in space.kept else f'{len(text.encode()):,}':>14}  {name}")
     if dry_run:
@@ -168,12 +160,10 @@ def import_(
     positions: Literal["marian", "transformers"] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Make a model of another toolkit a model of this package.
+    """Make a model of another toolkit a model of this package, with its tokenizer and a card.
 
-    Write a model that another toolkit trained as a model folder, with its tokenizer and a card. SOURCE is the folder or
-    Hub name (owner/name) of a MarianMT (OPUS-MT) or FSMT model of transformers, Marian's .npz, fairseq's .pt, or a
-    folder of this package with pickled weights. Of pickles tensors are read and nothing else: code in them does not
-    run.
+    SOURCE is the folder or Hub name (owner/name) of a MarianMT (OPUS-MT) or FSMT model of transformers, Marian's .npz,
+    fairseq's .pt, or a folder of this package with pickled weights. Code in pickles does not run.
 
     Args:
         source: file, folder, or name of a model on the Hub
@@ -192,14 +182,8 @@ def import_(
     if not sys.stderr.isatty():
         disable_progress_bars()  # of downloads
     print(f"importing {source}", file=sys.stderr)
-    result = import_model(
-        source,
-        output,
-        vocabularies=vocabulary or [],
-        bpe_codes=bpe_codes,
-        positions=positions,
-        overwrite=overwrite,
-    )
+    options = {"bpe_codes": bpe_codes, "positions": positions, "overwrite": overwrite}
+    result = import_model(source, output, vocabularies=vocabulary or [], **options)
     print(f"imported {result.format}: {output}, {result.parameters:,} parameters")
     for note in result.facts.notes:
         print(note)
@@ -219,9 +203,8 @@ def export(
 ) -> None:
     """Write a model for CTranslate2, ONNX Runtime or Marian.
 
-    Write a model in the format of another engine, its tokenizer beside it, and compare the two on a few sentences
-    before the folder appears. CTranslate2 and ONNX Runtime are extras: pip install 'vaswani_transformer[ctranslate2]'
-    or '[onnx]'; Marian is not run.
+    The two are compared on a few sentences before the folder appears; Marian is not run. CTranslate2 and ONNX Runtime
+    are extras: pip install 'vaswani_transformer[ctranslate2]' or '[onnx]'.
 
     Args:
         model: model folder
@@ -234,21 +217,15 @@ def export(
     from ..export.exporting import export_model
 
     print(f"exporting {model} to {format}", file=sys.stderr)
-    result = export_model(
-        model, output, format=format, quantization=quantization, positions=positions, overwrite=overwrite
-    )
+    options = {"format": format, "quantization": quantization, "positions": positions, "overwrite": overwrite}
+    result = export_model(model, output, **options)
     print(f"exported: {output}, {result.bytes / 1e6:,.1f} MB, {result.positions:,} positions")
     if format == "marian":
         settings = shlex.quote(f"{output}/decoder.yml")
-        print(
-            f"use it with: marian-decoder -c {settings}, on the tokens of this folder's tokenizer, separated by spaces"
-        )
+        print(f"use it with: marian-decoder -c {settings}, on tokens of this folder's tokenizer, separated by spaces")
         return
     compared = "log-probabilities" if format == "ctranslate2" else "logits"
-    print(
-        f"{compared} differ from the model's by at most {result.difference:.2g} on this CPU"
-        " (3 sentences of random tokens)"
-    )
+    print(f"{compared} differ from the model's by at most {result.difference:.2g} on this CPU (3 random sentences)")
     if format == "ctranslate2":
         if "int8" in (quantization or ""):
             print("on a processor without VNNI int8 differs more: give `translate` --precision float32 there")

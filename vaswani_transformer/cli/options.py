@@ -41,8 +41,10 @@ def group(title: str) -> Callable[[type], type]:
     return Parameter(name="*", group=Group.create_ordered(title))
 
 
-Engine = Literal["local", "ray"]
-Window = Annotated[int | None, within(1, 10**7)]
+#: A recipe; its progress bar; where workers run.
+RecipeName = Annotated[Path_, Parameter(help="name of a recipe, or path of a YAML file")]
+Quiet = Annotated[bool, Parameter(help="no progress bar")]
+Engine = Annotated[Literal["local", "ray"], Parameter(help="where workers run: this machine, or a cluster by Ray")]
 
 
 @group("search")
@@ -95,8 +97,8 @@ class Together(Computing):
 
     ensemble: Annotated[list[Path_], SEVERAL] = field(default_factory=list)
     """further models that translate together with MODEL; all words up to the next option"""
-    combine: Literal["probabilities", "log_probabilities"] | None = None
-    """what the ensemble averages (default: probabilities)"""
+    combine: Literal["probabilities", "log_probabilities"] = "probabilities"
+    """what the ensemble averages"""
 
 
 def flag(name: str) -> str:
@@ -159,7 +161,8 @@ def load_for_decoding(model: str, computing: Computing, needs: Mapping[str, Any]
     """
     from ..export.engine import load_for_decoding as load
 
-    folders, combine = [model, *getattr(computing, "ensemble", [])], getattr(computing, "combine", None)
+    folders = [model, *getattr(computing, "ensemble", [])]
+    combine = getattr(computing, "combine", Together.combine)
     given = [flag(name) for name, value in (needs or {}).items() if is_given(value)]
     return load(folders, computing.device, computing.precision, combine=combine, needs=given)
 
@@ -167,26 +170,22 @@ def load_for_decoding(model: str, computing: Computing, needs: Mapping[str, Any]
 def generate_options(
     model: Any, search: Search, sampling: Sampling | None = None, nbest: int | None = None
 ) -> dict[str, Any]:
-    """Return the options for `generate()`; None where the model's own configuration decides."""
+    """Return the options for `generate()` that are not left to the model's own configuration."""
     own, beams = model.generation_config, search.beams
     options: dict[str, Any] = {"length_penalty": search.length_penalty, "max_new_tokens": search.max_new_tokens}
     if sampling is not None and sampling.sample:
         beams = beams or 1
         top_k = 0 if sampling.top_k is None and own.top_k is None else sampling.top_k  # the library's default is 50
         drawing = {"temperature": sampling.temperature, "top_k": top_k, "top_p": sampling.top_p}
-        for name in [name for name, value in drawing.items() if value is None and getattr(own, name) is not None]:
-            if rule := broken_range(name, getattr(own, name)):  # of no effect, and not checked, without --sample
-                raise UserError(
-                    f"{name} in the model's generation_config.json is {getattr(own, name)}: with --sample it must be"
-                    f" {rule}; give {flag(name)}"
-                )
+        for name in drawing:  # the model's own are of no effect, and not checked, without --sample
+            value = getattr(own, name)
+            if drawing[name] is None and value is not None and broken_range(name, value):
+                raise UserError(f"{name} in the model's generation_config.json is {value}: give {flag(name)}")
         options |= {"do_sample": True} | drawing
-    options |= {"num_beams": beams, "num_return_sequences": nbest}
-    if nbest is None and (own.num_return_sequences or 1) > 1:
-        options["num_return_sequences"] = 1  # one line out for one line in
-    if nbest is not None:
-        size = beams or own.num_beams or 1
-        draws = size == 1 and (options.get("do_sample") or own.do_sample)
-        if nbest > size and not draws:
-            raise UserError(f"--nbest is {nbest} and the beam size is {size}: give --beams {nbest} or more")
-    return options
+    size = beams or own.num_beams or 1
+    draws = size == 1 and (options.get("do_sample") or own.do_sample)
+    if nbest is not None and nbest > size and not draws:
+        raise UserError(f"--nbest is {nbest} and the beam size is {size}: give --beams {nbest} or more")
+    one = 1 if (own.num_return_sequences or 1) > 1 else None  # one line out for one line in
+    options |= {"num_beams": beams, "num_return_sequences": nbest or one}
+    return {name: value for name, value in options.items() if value is not None}

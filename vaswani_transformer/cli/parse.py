@@ -3,43 +3,41 @@
 import shlex
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from ..durations import duration
-from ..errors import UserError
+from ..errors import UserError, reading
 from ..output_folder import locked_together
 from ..recipes.recipe import DATA
 from .files import (
+    Writing,
     check_files,
-    closing_output,
-    input_lines,
-    is_file,
-    is_interactive,
+    check_work,
     open_output,
-    read_first,
     record_of,
+    run_lines,
     scan_files,
     settings_of,
     write_json,
-    write_result,
 )
 from .options import (
     Computing,
     Path_,
+    Quiet,
+    RecipeName,
     Search,
     Together,
-    Window,
     exclude,
     generate_options,
     load_for_decoding,
     read_recipe,
     recipe_options,
-    require,
 )
-from .running import check_output_folder, command_name, is_first_process, leave_process_group
+from .running import command_name, is_first_process, leave_process_group
 
 _PAPER = "parser"
 _NOT_OF_TREES = ("tokenizer", "from_model", "lora_rank")
@@ -48,10 +46,12 @@ TreeOptions = recipe_options(
     lambda field: (field.metadata["group"] != DATA or field.name in _LIMITS) and field.name not in _NOT_OF_TREES
 )
 Switch = Parameter(negative_bool=("no-",))
+_RESTRICT = "restrict outputs to trees over the words (the default); else other outputs are repaired and counted"
+Constrained = Annotated[bool, Parameter(negative_bool=("no-",), help=_RESTRICT)]
 
 
 def train(
-    recipe: Path_ = "parser-small",
+    recipe: RecipeName = "parser-small",
     /,
     *,
     trees: Path_,
@@ -60,7 +60,7 @@ def train(
     words: Annotated[bool | None, Switch] = None,
     augment: int = 0,
     skip_bad: bool = False,
-    quiet: bool = False,
+    quiet: Quiet = False,
     options: TreeOptions = TreeOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
     """Train a parser on trees in brackets.
@@ -69,14 +69,12 @@ def train(
     fields of it. The same command resumes an interrupted training.
 
     Args:
-        recipe: name of a recipe, or path of a YAML file (default: parser-small)
         trees: Penn Treebank brackets to train on (.gz works)
         dev: trees for validation
         tags: also tag the words (the default)
         words: also write the words into the tree (default: yes, except for the recipe parser, which follows the paper)
         augment: train N times on each tree and N times on versions with parts exchanged; 0: once on each tree
         skip_bad: drop bad trees and count them, instead of stopping
-        quiet: no progress bar
     """
     from ..parsing.parser import TextForm, load_trees, parsing_recipe
     from ..training.run import train as train_recipe
@@ -109,13 +107,11 @@ def predict(
     /,
     *sentences: str,
     input: Path_ | None = None,
-    output: Path_ | None = None,
-    resume: bool = False,
-    window: Window = None,
     text: bool = False,
     pictures: Path_ | None = None,
-    constrained: Annotated[bool, Switch] = True,
-    search: Search = Search(),  # noqa: B008 (of cyclopts)
+    constrained: Constrained = True,
+    writing: Writing = Writing(),  # noqa: B008 (of cyclopts)
+    search: Search = Search(),  # noqa: B008
     computing: Together = Together(),  # noqa: B008
 ) -> None:
     """Parse sentences, a file or standard input.
@@ -127,53 +123,31 @@ def predict(
         model: model folder of `vaswani parse train`
         sentences: if none, standard input is read
         input: parse the lines of this file (.gz works)
-        output: write to this file instead of standard output
-        resume: continue an --output that was interrupted
-        window: sentences that are sorted by length and written together (default: 2000)
         text: draw the trees with lines instead of brackets
         pictures: also draw each tree as FOLDER/NUMBER.svg
-        constrained: restrict outputs to trees over the words (the default); else other outputs are repaired and counted
     """
-    from ..decoding.streaming import WINDOW_LINES
-    from ..distributed import is_launched
     from ..parsing.parser import FileParser, checked
     from ..parsing.trees import words_of
 
-    if is_launched():
-        raise UserError("parse predict runs in one process: start it without torchrun or accelerate launch")
     if sentences:
         exclude("SENTENCE", {"input": input})
     if text:
-        exclude("--text", {"resume": resume})
-    require("--ensemble", bool(computing.ensemble), {"combine": computing.combine})
-    require("--input FILE and --output FILE", is_file(output) and is_file(input), {"resume": resume})
-    check_files({"input": input}, {"output": output})
-    if pictures is not None:
-        check_output_folder(Path(pictures), "--pictures")
+        exclude("--text", {"resume": writing.resume})
+    check_work({"input": input}, writing)
     scans = scan_files({"input": input})
-    # Where the sentences can be read twice, all mistakes in their words are reported before anything is written.
-    for _ in checked(map(words_of, sentences or (input_lines(input) if scans else ()))):
-        pass
     folder = Path(pictures) if pictures else None
-    files = FileParser(_load_parser(model, constrained, search, computing), text, folder, window or WINDOW_LINES)
-    if interactive := is_interactive(sentences, input, files.doing):
-        files.window = 1
-    lines = checked(map(words_of, sentences or input_lines(input, scans.get("--input"))))
-    if not scans and not interactive:  # a file has been checked as a whole
-        lines = read_first(lines)
-    total = scans["--input"].lines if scans else len(sentences) or None
+    worker = FileParser(_load_parser(model, constrained, search, computing), text, folder, writing.window)
     values = {"text": text, "constrained": constrained, "pictures": folder and str(folder.resolve())}
-    settings = settings_of(model, computing, search, **values, window=files.window) if scans and output else {}
+    settings = partial(settings_of, model, computing, search, **values, window=writing.window)
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    ahead = not (interactive or sentences)
-    with closing_output(open_output(output, resume, {} if text else scans, settings)) as opened:
+        with reading(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    with open_output(writing, {} if text else scans, settings) as output:
         try:
-            files.run(lines, opened, opened.done, total, ahead, progress=not interactive and total != 1)
+            run_lines(worker, output, sentences, input, scans.get("input"), lambda lines: checked(map(words_of, lines)))
         finally:
-            if files.repaired:
-                print(f"repaired outputs that were not trees over their words: {files.repaired:,}", file=sys.stderr)
-        opened.finish()
+            if worker.repaired:
+                print(f"repaired outputs that were not trees over their words: {worker.repaired:,}", file=sys.stderr)
 
 
 def evaluate(
@@ -187,7 +161,7 @@ def evaluate(
     json: Path_ | None = None,
     test_set: str | None = None,
     skip_bad: bool = False,
-    constrained: Annotated[bool, Switch] = True,
+    constrained: Constrained = True,
     search: Search = Search(),  # noqa: B008 (of cyclopts)
     computing: Computing = Computing(),  # noqa: B008
 ) -> None:
@@ -202,7 +176,6 @@ def evaluate(
         json: also write scores and settings here
         test_set: its name in the --json file (default: the file's)
         skip_bad: drop bad trees and count them, instead of stopping
-        constrained: restrict outputs to trees over the words (the default); else other outputs are repaired and counted
     """
     from ..parsing.evalb import BASELINES, Baselines, score_trees
     from ..parsing.parser import load_trees
@@ -231,7 +204,7 @@ def evaluate(
         for kind, make in (BASELINES.items() if labels else ())
     }
     if output:
-        write_result(output, "".join(f"{tree}\n" for tree in parses))
+        Path(output).write_text("".join(f"{tree}\n" for tree in parses), encoding="utf-8", newline="\n")
     write_json(json, scores | ({"baselines": rows} if rows else {}) | record)
     _print_table({name: scores} | rows)
     if "seconds" in extra:

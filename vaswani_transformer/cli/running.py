@@ -2,14 +2,12 @@
 
 import os
 import shlex
-import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 from typing import NoReturn
 
-from ..errors import UserError
 from ..output_folder import is_first_process
 
 EXIT_FAILURE, EXIT_USAGE = 1, 2
@@ -57,19 +55,5 @@ def report_stop(words: list[str], signal_number: int = signal.SIGINT, step: int 
 
 
 def command_name() -> str:
-    """Return how this program was called, as a user can type it in the current folder."""
-    script = Path(sys.argv[0])
-    if script.name != "vaswani":
-        return "python -m vaswani_transformer"
-    installed = shutil.which("vaswani")
-    if installed and (not script.exists() or Path(installed).samefile(script)):
-        return "vaswani"
-    return os.path.relpath(script)
-
-
-def check_output_folder(output: Path, option: str = "--output") -> None:
-    """Raise `UserError` for a folder that cannot be created or written to, before hours are spent."""
-    above = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
-    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-        reason = "cannot be written to" if above.is_dir() else f"is within the file {above}"
-        raise UserError(f"{option} {output} {reason}: give another folder")
+    """Return how this program was called, as a user can type it."""
+    return "vaswani" if Path(sys.argv[0]).name == "vaswani" else "python -m vaswani_transformer"

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 
 from ..durations import duration
 from ..recipes.recipe import TOKENIZER
-from .options import REQUIRED, Path_, Together, load_for_decoding, read_recipe, recipe_options
+from .options import (
+    REQUIRED,
+    Path_,
+    Quiet,
+    RecipeName,
+    Together,
+    load_for_decoding,
+    read_recipe,
+    recipe_options,
+)
 from .running import command_name, is_first_process, leave_process_group
 
 _OF_DATA_AT_HAND = ("prepared", "expected_pairs", "expected_source_length", "expected_target_length")
@@ -19,10 +28,10 @@ StudentOptions = recipe_options(
 
 
 def train(
-    recipe: Path_,
+    recipe: RecipeName,
     /,
     *,
-    quiet: bool = False,
+    quiet: Quiet = False,
     dry_run: bool = False,
     options: RecipeOptions = RecipeOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
@@ -32,8 +41,6 @@ def train(
     command resumes an interrupted training.
 
     Args:
-        recipe: name of a recipe, or path of a YAML file
-        quiet: no progress bar
         dry_run: print what it takes (tokens, FLOPs, memory, time by a trial of ten steps), and end
     """
     from ..training.run import train as train_recipe
@@ -71,7 +78,7 @@ def _train(run: Callable[[], Any]) -> None:
 
 def distill(
     *teachers: Annotated[Path_, REQUIRED],
-    student: Path_,
+    student: RecipeName,
     text: Path_ | None = None,
     beams: int | None = None,
     interpolate: bool = False,
@@ -79,7 +86,7 @@ def distill(
     keep: float = 1.0,
     teacher_precision: str | None = None,
     workers: int = 1,
-    quiet: bool = False,
+    quiet: Quiet = False,
     options: StudentOptions = StudentOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
     """Train a small, fast model on what larger ones translate.
@@ -90,7 +97,6 @@ def distill(
 
     Args:
         teachers: model folders; of several, which have one tokenizer, the probabilities are averaged
-        student: name of a recipe, or path of a YAML file
         text: text to translate, or a pattern: a.*.en.gz (default: the training sources of the recipe)
         beams: beam size of the teacher (default: as it was saved; the paper: 5, with --interpolate 35)
         interpolate: learn of each beam the translation nearest to the reference, by sentence BLEU, instead of the
@@ -99,7 +105,6 @@ def distill(
         keep: learn this share of the translations, those of the most log-probability a token
         teacher_precision: of the teacher: float32, bfloat16, float16, or int8 on a CPU (default: as it was saved)
         workers: processes that translate, each on its own GPU if any
-        quiet: no progress bar
     """
     from ..distillation import TeacherOptions
     from ..distillation import distill as train_student

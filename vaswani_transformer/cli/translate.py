@@ -1,6 +1,5 @@
 """The command that translates: `vaswani translate`."""
 
-import contextlib
 import functools
 import random
 import sys
@@ -11,34 +10,15 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from ..data.text_files import TextScan, has_undecoded
-from ..decoding.output import ResumableOutput
+from ..data.text_files import has_undecoded
 from ..documents.formats import FORMATS
 from ..errors import UserError
-from .files import (
-    anywhere,
-    check_files,
-    check_work,
-    closing_output,
-    has_workers,
-    input_lines,
-    is_file,
-    is_in_parts,
-    is_interactive,
-    open_output,
-    read_first,
-    scan_files,
-    settings_of,
-    write_parts,
-    write_result,
-)
+from .files import Work, check_work, open_output, run_lines, scan_files, settings_of, write_parts
 from .options import (
-    Engine,
     Path_,
     Sampling,
     Search,
     Together,
-    Window,
     exclude,
     generate_options,
     group,
@@ -48,27 +28,17 @@ from .options import (
 )
 
 
-@group("files")
+@group("input")
 @dataclass
 class Files:
-    """What is read and written."""
+    """What is read."""
 
     input: Path_ | None = None
     """translate the lines of this file (.gz works)"""
-    output: Path_ | None = None
-    """write to this file instead of standard output"""
-    resume: bool = False
-    """continue an --output that was interrupted"""
-    workers: int = 1
-    """processes that translate parts of --input, each on its own GPU if any"""
-    engine: Engine = "local"
-    """where workers run: on this machine, or on a cluster by Ray"""
     prefix: Path_ | None = None
     """how the translation of each line of --input has to begin"""
     glossary: Path_ | None = None
     """terms that translations must have: lines of SOURCE TAB TARGET, or of a word that is not translated"""
-    window: Window = None
-    """lines that are sorted by length and written together (default: 2000)"""
 
 
 @group("what is written")
@@ -87,12 +57,7 @@ class Written:
     format: Literal[("text", "json", *FORMATS)] = "text"
     """of lines, fields separated by tabs or JSON lines; the others: a whole document, whose markup stays"""
     source_language: str | None = None
-    """code of a document's language, for the splitting of sentences (default: as the model was trained, or en)"""
-
-    @property
-    def lines_per_record(self) -> int:
-        """Lines of output for a line of input."""
-        return 1 if self.format == "json" else self.nbest or 1
+    """code of the language, for the splitting of sentences (default: as the model was trained, or en)"""
 
 
 @group("long lines")
@@ -112,6 +77,7 @@ class Options:
     """All options; a worker makes the same translator of them."""
 
     files: Files = field(default_factory=Files)
+    work: Work = field(default_factory=Work)
     written: Written = field(default_factory=Written)
     long: LongLines = field(default_factory=LongLines)
     search: Search = field(default_factory=Search)
@@ -126,159 +92,97 @@ def translate(model: Path_, /, *sentences: str, options: Options = Options()) ->
         model: model folder, or one exported to CTranslate2
         sentences: sentences (default: the lines of standard input)
     """
-    _check(sentences, options)
-    files = options.files
-    if options.written.format in FORMATS:
-        _translate_document(model, options)
-    elif is_in_parts(files.output, files.resume, files.workers, files.engine):
-        _translate_in_parts(model, options)
-    else:
-        _translate_lines(model, sentences, options)
-
-
-def _check(sentences: tuple[str, ...], options: Options) -> None:
-    """Refuse what is wrong whatever the model is."""
-    files, written, sampling = options.files, options.written, options.sampling
-    ensemble = options.computing.ensemble
+    files, work, written, sampling = options.files, options.work, options.written, options.sampling
     if any(map(has_undecoded, sentences)):
         raise UserError("a sentence is not valid UTF-8: convert it first")
     if sentences:
-        exclude("SENTENCE", {"input": files.input})
+        exclude("SENTENCE", {"input": files.input, "prefix": files.prefix})
     if files.glossary is not None:
+        ensemble = options.computing.ensemble
         exclude("--glossary", {"prefix": files.prefix, "ensemble": ensemble, "sample": sampling.sample})
-    drawing = {name: value for name, value in vars(sampling).items() if name != "sample"}
-    require("--sample", sampling.sample, drawing)
-    require("--ensemble", bool(ensemble), {"combine": options.computing.combine})
-    require("--input", files.input is not None, {"prefix": files.prefix})
-    require("a document's --format", written.format in FORMATS, {"source_language": written.source_language})
+    require("--sample", sampling.sample, {name: value for name, value in vars(sampling).items() if name != "sample"})
     if written.format in FORMATS:
-        lines = {"resume": files.resume, "prefix": files.prefix, "nbest": written.nbest, "scores": written.scores}
-        lines |= {"confidence": written.confidence, "alignments": written.alignments}
-        lines |= {
-            "long_lines": options.long.long_lines != "split",
-            "workers": has_workers(files.workers, files.engine),
-        }
-        exclude(f"--format {written.format}", lines | {"SENTENCE": sentences})
-    read = {"input": files.input, "prefix": files.prefix, "glossary": files.glossary}
-    check_work(read, files.output, files.resume, files.workers, files.engine)
-    check_files(read, {"output": files.output})
+        of_lines = {name: getattr(written, name) for name in ("nbest", "scores", "confidence", "alignments")}
+        of_lines |= {"resume": work.resume, "workers": work.has_workers, "prefix": files.prefix, "SENTENCE": sentences}
+        exclude(f"--format {written.format}", of_lines)
+    check_work(vars(files), work)
+    (_translate_document if written.format in FORMATS else _translate_lines)(model, sentences, options)
 
 
 def _translate_lines(model: str, sentences: tuple[str, ...], options: Options) -> None:
-    """Translate sentences, a file or standard input in this process."""
+    """Translate sentences, a file or standard input, in this process or by workers."""
     from ..decoding.file_translator import with_prefixes
-
-    files = options.files
-    scans = scan_files({"input": files.input, "prefix": files.prefix})
-    translator = _file_translator(model, options)
-    if interactive := is_interactive(sentences, files.input, translator.doing):
-        translator.window = 1
-    source, prefix = scans.get("--input"), scans.get("--prefix")
-    lines: Iterator[Any] = iter(sentences) if sentences else input_lines(files.input, source)
-    if files.prefix is not None:
-        lines = with_prefixes(lines, Path(files.prefix), prefix and prefix.stamp)
-    if not is_file(files.input) and not interactive:  # a file has been checked as a whole
-        lines = read_first(lines)
-    with _opened(model, options, scans, translator) as output:
-        total = source.lines if source else len(sentences) or None
-        ahead = not (interactive or sentences)
-        translator.run(lines, output, output.done, total, ahead, progress=not interactive and total != 1)
-        output.finish()
-
-
-def _translate_in_parts(model: str, options: Options) -> None:
-    """Have a file translated by workers."""
-    files = options.files
-    paths = {name: path for name in ("input", "prefix") if (path := getattr(files, name)) is not None}
-    scans = scan_files(paths)
-    # Loaded here too, wherever the workers are: what is wrong with model or options is known at once.
-    local = replace(options, computing=replace(options.computing, device="cpu", precision=None))
-    translator = _file_translator(model, local)
-    translator.translator.model = None
-    files.resume = True  # nothing that is there is replaced
-    with _opened(model, options, scans, translator) as output:
-        sampling = replace(options.sampling, seed=translator.translator.seed)
-        computing = replace(options.computing, ensemble=list(map(anywhere, options.computing.ensemble)))
-        elsewhere = replace(files, glossary=files.glossary and anywhere(files.glossary))
-        shared = replace(options, files=elsewhere, sampling=sampling, computing=computing)
-        make = functools.partial(_file_translator, anywhere(model), shared)
-        window, lines = translator.window, options.written.lines_per_record
-        write_parts(output, translator.doing, make, paths, scans, window, files.workers, files.engine, lines)
-        output.finish()
-
-
-@contextlib.contextmanager
-def _opened(model: str, options: Options, scans: dict[str, TextScan], files: Any) -> Iterator[Any]:
-    """Open the output; where one is resumed that has drawn a seed, the translator goes on with that."""
     from ..files import file_sha256
 
-    seed, glossary = files.translator.seed, options.files.glossary
-    drawn = {"--seed": seed} if options.sampling.seed is None and seed is not None else {}
-    values = settings_of(
-        model, options.computing, options.written, options.search, options.sampling, window=files.window,
-        max_source_tokens=options.long.max_source_tokens,
-    )  # fmt: skip
-    if glossary is not None and is_file(glossary):  # a pipe is read once, and its output cannot be resumed
-        values["--glossary"] = file_sha256(glossary)
-    others = [name for name in (options.files.prefix, glossary) if name is not None]
-    resumable = scans if "--input" in scans and all(map(is_file, others)) else {}
-    lines = options.written.lines_per_record
-    output = open_output(options.files.output, options.files.resume, resumable, values, lines, drawn)
-    with closing_output(output):
-        if isinstance(output, ResumableOutput):
-            files.translator.seed = output.settings.get("--seed")
-        yield output
+    files, work = options.files, options.work
+    read = {"input": files.input, "prefix": files.prefix}
+    scans = scan_files(read, files.glossary)
+    # Loaded here too where workers are elsewhere: what is wrong with model or options is known at once.
+    computing = replace(options.computing, device="cpu", precision=None) if work.in_parts else options.computing
+    worker = load(model, replace(options, computing=computing))
+    translator, seed = worker.translator, options.sampling.seed
+    drawn = {"--seed": translator.seed} if seed is None and translator.seed is not None else {}
+
+    def settings() -> dict[str, Any]:
+        glossary = files.glossary and file_sha256(files.glossary)
+        groups = options.computing, options.written, options.search, options.sampling
+        limit = options.long.max_source_tokens
+        return settings_of(model, *groups, window=work.window, max_source_tokens=limit, glossary=glossary)
+
+    def with_prefix(lines: Iterator[str]) -> Iterator[Any]:
+        scan = scans.get("prefix")
+        return with_prefixes(lines, Path(files.prefix), scan and scan.stamp) if files.prefix is not None else lines
+
+    lines_per_record = 1 if options.written.format == "json" else options.written.nbest or 1
+    with open_output(work, scans, settings, lines_per_record, drawn) as output:
+        if drawn:  # a resumed output goes on with the seed that it was begun with
+            translator.seed = getattr(output, "settings", drawn)["--seed"]
+        if work.in_parts:
+            sampling = replace(options.sampling, seed=translator.seed)
+            make = functools.partial(load, model, replace(options, sampling=sampling))
+            write_parts(output, work, worker.doing, make, read, scans, lines_per_record)
+        else:
+            run_lines(worker, output, sentences, files.input, scans.get("input"), with_prefix)
 
 
-def _translate_document(model: str, options: Options) -> None:
+def _translate_document(model: str, _: tuple[str, ...], options: Options) -> None:
     """Translate a document; the model is loaded when it is known to be one."""
     from tqdm.auto import tqdm
 
-    from ..decoding.streaming import WINDOW_LINES
     from ..documents.formats import aligner, translate_document
 
-    files, written = options.files, options.written
-    if written.format == "docx" and files.output is None and sys.stdout.isatty():
+    files, written, output = options.files, options.written, options.work.output
+    if written.format == "docx" and output is None and sys.stdout.isatty():
         raise UserError("a Word file is not text that a terminal shows: give --output FILE")
-    translator = functools.cache(lambda: _make_translator(model, options))
+    translator = functools.cache(lambda: load(model, options).translator)
 
     def translate(sentences: list[str]) -> list[str]:
         with tqdm(total=len(sentences), desc="translating", unit=" sentences", file=sys.stderr, smoothing=0) as bar:
-            return list(translator().translate(sentences, files.window or WINDOW_LINES, bar))
+            return list(translator().translate(sentences, options.work.window, bar))
 
     def align(sources: list[str], targets: list[str]) -> list:
         return aligner(translator().model, translator().tokenizer)(sources, targets)
 
     data = Path(files.input).read_bytes() if files.input is not None else sys.stdin.buffer.read()
-    language = written.source_language or _source_language(model)
-    result = translate_document(data, written.format, translate, align, language)
-    if files.output is not None:
-        write_result(files.output, result)
+    result = translate_document(data, written.format, translate, align, _language(model, options))
+    if output is not None:
+        Path(output).write_bytes(result)
     else:
         sys.stdout.buffer.write(result)
         sys.stdout.buffer.flush()
 
 
-def _source_language(folder: str) -> str:
-    """Return the language of a model's sources, as its recipe or the model that was imported names it; else English."""
+def _language(folder: str, options: Options) -> str:
+    """Return the language of a model's sources, as given, or as its recipe or the import names it; else English."""
     from ..hub.card_facts import known_languages
 
-    return [*known_languages(folder), "en"][0]
+    return options.written.source_language or [*known_languages(folder), "en"][0]
 
 
-def _file_translator(model: str, options: Options):
-    """Return the model of the options and all that is done with it."""
+def load(folder: str, options: Options):
+    """Return the model of the options and all that is done with it, a `FileTranslator`; workers call this too."""
+    from ..decoding.confidence import word_confidences
     from ..decoding.file_translator import FileTranslator, Layout
-    from ..decoding.streaming import WINDOW_LINES
-
-    translator, written = _make_translator(model, options), options.written
-    layout = Layout(written.nbest is not None, written.scores, written.format == "json")
-    extras = {"words": _confider(translator)} if written.confidence else {}
-    extras |= {"alignment": _aligner(translator)} if written.alignments else {}
-    return FileTranslator(translator, layout, options.files.window or WINDOW_LINES, **extras)
-
-
-def _make_translator(folder: str, options: Options):
     from ..decoding.glossary import read_glossary
     from ..decoding.translator import Translator
 
@@ -292,7 +196,7 @@ def _make_translator(folder: str, options: Options):
         seed = random.SystemRandom().randrange(2**32)
     # What looks at a line and its translation afterwards needs positions for all of it.
     is_whole = model.config.position_encoding == "learned" and (written.alignments or written.confidence)
-    return Translator(
+    translator = Translator(
         model,
         tokenizer,
         options.computing.tokens_per_batch,
@@ -301,21 +205,16 @@ def _make_translator(folder: str, options: Options):
         scores=written.scores or written.nbest is not None,
         glossary=glossary,
         seed=seed,
-        source_language=written.source_language or _source_language(folder),
+        source_language=_language(folder, options),
         **drawing,
     )
 
+    def align(sources: list[str], targets: list[str]) -> list[str]:
+        from ..attention.alignments import align, pharaoh
 
-def _aligner(translator):
-    from ..attention.alignments import align, pharaoh
+        return [pharaoh(links) for links in align(model, tokenizer, sources, targets)]
 
-    def aligned(sources, targets):
-        return [pharaoh(links) for links in align(translator.model, translator.tokenizer, sources, targets)]
-
-    return aligned
-
-
-def _confider(translator):
-    from ..decoding.confidence import word_confidences
-
-    return functools.partial(word_confidences, translator.model, translator.tokenizer)
+    extras = {"words": functools.partial(word_confidences, model, tokenizer)} if written.confidence else {}
+    extras |= {"alignment": align} if written.alignments else {}
+    layout = Layout(written.nbest is not None, written.scores, written.format == "json")
+    return FileTranslator(translator, layout, options.work.window, **extras)

@@ -1,7 +1,6 @@
 """One flipped bit in a checkpoint or in prepared data is noticed by the training that would read it, at its start."""
 
 import dataclasses
-import json
 import shutil
 
 import pytest
@@ -12,10 +11,8 @@ from training_runs import is_complete
 from vaswani_transformer import train
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data.prepare import prepare
-from vaswani_transformer.data.prepared import check_recipe_matches, open_prepared
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.recipes.recipe import Recipe
 from vaswani_transformer.training.averaging import average_models, last_checkpoints
 from vaswani_transformer.training.checkpoints import (
     check_contents,
@@ -57,7 +54,7 @@ def resume(recipe, run, *options) -> int:
     return main(["train", str(path), "--quiet", *options])
 
 
-FILES = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "config.json"]
+FILES = ["model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json"]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -119,39 +116,3 @@ def test_a_bit_of_prepared_data(recipe, prepared, tmp_path, name, capsys):
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert str(copy / name) in line
     assert not (run / "recipe.yaml").exists() and not (run / "model.safetensors").exists()
-
-
-def replace_entry(value, *path):
-    def change(manifest):
-        inner = manifest
-        for name in path[:-1]:
-            inner = inner[name]
-        inner[path[-1]] = value
-        return json.dumps(manifest)
-
-    return change
-
-
-SHARD = ("parts", "train", "shards", 0)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda manifest: "[" * 10**5,
-        replace_entry("..", *SHARD, "file"),
-        replace_entry(7, *SHARD, "file"),
-        replace_entry(2**70, *SHARD, "bytes"),
-        replace_entry("x", "parts", "validation", "counts", "read"),
-        replace_entry(None, "tokenizer"),
-    ],
-)
-def test_a_hostile_manifest_of_prepared_data(prepared, tmp_path, change):
-    copy = shutil.copytree(prepared, tmp_path / "p")
-    path = copy / "manifest.json"
-    path.write_text(change(json.loads(path.read_text())))
-    with pytest.raises(UserError, match=f"^{copy}") as caught:
-        prepared = open_prepared(copy)
-        prepared.counts("train"), prepared.counts("validation")
-        check_recipe_matches(prepared, Recipe())
-    assert len(str(caught.value)) < 600 and "\n" not in str(caught.value)

@@ -19,7 +19,6 @@ from pushing import REPO
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from vaswani_transformer.cli.main import main
 from vaswani_transformer.data.tokenization import load_tokenizer
 from vaswani_transformer.evaluation.records import weights_sha256
 from vaswani_transformer.hub import push as push_module
@@ -56,30 +55,15 @@ def planted(model, tmp_path):
     unset = dict.fromkeys((*strings, *nested))  # with values the search would refuse the names
     edit(folder / "generation_config.json", **unset, num_beams=3, transformers_version=SECRET)
     tokens = {"chat_template": f"{{# {HOME} #}}", "tokenizer_file": HOME, "special": SHARE, "cache_dir": HOME}
-    edit(
-        folder / "tokenizer_config.json",
-        **strings | {"auto_map": {"AutoTokenizer": [SECRET, HOME]}},
-        **nested,
-        **tokens,
-    )
+    tokens |= {"auto_map": {"AutoTokenizer": [SECRET, HOME]}}
+    edit(folder / "tokenizer_config.json", **strings | nested | tokens)
     edit(folder / "special_tokens_map.json", note=HOME)
     weights = load_file(folder / "model.safetensors")
     save_file(weights, folder / "model.safetensors", {"format": "pt", "path": HOME, "user": "canary"})
-    recipe = {
-        "train_source": f"{SHARE}\\train.en",
-        "train_target": f"{HOME}/train.de",
-        "train_data": "\\\\canary\\share\\x.tsv",
-        "validation_data": f"{SHARE}\\pairs.tsv",
-        "data_config": HOME,
-        "data_dir": HOME,
-        "validation_split": HOME,
-        "train_split": "canary",
-        "tokenizer": HOME,
-        "output": HOME,
-        "report_to": "canary",
-        "my_note": SECRET,
-        "seed": "canary",
-    }
+    recipe = {"train_source": f"{SHARE}\\train.en", "train_target": f"{HOME}/train.de", "my_note": SECRET}
+    recipe |= {"train_data": "\\\\canary\\share\\x.tsv", "validation_data": f"{SHARE}\\pairs.tsv", "output": HOME}
+    recipe |= dict.fromkeys(("data_config", "data_dir", "validation_split", "tokenizer"), HOME)
+    recipe |= dict.fromkeys(("train_split", "report_to", "seed"), "canary")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     log = [{"step": 5, "seconds": 1.0, "note": HOME}, {"step": "canary", "epoch": "canary"}, ["canary"], HOME]
     (folder / "training_log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
@@ -103,33 +87,24 @@ def canaries(hub):
 def test_nothing_goes_up_that_is_not_on_the_list(push, hub, planted, model, scores, tmp_path):
     record = json.loads(scores.read_text())
     words = f"vaswani evaluate {HOME}/run --source '{SHARE}\\test.en' --reference {HOME}/test.de --beams 2"
-    changes = {
-        "source_file": f"{SHARE}\\test.en",
-        "reference_file": f"{HOME}/test.de",
-        "command": words,
-        "by": "canary",
-    }
-    changes |= {"generation": record["generation"] | {"cache_dir": HOME, "stop_strings": ["canary"]}}
+    changes = {"source_file": f"{SHARE}\\test.en", "reference_file": f"{HOME}/test.de", "command": words}
+    changes |= {"by": "canary", "generation": record["generation"] | {"cache_dir": HOME, "stop_strings": ["canary"]}}
     changes |= {"test_set": f"{HOME}/newstest"}
     edit(tmp_path / "scores.json", **record | changes | {"weights_sha256": weights_sha256(planted)})
     done = push("--evaluation", tmp_path / "scores.json", "--max-shard-size", "20KB", folder=planted)
     assert canaries(hub) == []
     files = hub.files(REPO)
+    (tmp_path / "pushed").write_bytes(next(content for name, content in files.items() if name.startswith("model-")))
+    with safe_open(tmp_path / "pushed", "pt") as weights:
+        assert weights.metadata() == {"format": "pt"}
     expected = {path.name for path in model.glob("*.py")} | {"config.json", "generation_config.json", "README.md"}
     expected |= {"tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json", ".gitattributes"}
     assert {name for name in files if not name.startswith("model-")} == expected
     assert all(files[name] == (model / name).read_bytes() for name in expected if name.endswith(".py"))
     # What was left out is said once, and what is not news is not.
     [line] = [line for line in done.err.splitlines() if "not published" in line]
-    for words in (
-        "api_key",
-        "of config.json",
-        "notes",
-        "chat_template.jinja",
-        "of tokenizer_config.json",
-        "stop_strings",
-    ):
-        assert words in line
+    left_out = "api_key", "of config.json", "notes", "chat_template.jinja", "of tokenizer_config.json", "stop_strings"
+    assert all(words in line for words in left_out)
     assert "is_local" not in line
     dry = push("--evaluation", tmp_path / "scores.json", "--dry-run", "--max-shard-size", "20KB", folder=planted)
     assert line in dry.err and not CANARY.search(dry.out.encode())
@@ -137,13 +112,8 @@ def test_nothing_goes_up_that_is_not_on_the_list(push, hub, planted, model, scor
     config, card = json.loads(files["config.json"]), files["README.md"].decode()
     assert config["d_model"] == 24 and config["architectures"] == ["VaswaniForConditionalGeneration"]
     assert json.loads(files["generation_config.json"])["num_beams"] == 3
-    for words in (
-        "train.en and train.de",
-        "pairs.tsv",
-        "--source test.en --reference test.de --beams 2",
-        "### newstest",
-    ):
-        assert words in card, words
+    shown = "train.en and train.de", "pairs.tsv", "--source test.en --reference test.de --beams 2", "### newstest"
+    assert all(words in card for words in shown)
 
 
 def test_a_parsers_tokenizer_keeps_what_makes_it_one(tmp_path):
@@ -152,13 +122,6 @@ def test_a_parsers_tokenizer_keeps_what_makes_it_one(tmp_path):
     before = tree_token_ids(tokenizer)
     assert push_module._keep_what_may_be_published(tmp_path, tokenizer.get_vocab()) == {}
     assert tree_token_ids(load_tokenizer(tmp_path)) == before
-
-
-def test_weights_carry_no_metadata_of_the_folder(push, hub, planted, tmp_path):
-    push(folder=planted)
-    (tmp_path / "pushed.safetensors").write_bytes(hub.files(REPO)["model.safetensors"])
-    with safe_open(tmp_path / "pushed.safetensors", "pt") as weights:
-        assert weights.metadata() == {"format": "pt"}
 
 
 # Templates
@@ -179,11 +142,8 @@ def template(tmp_path):
     ("text", "message"),
     [
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "access to attribute '__class__'"),
-        ("a\n{{ cycler.__init__.__globals__.os.popen('touch ran') }}", "access to attribute '__init__'"),
         ("{{ sizes.append(1) }}", "access to attribute 'append'"),
-        ("{{ '%s'.__mod__ }}", "is unsafe"),
         ("{% include '/etc/passwd' %}", "/etc/passwd"),
-        ("{% include '../README.md' %}", "README.md"),
         ("a\n\n{{ nme }}", "'nme' is undefined"),
         ("a\n{% for %}", "Expected an expression"),
         ("{{ 1 / 0 }}", "division by zero"),
@@ -231,19 +191,7 @@ RECORD = {"test_set": "t", "bleu": 1.0, "generation": {}, "versions": {}, "comma
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"bleu": float("nan")},
-        {"bleu": 10**4000},
-        {"bleu": "1"},
-        {"chrf": True},
-        {"sentences": [1]},
-        {"test_set": None},
-        {"source_file": 5},
-        {"generation": []},
-        {"date": 5},
-        {"command": "a 'b"},
-        {"command": ["a"]},
-    ],
+    [{"bleu": float("nan")}, {"bleu": 10**4000}, {"chrf": True}, {"test_set": None}, {"generation": []}, {"date": 5}],
     ids=str,
 )
 def test_fields_of_wrong_kinds_are_refused(changes):
@@ -262,28 +210,6 @@ def test_of_a_record_known_settings_are_kept_in_known_forms():
     assert published_record(RECORD | {"generation": {"num_beams": deep}}, "scores.json") == RECORD
     texts = {"test_set": "a\n---\n\x1b[2Jb\u202e", "command": "a\n\nb"}
     assert published_record(RECORD | texts, "scores.json") == RECORD | {"test_set": "a --- [2Jb", "command": "a b"}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[",
-        "5",
-        "[]",
-        "[" * 100_000,
-        '{"bleu": 1e999}',
-        '{"a": ' * 100_000,
-        "\x00",
-        json.dumps(RECORD | {"bleu": "x"}),
-    ],
-    ids=lambda text: text[:10],
-)
-def test_evaluation_files_that_are_none_are_one_line(model, tmp_path, capsys, text):
-    (tmp_path / "scores.json").write_text(text)
-    assert main(["push", str(model), REPO, "--dry-run", "--evaluation", str(tmp_path / "scores.json")]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and error.startswith("error: ") and "Traceback" not in error
 
 
 # A run's folder and a card on the Hub, of a stranger

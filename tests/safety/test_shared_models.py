@@ -119,9 +119,8 @@ def test_translations_are_right_while_another_thread_looks(tokenizer, kind):
         finally:
             go_on.set()
         if kind != "window":
-            tolerance = 0.2 if kind == "int8" else 1e-6
             for look in looks:
-                torch.testing.assert_close(look.result(), seen, atol=tolerance, rtol=0)
+                torch.testing.assert_close(look.result(), seen, atol=1e-6, rtol=0)
     assert state(model, tokenizer) == before
 
 

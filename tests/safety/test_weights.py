@@ -1,7 +1,6 @@
 """Weights that are not finite, of another type, or outside their folder are refused, and comparisons see NaN."""
 
 import json
-import os
 import shutil
 import struct
 
@@ -168,11 +167,8 @@ def test_an_index_leads_nowhere_else(folder, capsys, where):
 
 HEADERS = {
     "overlap": {"a": ("F32", [2], [0, 8]), "b": ("F32", [2], [4, 12])},
-    "overflow": {"a": ("F32", [2**32, 2**32, 2], [0, 8])},
     "negative": {"a": ("F32", [-1], [0, 8])},
-    "zero-size": {"a": ("F32", [0, 5], [0, 0])},
     "unknown type": {"a": ("X9", [2], [0, 8])},
-    "backwards": {"a": ("F32", [2], [8, 0])},
 }
 
 
@@ -187,24 +183,6 @@ def test_hostile_headers_are_one_line(folder, capsys, kind):
         header = json.dumps(table).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(12))
     one_error(capsys, ["translate", folder, "words"])
-
-
-FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-
-
-@pytest.mark.parametrize("file", [*FILES, "chat_template.jinja"])
-@pytest.mark.parametrize("kind", ["pipe", "folder"])
-def test_what_is_no_file_is_not_waited_for(folder, capsys, file, kind):
-    (folder / file).unlink(missing_ok=True)
-    if kind == "pipe":
-        os.mkfifo(folder / file)
-    else:
-        (folder / file).mkdir()
-    if file in FILES[:1] + FILES[2:] or kind == "pipe":
-        one_error(capsys, ["translate", folder, "words"])
-    else:  # as if it were not there
-        main(["translate", str(folder), "words"])
-        assert "Traceback" not in capsys.readouterr().err
 
 
 def test_names_do_not_control_the_terminal(tmp_path, capsys):

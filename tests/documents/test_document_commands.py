@@ -84,7 +84,6 @@ def test_the_language_is_that_of_the_model(model, tmp_path, monkeypatch):
     [
         (["A dog."], "--format html and --SENTENCE cannot be combined"),
         (["--nbest", "2"], "and --nbest cannot be combined"),
-        (["--long-lines", "refuse"], "and --long-lines cannot be combined"),
         (["--input", "PAGE", "--output", "out", "--resume"], "and --resume cannot be combined"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

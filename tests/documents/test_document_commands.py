@@ -94,10 +94,6 @@ def test_options_of_lines_are_refused(tmp_path, monkeypatch, fails, options, mes
     assert message in fails("translate", "MODEL", "--format", "html", *options)
 
 
-def test_a_language_without_a_document(fails):
-    assert "--source-language is for a document's --format" in fails("translate", "M", "A.", "--source-language", "de")
-
-
 def archive(*names, content=b"<a"):
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as entries:

@@ -222,7 +222,7 @@ def test_positions_command(tmp_path, capsys, monkeypatch):
         (["table3", "--data-dir", "/nowhere"], "--data-dir /nowhere is incomplete"),
         (["table3", "--set", "max_stepz=3"], "did you mean 'max_steps'?"),
         (["table3", "--set", "output=there"], "--set 'output=there' is no setting of a cell"),
-        (["table1", "--output", __file__], "cannot write to output folder"),
+        (["table1", "--output", __file__], "recipe.yaml cannot be read"),
         (["table4", "--data-dir", "."], "the folder with gum.train.trees.gz, gum.dev.trees.gz (or as plain text"),
         (["table3", "--only", "Z"], "there are: base"),
     ],

@@ -104,7 +104,7 @@ def write_onnx(model, output: Path) -> None:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it remarks on packages that are missing
     past_names = [name for side in ("decoder", "encoder") for name in cache_names("past_key_values", side, layers)]
     torch.onnx.export(
-        _Encoder(model),
+        _Encoder(model).eval(),
         (sentences, mask),
         dynamic_shapes=({0: batch, 1: source}, {0: batch, 1: source}),
         input_names=["input_ids", "attention_mask"],
@@ -112,7 +112,7 @@ def write_onnx(model, output: Path) -> None:
         **options,
     ).save(output / ENCODER)
     torch.onnx.export(
-        _Decoder(model),
+        _Decoder(model).eval(),
         (sentences[:, :2], mask, *cached, *encoded[1:]),
         dynamic_shapes=(
             {0: batch, 1: target},

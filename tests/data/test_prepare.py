@@ -1,14 +1,16 @@
 """`vaswani prepare`: it writes what training makes of the text itself, however it is made or interrupted."""
 
 import dataclasses
+import os
 import shutil
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import preparing
 import pytest
-from children import fork, limit_files, wait
+from children import fork, limit_files, wait, wait_for
 from conftest import TINY_SIZES, error_of
 from preparing import CHUNK, digests, make, with_validation
 
@@ -149,6 +151,19 @@ def test_whole_shards_are_not_made_again(recipe, tmp_path, monkeypatch):
     assert written == names[2:]
     make(recipe, tmp_path / "p", overwrite=True)
     assert written == names[2:] + names
+
+
+@pytest.mark.slow
+def test_a_preparation_killed_resumes_to_the_same_bytes(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "CHUNK", 2)
+    make(recipe, tmp_path / "whole")
+    for shards in (1, 20, 50):
+        child = fork(lambda: make(recipe, tmp_path / "p"))
+        wait_for(lambda count=shards: len(list((tmp_path / "p").glob("train-*.arrow"))) >= count)
+        os.kill(child, signal.SIGKILL)
+        assert wait(child) == -signal.SIGKILL and not (tmp_path / "p" / "manifest.json").exists()
+    make(recipe, tmp_path / "p")
+    assert digests(tmp_path / "p") == digests(tmp_path / "whole")
 
 
 def test_a_disk_that_fills_leaves_whole_shards_and_nothing_else(recipe, tmp_path):

@@ -16,7 +16,10 @@ import stores
 from conftest import error_of
 from hub_server import HubServer, Repository
 from preparing import digests, make
+from training_runs import equal, kill_before_selection, weights_of
 
+from vaswani_transformer import train
+from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data.parallel_text import load_pairs, pair_source
 from vaswani_transformer.data.prepared import open_prepared
 from vaswani_transformer.files import to_path
@@ -120,6 +123,35 @@ def test_shards_are_fetched_once_for_all_and_whole(recipe, store, tmp_path, monk
     validation = to_path(url) / "validation-00000.arrow"
     validation.write_bytes(validation.read_bytes()[::-1])
     assert f"{validation}: the content has changed" in error_of(open_prepared(url).verify)
+
+
+@pytest.mark.slow
+def test_a_preparation_into_a_store_and_a_training_on_it_are_resumed(recipe, store, tmp_path, monkeypatch):
+    settings = {"max_steps": 4, "warmup_steps": 2, "evaluate_every": 2, "validation_bleu": 0, "average_checkpoints": 0}
+    recipe, url, written = dataclasses.replace(recipe, **settings), f"{store}/resumed", []
+    make(recipe, tmp_path / "p")
+    write = preparation._ShardWriter._write
+
+    def stop_at_the_third(self, path, *rest):
+        if len(written) == 2:
+            written.append("stopped")
+            raise KeyboardInterrupt
+        written.append(path.name)
+        write(self, path, *rest)
+
+    monkeypatch.setattr(preparation._ShardWriter, "_write", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        make(recipe, url)
+    make(recipe, url)
+    assert len(written) == len(set(written)) == 8  # none of the seven shards twice
+    assert digests(fetched(url, tmp_path / "fetched")) == digests(tmp_path / "p")
+    runs = [
+        dataclasses.replace(recipe, output=str(tmp_path / name), prepared=str(prepared))
+        for name, prepared in (("straight", tmp_path / "p"), ("resumed", url))
+    ]
+    kill_before_selection(dataclasses.replace(runs[1], max_steps=2))
+    straight, resumed = (weights_of(train(run, progress=False).folder) for run in runs)
+    assert equal(straight, resumed)
 
 
 # What refuses

@@ -69,7 +69,7 @@ def test_files_of_different_length_are_refused_with_both_names_and_counts(tmp_pa
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_invalid_utf8_is_reported_with_file_line_and_byte_offset(tmp_path, suffix):
     files = write_two(tmp_path, b"one\ntw\xff\n", "eins\nzwei\n", suffix)
-    assert f"{files['source']}, line 2, byte offset 2 " in read(**files)
+    assert f"{files['source']}, line 2: byte offset 2 " in read(**files)
 
 
 # Tables
@@ -126,8 +126,8 @@ def test_json_lines_and_parquet_have_flat_columns_or_a_translation_column(tmp_pa
         ("a.csv", 'en,de\na,b\n"c,d\ne,f\n', "unexpected end of data"),
         ("a.csv", "en,goal\na,b\n", "no column 'de'; the columns are: en, goal"),
         ("a.jsonl", '{"en": "a", "de": "b"}\n{"en": "a", "de": 5}', "'de' is Json"),
-        ("a.jsonl", '{"en": "a", "de": "b"}\n{"en": null, "de": "b"}', "row 2: 'en' is null"),
-        ("a.jsonl", '{"en": "a", "de": "b"}\n{"en": "a"}', "row 2: 'de' is null"),
+        ("a.jsonl", '{"en": "a", "de": "b"}\n{"en": null, "de": "b"}', "'en' is null in row 2"),
+        ("a.jsonl", '{"en": "a", "de": "b"}\n{"en": "a"}', "'de' is null in row 2"),
         ("a.jsonl", '\n{"en": "a", "de"', "JSON parse error"),
         ("a.jsonl", '{"en": "a", "de": "b", "en": "c"}', "specified twice"),
         ("a.jsonl", '{"en": "a", "de": "\\ud800"}', ""),
@@ -146,7 +146,7 @@ def test_parquet_may_hold_large_strings_and_no_nulls(tmp_path):
     pq.write_table(pa.table([pa.array(side, pa.large_string()) for side in zip(*PAIRS, strict=True)], ["a", "b"]), path)
     assert read(data=path, source_column="a", target_column="b") == PAIRS
     pq.write_table(pa.table({"source": ["a", "b", None], "target": ["a", "b", "c"], "id": [1, 2, 3]}), path)
-    assert f"{path}, row 3: 'source' is null; fill or remove the row" in read(data=path)
+    assert f"{path}: 'source' is null in row 3" in read(data=path)
     assert "not text" in error_of(load_pairs, data=path, source_column="id")
 
 

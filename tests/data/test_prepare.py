@@ -251,7 +251,7 @@ def test_nothing_left_and_nonsense_are_refused(recipe, tmp_path):
     assert "cannot hold validation_size 210" in error_of(
         make, dataclasses.replace(recipe, validation_size=210), tmp_path / "r"
     )
-    assert "no training data" in error_of(make, Recipe(), tmp_path / "s")
+    assert "nothing was given" in error_of(make, Recipe(), tmp_path / "s")
     assert "workers is 0" in error_of(make, recipe, tmp_path / "t", workers=0)
 
 

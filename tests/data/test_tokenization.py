@@ -201,7 +201,6 @@ def test_partial_sequences_decode_to_a_beginning_of_the_text(tokenizers, kind):
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
-        (["a"], {"kind": "unigram"}, "'unigram' is unknown: choose one of bpe, wordpiece"),
         (["a"], {"kind": "bpe", "vocab_size": 259}, "vocabulary size 259 is too small.*at least 260"),
         (["a"], {"kind": "wordpiece", "vocab_size": 515}, "vocabulary size 515 is too small.*at least 516"),
         ([], {}, "no text"),

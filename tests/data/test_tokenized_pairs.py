@@ -60,12 +60,6 @@ def test_tokenised_pairs_have_int32_columns_lengths_with_the_end_token_and_a_fil
     assert Path(tokenized.cache_files[0]["filename"]).is_relative_to(cache)
 
 
-@pytest.mark.parametrize("ratio", [float("nan"), 0.5, -1])
-def test_a_ratio_that_would_drop_all_or_nothing_is_refused(tokenizer, ratio):
-    message = error_of(tokenize_pairs, in_memory(PAIRS), tokenizer, max_length_ratio=ratio)
-    assert f"max_length_ratio is {ratio}: give 1 or more" in message
-
-
 def test_counts_are_one_readable_line():
     counts = FilterCounts(29000, 28731, 12, 210, 47, max_length=256, max_length_ratio=3.0)
     text = "29,000 pairs read, 28,731 kept; dropped: 12 empty, 210 longer than 256 tokens"

@@ -34,9 +34,7 @@ class PairSource:
     """Parallel text that is named and not yet read."""
 
     where: str  # its files, folder or dataset, as messages name it
-    kind: (
-        str  # "text" or a suffix of `_FORMATS`; "saved" of a folder from `save_to_disk`; else a name for `load_dataset`
-    )
+    kind: str  # "text", a suffix of `_FORMATS`, "saved" by `save_to_disk`, or else a name for `load_dataset`
     split: str  # also a slice such as "train[:1000]"
     columns: tuple[str, str]
     shards: Mapping[str, Sequence[tuple[Path, ...]]] = field(default_factory=dict)  # by split: files, or pairs of them
@@ -107,16 +105,16 @@ def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str)
         raise UserError(f"{where}: empty, no rows; give a dataset or split with at least one pair")
     for column in columns:
         column_position(column, dataset.column_names, where)
-        kind = dataset.features[column]
-        if getattr(kind, "dtype", None) not in ("string", "large_string"):
-            raise UserError(f"{where}: column {column!r} is {kind}, not text; name or make a column of strings")
-        values = dataset.data.column(column)
+        kind, values, problem = dataset.features[column], dataset.data.column(column), None
         pa.table({column: values}).validate(full=True)  # else text that is not UTF-8 is found late, by a crash at worst
-        if values.null_count:
-            row = values.is_null().index(True).as_py() + 1
-            raise UserError(f"{where}, row {row}: {column!r} is null; fill or remove the row")
-        if (longest := pc.max(pc.utf8_length(values)).as_py() or 0) > LONGEST_LINE:
-            raise UserError(f"{where}: {column!r} has a text of {longest:,} characters, at most {LONGEST_LINE:,}")
+        if getattr(kind, "dtype", None) not in ("string", "large_string"):
+            problem = f"is {kind}, not text"
+        elif values.null_count:
+            problem = f"is null in row {values.is_null().index(True).as_py() + 1}"
+        elif (longest := pc.max(pc.utf8_length(values)).as_py() or 0) > LONGEST_LINE:
+            problem = f"has a text of {longest:,} characters, at most {LONGEST_LINE:,}"
+        if problem:
+            raise UserError(f"{where}: {column!r} {problem}")
     dataset = dataset.select_columns(list(columns)).rename_columns(dict(zip(columns, DEFAULT_COLUMNS, strict=True)))
     return dataset if dataset.features == PAIR_FEATURES else dataset.cast(PAIR_FEATURES)
 
@@ -160,19 +158,18 @@ def pair_source(
         if not paths[0].exists() and _is_hub_name(str(data)):  # anything else that is not here is a missing file
             where = f"Hub dataset {str(data)!r} (there is no such file or folder here)"
             return PairSource(where, str(data), split, columns, config=config)
-    if config is not None or "[" in split:
-        raise UserError(f"{config=}, {split=}: {paths[0]} is a file and has neither configs nor slices; leave them out")
+    split = split if "[" in split else "train"  # a file has one split, and slices of it
     if data is None:
-        return _of_files(str(paths[0]), "text", columns, {"train": _paired_shards(source, target)})
+        return _of_files(str(paths[0]), "text", columns, {"train": _paired_shards(source, target)}, split)
     kind, *others = sorted({_suffix(path.name) for path in paths})
     if others or kind not in _FORMATS:
         check_on_disk(paths[0])  # a missing file is reported as such
         problem = f"is of the format {' and '.join([kind or 'none', *others])}"
         raise UserError(f"{data} {problem}: give .tsv, .csv, .json(l), .parquet or .tmx, or text as source and target")
-    return _of_files(str(paths[0]), kind, columns, {"train": [(path,) for path in paths]})
+    return _of_files(str(paths[0]), kind, columns, {"train": [(path,) for path in paths]}, split)
 
 
-def _of_files(where: str, kind: str, columns: tuple[str, str], shards: dict, split: str = "train") -> PairSource:
+def _of_files(where: str, kind: str, columns: tuple[str, str], shards: dict, split: str) -> PairSource:
     """Return the source of files that can be opened."""
     files = tuple(path for each in shards.values() for shard in each for path in shard)
     for path in files:
@@ -279,7 +276,7 @@ def load_pairs(
             ``save_to_disk``, or of data files) or a dataset on the Hub. TSV has no quoting, and its first row is a
             header only if it holds both column names; otherwise the fields are source and target. CSV has both.
         config: configuration of the Hub dataset or folder, such as ``"de-en"``.
-        split: split of the Hub dataset or folder, also a slice such as ``"train[:1000]"``. A file has only one split.
+        split: split of the Hub dataset or folder, also a slice such as ``"train[:1000]"``. A file has "train" alone.
         source_column: column with the source text, its key within a ``translation`` column, or its language in a TMX
             file, such as ``"en"`` (which there stands for ``en-US`` too).
         target_column: the same for the target text.

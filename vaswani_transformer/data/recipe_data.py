@@ -9,7 +9,6 @@ from pathlib import Path
 import datasets
 import numpy as np
 
-from ..errors import UserError
 from ..files import is_local
 from ..recipes.recipe import Recipe
 from .parallel_text import PairSource, held_out_rows, pair_source, pairs_of
@@ -58,8 +57,6 @@ def data_sources(recipe: Recipe, one_text: bool = False) -> tuple[PairSource, Pa
     Raises:
         UserError: for a recipe without training data, and as `pair_source`, which looks at both before either is read.
     """
-    if recipe.train_data is None and recipe.train_source is None and recipe.train_target is None:
-        raise UserError("no training data: give --train-source and --train-target, or --train-data")
     train = _source(recipe, recipe.train_source, recipe.train_target, recipe.train_data, recipe.train_split, one_text)
     validation = recipe.validation_source, recipe.validation_target, recipe.validation_data
     if split := split_to_validate_on(recipe):

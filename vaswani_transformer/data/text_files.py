@@ -112,16 +112,16 @@ def decode_lines(
             number += 1
             if digest is not None:
                 digest.update(line + b"\n" if index < ended else line)
-            try:
-                text = line.removesuffix(b"\r").decode("utf-8", errors) if len(line) <= _MOST_BYTES else None
-            except UnicodeDecodeError as error:
-                problem = f"byte offset {error.start} of the line: not valid UTF-8 ({error.reason})"
-                raise UserError(f"{where}, line {number}, {problem}; convert it to UTF-8") from None
-            if text is not None and number == 1:
-                text = text.removeprefix("\ufeff")
-            if text is None or len(text) > LONGEST_LINE:
-                rule = f"more than {LONGEST_LINE:,} characters without a line feed"
-                raise UserError(f"{where}, line {number}: {rule}; put one after each sentence, or remove the line")
+            text, problem = "", f"more than {LONGEST_LINE:,} characters without a line feed"
+            if len(line) <= _MOST_BYTES:
+                try:
+                    text = line.removesuffix(b"\r").decode("utf-8", errors)
+                    text = text.removeprefix("\ufeff") if number == 1 else text
+                    problem = problem if len(text) > LONGEST_LINE else None
+                except UnicodeDecodeError as error:
+                    problem = f"byte offset {error.start} of the line is not valid UTF-8 ({error.reason})"
+            if problem:
+                raise UserError(f"{where}, line {number}: {problem}")
             yield text
 
 

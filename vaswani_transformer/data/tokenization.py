@@ -64,10 +64,8 @@ def train_tokenizer(
         The tokenizer; ``len(tokenizer)`` is its number of tokens, `save_pretrained` writes it into a folder.
 
     Raises:
-        UserError: The kind is unknown, `vocab_size` is too small to hold every byte, or there is no text.
+        UserError: `vocab_size` is too small to hold every byte, or there is no text.
     """
-    if kind not in DEFAULT_VOCAB_SIZE:
-        raise UserError(f"tokenizer kind {kind!r} is unknown: choose one of {', '.join(DEFAULT_VOCAB_SIZE)}")
     vocab_size = DEFAULT_VOCAB_SIZE[kind] if vocab_size is None else vocab_size
     if vocab_size < _MIN_VOCAB_SIZE[kind]:
         raise UserError(

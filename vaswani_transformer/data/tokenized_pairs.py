@@ -30,10 +30,8 @@ def pair_encoder(
     `pair_status`. A pair that is dropped has no ids: a line of a million tokens is not stored.
 
     Raises:
-        UserError: for a ratio below 1; from `encode`, a tokenizer that does not append its end token.
+        UserError: from `encode`, for a tokenizer that does not append its end token.
     """
-    if not (max_length_ratio or 1) >= 1:  # "not >=" catches NaN, with which no pair would be too unequal
-        raise UserError(f"max_length_ratio is {max_length_ratio}: give 1 or more, or 0 for no limit")
     encoders = [encoder(tokenizer, side) for side in SIDES]
 
     def encode(batch: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -104,14 +104,6 @@ def publish(folder: Path, final: Path) -> None:
     sync(final.parent)
 
 
-def free_name(path: Path) -> Path:
-    """Return `NAME.1`, or the first such name that is free."""
-    number = 1
-    while os.path.lexists(path.with_name(f"{path.name}.{number}")):
-        number += 1
-    return path.with_name(f"{path.name}.{number}")
-
-
 def remove_files(folder: Path, names: Iterable[str]) -> None:
     """Remove these files from a folder, in this order, and folders in it that are empty then.
 

@@ -42,7 +42,7 @@ def average(
 
     chosen = [Path(folder) for folder in folders]
     first = chosen[0]
-    of_a_run = len(chosen) == 1 and ((first / CHECKPOINTS).is_dir() or first.name == CHECKPOINTS)
+    of_a_run = len(chosen) == 1 and (first / CHECKPOINTS).is_dir()
     require("--best", best is not None, {"by": by})
     require("the output folder of one training", of_a_run, {"last": last, "best": best})
     if best is not None:

@@ -15,7 +15,7 @@ from transformers.trainer_callback import ExportableState
 
 from ..durations import duration
 from ..errors import one_line, reading
-from ..files import sync, write_text
+from ..files import write_text
 from ..json_and_yaml import parse_json
 from ..output_folder import OutputFolder
 from .checkpoints import STOP, TIME
@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 TENSORBOARD = "tensorboard"  # a folder of a run
 EVENTS = f"{TENSORBOARD}/events.out.tfevents.*"
-_FINAL = {"best_loss", "average_loss", "last_loss"}  # in entries of model selection, written after the last step
 _SHOWN = (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU"))
 
 
@@ -114,8 +113,8 @@ class NoteEventsCallback(TrainerCallback):
 class TrainingLogCallback(TrainerCallback, ExportableState):
     """Appends what the trainer logs to a JSON lines file, with elapsed seconds.
 
-    `seconds` counts training over all sessions of a run, up to the checkpoint that each resumes from. Lines after that
-    are dropped: the steps that they describe are done again.
+    `seconds` counts training over all sessions of a run, up to the checkpoint that each resumes from. The file is
+    written again from that checkpoint's own log: the steps after it are done again.
     """
 
     def __init__(self, path: str | Path):
@@ -125,11 +124,10 @@ class TrainingLogCallback(TrainerCallback, ExportableState):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Continue the log of an interrupted run, or start one."""
-        entries = read_training_log(self.path) if state.global_step > 0 and self.path.is_file() else []
-        entries = [entry for entry in entries if entry["step"] <= state.global_step and not _FINAL & entry.keys()]
         self.earlier_seconds = stored_attribute(state, type(self), "earlier_seconds", 0.0)
         self.started = time.monotonic()
         if state.is_world_process_zero:
+            entries = [{"seconds": 0.0} | entry for entry in state.log_history]  # commit b26e237 noted no seconds there
             write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in entries))
 
     def seconds(self) -> float:
@@ -140,21 +138,16 @@ class TrainingLogCallback(TrainerCallback, ExportableState):
         """Return what a checkpoint stores."""
         return {"args": {"path": str(self.path)}, "attributes": {"earlier_seconds": self.seconds()}}
 
-    def on_save(self, args, state, control, **kwargs):
-        """Wait until the lines up to a checkpoint are on the disk."""
-        if state.is_world_process_zero and self.path.is_file():
-            sync(self.path)
-
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """Append one line."""
+        """Append one line, which the next checkpoint has too."""
         if not logs or self.started is None:
             return
         # The Trainer's summary, `train_loss`, comes after the last checkpoint: a run that is cut off there lacks it.
         has_loss = any(key == "loss" or key.endswith("_loss") for key in logs) and "train_loss" not in logs
         if state.is_world_process_zero and has_loss:
-            entry = {"step": state.global_step, "seconds": round(self.seconds(), 1), **logs}
+            state.log_history[-1] = {"step": state.global_step, "seconds": round(self.seconds(), 1), **logs}
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+                file.write(json.dumps(state.log_history[-1]) + "\n")
 
 
 def read_training_log(path: str | Path) -> list[dict]:

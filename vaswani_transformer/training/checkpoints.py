@@ -27,7 +27,7 @@ from ..recipes.recipe import Recipe
 logger = logging.getLogger(__name__)
 
 MANIFEST = "checkpoint.json"
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
 TIME, VALIDATION, INTERVAL, STOP, END = "time", "validation", "interval", "stop", "end"  # why one was written
 
 
@@ -53,12 +53,12 @@ class Checkpoint:
         return TIME in self.reasons
 
 
-def write_manifest(folder: Path, step: int, world_size: int, reasons: set[str]) -> None:
+def write_manifest(folder: Path, step: int, reasons: set[str]) -> None:
     """List the files of a checkpoint, once all of them have been written; they are still in memory to be summed."""
-    sizes = _sizes(folder)
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     with ThreadPoolExecutor() as executor:
         sums = dict(zip(sizes, executor.map(lambda name: crc32(folder / name), sizes), strict=True))
-    record = {"step": step, "world_size": world_size, "written_for": sorted(reasons), "files": sizes, "crc32": sums}
+    record = {"step": step, "written_for": sorted(reasons), "files": sizes, "crc32": sums}
     write_text(folder / MANIFEST, json.dumps(record, indent=1) + "\n")
 
 
@@ -86,10 +86,6 @@ def remove_half_removed(folder: Path) -> None:
             remove_checkpoint(path)
         with contextlib.suppress(OSError):  # not empty, or a link
             path.rmdir()
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
 def crc32(path: Path) -> str:
@@ -200,16 +196,12 @@ def to_average(checkpoints: list[Checkpoint], count: int, timed: bool, every: in
 
 def averaged_from(recipe: Recipe) -> int:
     """Return the first step with a checkpoint because of `average_every`: or a fast GPU would write all the time."""
-    if not recipe.average_every:
+    every, count, end = recipe.average_every, recipe.average_checkpoints, recipe.max_steps
+    if not every:
         return 0
-    steps = steps_to_average(recipe.average_checkpoints, recipe.average_every, recipe.max_steps)
-    return min(steps) if steps and not recipe.checkpoint_minutes else recipe.max_steps
-
-
-def steps_to_average(count: int, every: int, end: int) -> list[int]:
-    """Return the steps whose checkpoints `to_average` chooses in a run to step `end`, one `every` so many steps."""
-    steps = sorted({*range(every, end, every), end})
-    return steps[-count:] if count > 0 else []
+    if recipe.checkpoint_minutes or not count:
+        return end
+    return [*range(every, end, every), end][-count:][0]  # of those that `to_average` chooses
 
 
 def surplus(

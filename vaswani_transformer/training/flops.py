@@ -30,8 +30,6 @@ def model_flops(
         training: forward and backward; `False` for forward alone.
     """
     sources, targets = (np.atleast_1d(np.asarray(x, np.float64)) for x in (source_lengths, target_lengths))
-    if sources.shape != targets.shape:
-        raise ValueError(f"{sources.size} source lengths for {targets.size} target lengths")
     per_source, per_target = flops_per_token(config)
     per_product = 2.0 * config.num_heads * (config.d_k + config.d_v)  # a query with a key, and its weight with a value
     products = config.encoder_layers * neighbours(sources, config.attention_window).sum()

@@ -129,10 +129,8 @@ def add_adapters(model: VaswaniForConditionalGeneration, recipe: Recipe) -> None
     Raises:
         UserError: without PEFT, and where FSDP would split what is to be merged.
     """
-    try:
+    with reading("lora_rank needs PEFT (pip install 'vaswani_transformer[finetune]')"):
         from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise UserError("lora_rank needs PEFT: pip install 'vaswani_transformer[finetune]'") from error
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         raise UserError("lora_rank cannot be used with FSDP: launch with scripts/accelerate/8gpu.yaml")
     settings = LoraConfig(
@@ -150,11 +148,6 @@ def merged_adapters(model: VaswaniForConditionalGeneration, recipe: Recipe, fold
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         adapted.merge_and_unload()
-
-
-def has_adapters(model: torch.nn.Module) -> bool:
-    """Return whether `add_adapters` has put adapters into a model."""
-    return "peft" in vars(model)
 
 
 def trained_parameters(model: torch.nn.Module) -> int:

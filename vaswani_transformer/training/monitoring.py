@@ -1,6 +1,5 @@
 """Measurements during training: throughput, padding, and losses that are not finite."""
 
-import json
 import time
 from pathlib import Path
 
@@ -8,9 +7,7 @@ import numpy as np
 import torch
 
 from ..data.batching import IGNORE_INDEX
-from ..data.tokenization import SIDES, side_of
 from ..errors import UserError
-from ..model.checkpoint_vaswani import is_finite
 from ..plots import new_figure
 from .callbacks import read_training_log
 
@@ -56,97 +53,53 @@ def count_tokens(batch: dict[str, torch.Tensor]) -> np.ndarray:
     return np.array([int(source), int(target), batch["input_ids"].numel(), labels.numel()], np.int64)
 
 
-def is_read_at_once(loss: torch.Tensor) -> bool:
-    """Return whether a loss can be read without waiting for a device."""
-    return loss.is_cpu
-
-
 class NonFiniteLossError(UserError):
-    """The training loss, or a weight, is not finite; the batch of such a loss was saved."""
+    """The training loss, or a weight, is not finite."""
 
 
-class FiniteLossGuard:
-    """Counts a trainer's losses that are nan or infinite and saves the batch of the first.
+class NonFiniteCounter:
+    """Counts losses that are nan or infinite.
 
     Of a device only losses are read that have arrived by themselves, so that nothing waits for it.
     """
 
-    def __init__(self, trainer):
-        self.trainer = trainer
+    def __init__(self):
         self._unread: list[tuple] = []
-        self._saved: Path | None = None
         self._count = 0
 
-    def note(self, loss: torch.Tensor, inputs: dict) -> None:
-        """Check the loss of a micro-batch (0-d), computed from `inputs`."""
-        loss = loss.detach()
+    def note(self, loss: torch.Tensor) -> None:
+        """Take the loss of a micro-batch (0-d)."""
         # Copied now: later the device would answer only after all work that it was given in between.
-        finite, arrival = torch.isfinite(loss).to("cpu", non_blocking=True), None
+        finite, arrival = torch.isfinite(loss.detach()).to("cpu", non_blocking=True), None
         if not loss.is_cpu:
             arrival = torch.Event(loss.device.type)
             arrival.record()
-        self._unread.append((loss, finite, arrival, inputs))
-        self._read(wait=is_read_at_once(loss))
+        self._unread.append((finite, arrival))
 
     def count(self, wait: bool = False) -> int:
         """Return how many losses were not finite; with `wait` including the latest."""
-        if wait:
-            self._read(wait=True)
+        while self._unread:
+            finite, arrival = self._unread[0]
+            if arrival is not None and wait:
+                arrival.synchronize()
+            elif arrival is not None and not arrival.query():
+                break
+            self._unread.pop(0)
+            self._count += not finite
         return self._count
 
-    def broken_weights(self) -> list[str]:
-        """Return the names of the trained weights that hold a number that is not finite, each matrix once.
 
-        A gradient may be infinite though the loss is finite; the next loss would be the first to show it.
-        """
-        parameters = self.trainer.model.named_parameters()
-        return [name for name, weight in parameters if weight.requires_grad and not is_finite(weight)]
-
-    def _read(self, wait: bool) -> None:
-        while self._unread:
-            loss, finite, arrival, inputs = self._unread[0]
-            if not wait and (arrival is None or not arrival.query()):
-                return
-            if wait and arrival is not None:
-                arrival.synchronize()
-            self._unread.pop(0)
-            if not finite:
-                self._count += 1
-                if self._saved is None:
-                    self._saved = self._save(float(loss), inputs)
-
-    def _save(self, loss: float, inputs: dict) -> Path:
-        """Write a batch, as ids and as text, with learning rate and weights that are not finite."""
-        trainer, tokenizer = self.trainer, self.trainer.processing_class
-        rank = f"-rank-{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
-        path = Path(trainer.args.output_dir) / f"non-finite-loss-after-step-{trainer.state.global_step}{rank}.json"
-        ids = {side: inputs[name].tolist() for side, name in zip(SIDES, ("input_ids", "labels"), strict=True)}
-        texts = {}
-        if tokenizer is not None:  # of a batch without padding all sentences are in one row
-            kept = {side: [[token for token in row if token >= 0] for row in rows] for side, rows in ids.items()}
-            texts = {side: side_of(tokenizer, side).batch_decode(rows) for side, rows in kept.items()}
-        rate = trainer.optimizer.param_groups[0]["lr"] if trainer.optimizer is not None else None
-        record = {"loss": str(loss), "steps_done": trainer.state.global_step, "learning_rate": rate}
-        record |= {"parameters_not_finite": self.broken_weights(), "ids": ids, "texts": texts}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        return path
-
-    def refuse(self, losses: int, weights: int = 0) -> None:
-        """Raise `NonFiniteLossError` if any losses or weights are not finite, counted over all processes."""
-        if not losses and not weights:
-            return
-        step, folder = self.trainer.state.global_step, self.trainer.args.output_dir
-        if self._saved is not None:
-            what = f"the loss is not finite around step {step + 1}: its batch is in {self._saved}"
-        elif losses:
-            what = f"the loss is not finite around step {step + 1}: another process saved its batch in {folder}"
-        else:
-            what = f"the weights are not finite after step {step}, though all losses were: a gradient was not finite"
-        raise NonFiniteLossError(
-            f"{what}; earlier checkpoints are intact. Lower learning_rate_scale, raise warmup_steps or clip with"
-            " max_gradient_norm, and start again"
-        )
+def refuse_non_finite(step: int, losses: int, weights: int = 0) -> None:
+    """Raise `NonFiniteLossError` if any losses or weights are not finite after this step, over all processes."""
+    if not losses and not weights:
+        return
+    reason = f"the loss is not finite around step {step + 1}"
+    if not losses:
+        reason = f"the weights are not finite after step {step}, though all losses were: a gradient was not finite"
+    raise NonFiniteLossError(
+        f"{reason}; earlier checkpoints are intact. Lower learning_rate_scale, raise warmup_steps or clip with"
+        " max_gradient_norm, and start again"
+    )
 
 
 def plot_learning_curve(log: str | Path, picture: str | Path) -> bool:

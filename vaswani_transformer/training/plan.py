@@ -8,12 +8,11 @@ import numpy as np
 import torch
 
 from ..data.batching import TokenBatchSampler
-from ..data.prepared import check_recipe_matches, open_prepared
-from ..data.recipe_data import data_path, data_sources
+from ..data.prepared import PreparedData, check_recipe_matches, open_prepared
+from ..data.recipe_data import data_sources
 from ..data.tokenization import load_tokenizer
 from ..data.tokenized_pairs import pair_lengths
 from ..durations import duration
-from ..errors import UserError
 from ..hardware import accelerator, choose_precision, on_cpu
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
@@ -45,8 +44,7 @@ class Plan:
     target_length: float
     pairs_per_step: float  # mean of an optimizer step
     flops_per_pair: float  # mean of forward and backward
-    exact: bool  # whether the pairs were counted
-    origin: str  # how they were counted, or why not
+    origin: str  # of these figures: what was counted, or why they are estimates
     step_seconds: float | None = None  # of an optimizer step on this machine, by a trial
 
     @property
@@ -60,19 +58,9 @@ class Plan:
         return self.pairs_per_step * self.flops_per_pair
 
     @property
-    def flops(self) -> float:
-        """FLOPs of the whole training."""
-        return self.step_flops * self.recipe.max_steps
-
-    @property
     def bytes(self) -> int:
         """Memory of weights, and of the trained ones' gradients and Adam's two averages, in float32."""
         return 4 * self.parameters + 12 * self.trained
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds of the whole training on this machine, validation not counted; None without a trial."""
-        return None if self.step_seconds is None else self.step_seconds * self.recipe.max_steps
 
 
 def make_plan(recipe: Recipe, processes: int = 1, trial: bool = True) -> Plan:
@@ -97,11 +85,7 @@ def make_plan(recipe: Recipe, processes: int = 1, trial: bool = True) -> Plan:
     if per_device == AUTO:  # on a GPU its share of a batch, if that fits
         per_device = recipe.known_tokens_per_device if on_cpu() else math.ceil(recipe.tokens_per_batch / processes)
     micro_batches = processes * math.ceil(math.ceil(recipe.tokens_per_batch / per_device) / processes)
-    if prepared is not None:
-        epoch = _counted(recipe, model.config, micro_batches, *prepared.train.lengths)
-        epoch["origin"] = f"prepared: {prepared.counts('train')}"
-    else:
-        epoch = _epoch_of_text(recipe, model.config, micro_batches)
+    epoch = _epoch(recipe, model.config, micro_batches, prepared)
     longest = math.ceil(max(epoch["source_length"], epoch["target_length"]))
     return Plan(
         recipe=recipe,
@@ -124,49 +108,38 @@ def _model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     return with_attention(VaswaniForConditionalGeneration(model_config(recipe, entries)), recipe)
 
 
-def _epoch_of_text(recipe: Recipe, config: VaswaniConfig, micro_batches: int) -> dict:
-    """Count an epoch by tokenising as a training would, or estimate it where the data is not here or too large."""
-    origin = "no training data is named"
-    if recipe.train_source or recipe.train_target or recipe.train_data:
-        origin = "nothing is downloaded for a plan"
-        try:
-            files = data_sources(recipe)[0].files  # raises for bad ones, however large they are
-            size = sum(file.stat().st_size for file in files)
-            if files and size <= LARGEST_READ:
-                train, _, counts = tokenized_pairs(recipe, lambda train: make_tokenizer(recipe, train))
-                return {**_counted(recipe, config, micro_batches, *pair_lengths(train)), "origin": counts}
-            if files:
-                origin = f"{size / 1e6:,.0f} MB are too much to read: `vaswani prepare` counts them"
-        except UserError as error:
-            if not isinstance(error.__cause__, FileNotFoundError) or not data_path(recipe, "").exists():
-                raise
-            origin = f"training would stop: {error}"
-    source, target = recipe.expected_source_length, recipe.expected_target_length
-    known = source is not None and target is not None
-    source, target = (source, target) if known else (EXPECTED_LENGTH, EXPECTED_LENGTH)
-    return {
-        "pairs": recipe.expected_pairs,
-        "source_length": source,
-        "target_length": target,
-        "pairs_per_step": EXPECTED_FILL * recipe.tokens_per_batch / max(source, target),
-        "flops_per_pair": model_flops(config, source, target),
-        "exact": False,
-        "origin": f"{origin}; what is marked ~ is {'the recipe' if known else 'this program'}'s estimate",
-    }
+def _epoch(recipe: Recipe, config: VaswaniConfig, micro_batches: int, prepared: PreparedData | None) -> dict:
+    """Count an epoch as a training would, or estimate it where its text is large or on the Hub; raises as a training.
 
-
-def _counted(
-    recipe: Recipe, config: VaswaniConfig, micro_batches: int, sources: np.ndarray, targets: np.ndarray
-) -> dict:
-    """Count an epoch of pairs with these lengths (n,) in tokens; raises what the sampler of a training would."""
-    sampler = TokenBatchSampler(sources, targets, recipe.tokens_per_batch, micro_batches=micro_batches)
+    Returns the fields of a `Plan` from `pairs` to `origin`.
+    """
+    lengths, origin = None, "no training data is named"
+    if prepared is not None:
+        lengths, origin = prepared.train.lengths, f"prepared: {prepared.counts('train')}"
+    elif recipe.train_source or recipe.train_target or recipe.train_data:
+        files = data_sources(recipe)[0].files  # raises for bad ones, however large they are
+        size = sum(file.stat().st_size for file in files)
+        origin = f"{size / 1e6:,.0f} MB are too much to read" if files else "nothing is downloaded for a plan"
+        if files and size <= LARGEST_READ:
+            train, _, origin = tokenized_pairs(recipe, lambda train: make_tokenizer(recipe, train))
+            lengths = pair_lengths(train)
+    if lengths is None:
+        source, target = recipe.expected_source_length, recipe.expected_target_length
+        known = source is not None and target is not None
+        source, target = (source, target) if known else (EXPECTED_LENGTH, EXPECTED_LENGTH)
+        figures = {"pairs": recipe.expected_pairs, "source_length": source, "target_length": target}
+        figures["pairs_per_step"] = EXPECTED_FILL * recipe.tokens_per_batch / max(source, target)
+        figures["flops_per_pair"] = model_flops(config, source, target)
+        return figures | {"origin": f"{origin}: {'the recipe' if known else 'this program'}'s estimates"}
+    sampler = TokenBatchSampler(*lengths, recipe.tokens_per_batch, micro_batches=micro_batches)
+    pairs = len(lengths[0])
     return {
-        "pairs": len(sources),
-        "source_length": float(np.mean(sources)),
-        "target_length": float(np.mean(targets)),
-        "pairs_per_step": len(sources) / (len(sampler) // micro_batches),
-        "flops_per_pair": model_flops(config, sources, targets) / len(sources),
-        "exact": True,
+        "pairs": pairs,
+        "source_length": float(np.mean(lengths[0])),
+        "target_length": float(np.mean(lengths[1])),
+        "pairs_per_step": pairs / (len(sampler) // micro_batches),
+        "flops_per_pair": model_flops(config, *lengths) / pairs,
+        "origin": origin,
     }
 
 
@@ -197,29 +170,27 @@ def _trial_seconds(recipe: Recipe, config: VaswaniConfig, micro_batches: int, pr
 
 def describe_plan(plan: Plan) -> str:
     """Return a plan as text, a screenful."""
-    recipe, steps, mark = plan.recipe, plan.recipe.max_steps, "" if plan.exact else "~"
-    names = [recipe.prepared] if recipe.prepared else [recipe.train_data, recipe.train_source, recipe.train_target]
-    pairs = "an unknown number of" if plan.pairs is None else f"{mark}{plan.pairs:,}"
-    tokens = [f"{mark}{plan.pairs_per_step * length:,.0f}" for length in (plan.source_length, plan.target_length)]
-    lengths = [f"{mark}{length:.1f}" for length in (plan.source_length, plan.target_length)]
-    epochs = "number of epochs unknown: give --expected-pairs"
-    if plan.steps_per_epoch is not None:
-        number = steps / plan.steps_per_epoch
-        epochs = f"{mark}{plan.steps_per_epoch:,} steps an epoch, {mark}{number:.1f} epochs in all"
+    recipe, steps = plan.recipe, plan.recipe.max_steps
     kind = f"preset {recipe.preset}" if recipe.from_model is None else f"weights of {recipe.from_model}"
     trained = "" if plan.trained == plan.parameters else f", of which {plan.trained:,} are trained"
-    seconds = "not tried"
-    if plan.seconds is not None:
+    pairs = "an unknown number of" if plan.pairs is None else f"{plan.pairs:,}"
+    source, target = (plan.pairs_per_step * length for length in (plan.source_length, plan.target_length))
+    epochs, seconds = "number of epochs unknown: give --expected-pairs", "not tried"
+    if plan.steps_per_epoch is not None:
+        epochs = f"{plan.steps_per_epoch:,} steps an epoch, {steps / plan.steps_per_epoch:.1f} epochs in all"
+    if plan.step_seconds is not None:
         limit = f", or {recipe.max_minutes:g} minutes" if recipe.max_minutes else ""
-        seconds = f"{steps:,} steps x {plan.step_seconds:.3g} s by a trial here = {duration(plan.seconds)}{limit}"
+        whole = duration(plan.step_seconds * steps)
+        seconds = f"{steps:,} steps x {plan.step_seconds:.3g} s by a trial here = {whole}{limit}"
+    flops = f"{plan.step_flops:.2e} FLOPs a step, in all {plan.step_flops * steps:.2e}"
     rows = [
         ("model", f"{plan.parameters:,} parameters ({kind}, vocabulary {plan.config.target_vocab_size:,}){trained}"),
-        ("data", f"{' '.join(filter(None, names)) or 'none named'} ({plan.origin})"),
-        ("", f"{pairs} pairs of {lengths[0]} source and {lengths[1]} target tokens"),
-        ("step", f"{tokens[0]} source and {tokens[1]} target tokens on average, padding not counted"),
+        ("data", plan.origin),
+        ("", f"{pairs} pairs of {plan.source_length:.1f} source and {plan.target_length:.1f} target tokens"),
+        ("step", f"{source:,.0f} source and {target:,.0f} target tokens on average, padding not counted"),
         ("", f"in {plan.micro_batches // plan.processes} parts on each of {plan.processes} processes"),
         ("epochs", epochs),
-        ("operations", f"{mark}{plan.step_flops:.2e} FLOPs a step, in all {mark}{plan.flops:.2e} (2 for a product)"),
+        ("operations", f"{flops} (2 for a product)"),
         ("memory", f"{plan.bytes / 1e9:.2f} GB for weights, gradients and Adam's averages, more for activations"),
         ("time", f"{seconds} (without validation)"),
     ]

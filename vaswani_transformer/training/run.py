@@ -45,7 +45,6 @@ from .callbacks import (
 )
 from .checkpoints import WEIGHTS, averaged_from, read_state, step_of
 from .initial_model import (
-    has_adapters,
     merged_adapters,
     model_of_folder,
     new_model,
@@ -64,7 +63,6 @@ from .run_folder import (
     began_with,
     check_contents,
     check_output,
-    check_space,
     checkpoints_kept,
     claim_output,
     content_hashes,
@@ -154,8 +152,6 @@ def reporters(names: str) -> list[str]:
 def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments:
     """Return the recipe in the Trainer's terms; `longest` is the tokens of the longest validation sentence."""
     workers = default_num_workers() if recipe.data_workers == AUTO else recipe.data_workers
-    if recipe.compress_gradients and on_cpu():
-        raise UserError("compress_gradients is true, which needs GPUs: leave it out")
     same = ("tokens_per_batch", "max_steps", "warmup_steps", "learning_rate_scale", "fused_loss", "adam_beta1")
     same += ("adam_beta2", "adam_epsilon", "seed", "ddp_timeout", "compress_gradients")
     return VaswaniTrainingArguments(
@@ -273,7 +269,6 @@ class TrainingRun:
         logger.info("model: %s parameters, vocabulary %s", f"{parameters:,}", f"{model.config.vocab_size:,}")
         if recipe.from_model is not None:
             logger.info("weights: of %s; %s parameters are trained", recipe.from_model, f"{trained:,}")
-        check_space(recipe, parameters, trained)
         trainer = self._make_trainer(model, train, validation)
         sampler = trainer.batch_sampler  # on all processes: what it refuses, all refuse
         if trainer.is_world_process_zero():  # only now: nothing was written before mistakes in what was given are found
@@ -411,7 +406,7 @@ class TrainingRun:
 
     def _finish(self, trainer: VaswaniTrainer) -> None:
         """Write the model folder, its weights last: their presence marks a finished run."""
-        sharded = trainer.is_fsdp_enabled  # then all processes have to gather the weights
+        recipe, sharded = self.recipe, trainer.is_fsdp_enabled  # then all processes have to gather the weights
         weights = trainer.accelerator.get_state_dict(trainer.model) if sharded else None
         if trainer.is_world_process_zero():
             with reading(f"no model was written, checkpoints are in {self.folder}"):
@@ -420,8 +415,8 @@ class TrainingRun:
             trainer.model.config.use_cache = True  # the Trainer has switched it off for training
             model = trainer.accelerator.unwrap_model(trainer.model)
             with self.output.staging() as staging:
-                if has_adapters(model):
-                    merged_adapters(model, self.recipe, staging / ADAPTER)
+                if recipe.lora_rank is not None:
+                    merged_adapters(model, recipe, staging / ADAPTER)
                     self.output.remove(self.output.names(f"{ADAPTER}/"))  # of a start that was cut off here
                     self.output.place(staging / ADAPTER, within=ADAPTER)
                 model.save_pretrained(staging, state_dict=weights)

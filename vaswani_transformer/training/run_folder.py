@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -36,6 +35,7 @@ MODEL_FILES = (
     *(path.name for path in Path(configuration_vaswani.__file__).parent.glob("*_vaswani.py")),
 )  # fmt: skip
 _FILES = (RECIPE, LOG, CURVE, ORIGIN, IMPORT, *MODEL_FILES, f"{CHECKPOINTS}/{RECIPE}", f"{CHECKPOINTS}/{CONTENTS}")
+_OURS_WITHIN = (f"{CHECKPOINTS}/", f"{ADAPTER}/", f"{TENSORBOARD}/")
 SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are compared for all
 # Fields that a resumed run may change: what has been computed so far does not depend on them.
 FREE_ON_RESUME = {
@@ -45,10 +45,6 @@ FREE_ON_RESUME = {
     "expected_pairs", "expected_source_length", "expected_target_length",
     "prepared",  # wherever the folder lies; what is in it is compared by content
 }  # fmt: skip
-
-
-def _as_yaml(values: dict) -> str:
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 def check_output(recipe: Recipe) -> Path | None:
@@ -139,8 +135,7 @@ def began_with(folder: Path, train: datasets.Dataset | PreparedPairs) -> bool:
 def check_contents(folder: Path, hashes: dict[str, str]) -> None:
     """Refuse to resume on another tokenizer or other data than the run in `folder` started with."""
     earlier = _earlier_hashes(folder)
-    changed = [name for name, value in hashes.items() if earlier.get(name) != value]
-    if changed:
+    if changed := [name for name, value in hashes.items() if earlier.get(name) != value]:
         raise UserError(
             f"the {' and the '.join(changed)} changed since the interrupted training in {folder} started: restore the"
             f" earlier content to resume it, give another --output, or --overwrite to start again"
@@ -159,15 +154,19 @@ def claim_output(
     """
     output = OutputFolder(recipe.output)
     folder, checkpoints = output.path, output.path / CHECKPOINTS
-    text = _as_yaml(asdict(recipe) | {"overwrite": False})  # or a training of this file would replace the model
+    values = asdict(recipe) | {"overwrite": False}  # or a training of this file would replace the model
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     if RECIPE in output:
         remove_leftovers(checkpoints)
         remove_half_removed(checkpoints)
     for name in (*_FILES, "files"):
         remove_leftovers(folder, name)
     output.note([LOG, CURVE])
-    if checkpoint is None:
-        _remove_earlier_run(output)
+    if checkpoint is None:  # what an earlier run wrote goes, all other files stay
+        for path in checkpoint_folders(checkpoints):
+            remove_checkpoint(path)
+        ours = [name for name in output.names() if name.startswith(_OURS_WITHIN)]
+        output.remove([*ours, WEIGHTS, "config.json", LOG, CURVE, ORIGIN, IMPORT])
     output.write_text(RECIPE, text)
     for name, content in origin.items():
         output.write_text(name, content)
@@ -182,14 +181,6 @@ def claim_output(
     return output
 
 
-def _remove_earlier_run(output: OutputFolder) -> None:
-    """Remove what an earlier run wrote: checkpoints, model, log, TensorBoard's events; all other files stay."""
-    for path in checkpoint_folders(output.path / CHECKPOINTS):
-        remove_checkpoint(path)
-    within = [name for name in output.names() if name.startswith((f"{CHECKPOINTS}/", f"{ADAPTER}/", f"{TENSORBOARD}/"))]
-    output.remove([*within, WEIGHTS, "config.json", LOG, CURVE, ORIGIN, IMPORT])
-
-
 def checkpoints_kept(recipe: Recipe) -> int:
     """Return how many checkpoints are kept that no clock asked for, besides the best, those to average included."""
     if recipe.checkpoint_minutes > 0:
@@ -198,20 +189,3 @@ def checkpoints_kept(recipe: Recipe) -> int:
     if recipe.average_every:  # validations between them have checkpoints too
         averaged += averaged * recipe.average_every // recipe.evaluate_every + 1
     return max(recipe.keep_checkpoints, averaged)
-
-
-def check_space(recipe: Recipe, parameters: int, trained: int) -> None:
-    """Refuse to start where the kept checkpoints and the model would not fit; present ones count as free space.
-
-    On the disk are those kept, the timed ones, the best and the one being written: in float32 the parameters, and of
-    each that is trained Adam's two averages.
-    """
-    folder = Path(recipe.output)
-    number = checkpoints_kept(recipe) + (recipe.checkpoint_minutes > 0) * max(recipe.average_checkpoints, 1) + 2
-    needed = (4 * parameters + 8 * trained) * number + 4 * parameters
-    taken = sum(path.stat().st_size for path in (folder / CHECKPOINTS).rglob("*") if path.is_file())
-    free = shutil.disk_usage(folder).free + taken
-    if free < needed:
-        raise UserError(
-            f"{folder} has {free / 1e9:.2f} GB of free space and {number} checkpoints need {needed / 1e9:.2f} GB"
-        )

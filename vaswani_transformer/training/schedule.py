@@ -12,13 +12,7 @@ def noam_learning_rate(step: int, d_model: int, warmup_steps: int, scale: float 
         d_model: width of the model.
         warmup_steps: optimizer steps of linear growth; the paper used 4000.
         scale: factor on the whole schedule; 1 in the paper.
-
-    Raises:
-        ValueError: unless step, d_model and warmup_steps are 1 or more.
     """
-    for name, value in (("step", step), ("d_model", d_model), ("warmup_steps", warmup_steps)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}: it must be 1 or more")
     return scale * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
 
 
@@ -56,7 +50,6 @@ class NoamSchedulerCallback(TrainerCallback):
 
     def __init__(self, d_model: int | None = None, warmup_steps: int = 4000, scale: float = 1.0):
         self.d_model, self.warmup_steps, self.scale = d_model, warmup_steps, scale
-        noam_learning_rate(1, d_model or 1, warmup_steps)  # refuses bad values before any work is done
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         """Read `d_model` from the model where it was not given."""

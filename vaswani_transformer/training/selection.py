@@ -1,7 +1,6 @@
 """Model selection after the last step: the best checkpoint, the average of the last ones, or the last."""
 
 import logging
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from .trainer import VaswaniTrainer
 logger = logging.getLogger(__name__)
 
 BEST, AVERAGE, LAST = "best", "average", "last"
+SCORES = ("loss", "perplexity", "bleu")
 LENGTH_PENALTIES = (0.2, 0.6, 1.0, 1.4, 1.8)  # above 2 outputs no longer end
 
 
@@ -27,19 +27,16 @@ def _candidates(
     recipe: Recipe, checkpoints: list[Checkpoint], best_step: int | None, end: int
 ) -> dict[str, list[Path]]:
     """Return the checkpoints behind each candidate: best, average and last, as far as there are unchanged ones."""
+    checkpoints = [checkpoint for checkpoint in checkpoints if _is_unchanged(checkpoint.path)]
     timed, count = recipe.checkpoint_minutes > 0, recipe.average_checkpoints
     averaged = to_average(checkpoints, count, timed, recipe.save_every, end)
-    candidates = {}
-    if best := [checkpoint.path for checkpoint in checkpoints if checkpoint.step == best_step]:
-        candidates[BEST] = best
-    if len(averaged) > 1:
-        candidates[AVERAGE] = [checkpoint.path for checkpoint in averaged]
-    if checkpoints and (recipe.keep_weights == LAST or not candidates):
-        candidates[LAST] = [checkpoints[-1].path]
-    changed = {path for path in sorted(set(chain(*candidates.values()))) if not _is_unchanged(path)}
-    if not changed:
-        return candidates
-    return _candidates(recipe, [one for one in checkpoints if one.path not in changed], best_step, end)
+    candidates = {
+        BEST: [checkpoint for checkpoint in checkpoints if checkpoint.step == best_step],
+        AVERAGE: averaged if len(averaged) > 1 else [],
+    }
+    if recipe.keep_weights == LAST or not any(candidates.values()):
+        candidates[LAST] = checkpoints[-1:]
+    return {name: [checkpoint.path for checkpoint in chosen] for name, chosen in candidates.items() if chosen}
 
 
 def _is_unchanged(checkpoint: Path) -> bool:
@@ -74,9 +71,8 @@ def select_weights(
         scores = trainer.evaluate(metric_key_prefix=name)
         metrics[name] = {f"eval_{key.removeprefix(name + '_')}": value for key, value in scores.items()}
         steps = ", ".join(f"{step_of(path):,}" for path in paths)
-        keys = [key for key in ("loss", "perplexity", "bleu") if f"{name}_{key}" in scores]
-        shown = ", ".join(f"{key} {scores[f'{name}_{key}']:.3f}" for key in keys)
-        logger.info("%s (step%s %s): validation %s", _label(name, paths), "s" * (len(paths) > 1), steps, shown)
+        shown = [f"{key} {metrics[name][f'eval_{key}']:.3f}" for key in SCORES if f"{name}_{key}" in scores]
+        logger.info("%s (of step %s): validation %s", _label(name, paths), steps, ", ".join(shown))
     kept = recipe.keep_weights
     if kept not in candidates:
         if kept != "better":
@@ -99,17 +95,17 @@ def choose_length_penalty(trainer: VaswaniTrainer) -> None:
     search = trainer.accelerator.unwrap_model(trainer.model).generation_config
     if search.num_beams in (None, 1):
         return
-    found, endless = {}, {}
+    scores, endless = {}, {}
     for alpha in LENGTH_PENALTIES:
         options = {"num_beams": search.num_beams, "length_penalty": alpha}
         output = trainer.predict(trainer.eval_dataset, metric_key_prefix="search", **options)
-        found[alpha] = output.metrics["search_bleu"]
+        scores[alpha] = output.metrics["search_bleu"]
         endless[alpha] = int((~np.isin(output.predictions[:, 1:], search.eos_token_id).any(axis=1)).sum())
     most = endless[SEARCH["length_penalty"]]
     # A tenth of a point is no reason to leave the paper's.
-    allowed = [alpha for alpha in found if endless[alpha] <= most]
-    chosen = max(allowed, key=lambda alpha: (round(found[alpha], 1), -abs(alpha - SEARCH["length_penalty"])))
-    shown = ", ".join(f"{alpha:g}: {bleu:.2f}, {endless[alpha]} without end" for alpha, bleu in found.items())
+    allowed = [alpha for alpha in scores if endless[alpha] <= most]
+    chosen = max(allowed, key=lambda alpha: (round(scores[alpha], 1), -abs(alpha - SEARCH["length_penalty"])))
+    shown = ", ".join(f"{alpha:g}: {bleu:.2f}, {endless[alpha]} without end" for alpha, bleu in scores.items())
     logger.info("length penalty %g, by validation BLEU with beam %d (%s)", chosen, search.num_beams, shown)
     search.length_penalty = chosen
 

@@ -19,7 +19,6 @@ import torch
 from accelerate.utils import DDPCommunicationHookType, gather_object, send_to_device
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
-from transformers.hf_argparser import HfArg
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -28,8 +27,9 @@ from ..data.batching import PackedCollator, PairCollator, TokenBatchSampler, pac
 from ..data.tokenized_pairs import pair_lengths
 from ..distributed import over_processes
 from ..errors import reading
-from ..files import free_name, publish, unfinished
-from ..model.loss_vaswani import IGNORE_INDEX, label_smoothed_cross_entropy
+from ..files import publish, unfinished
+from ..model.checkpoint_vaswani import is_finite
+from ..model.loss_vaswani import IGNORE_INDEX
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import Recipe
 from .callbacks import StopAndSaveCallback
@@ -48,7 +48,7 @@ from .checkpoints import (
     write_manifest,
 )
 from .device_memory import choose_tokens_per_device
-from .monitoring import FiniteLossGuard, ThroughputMeter, count_tokens
+from .monitoring import NonFiniteCounter, ThroughputMeter, count_tokens, refuse_non_finite
 from .schedule import NoamSchedulerCallback
 
 logger = logging.getLogger(__name__)
@@ -68,25 +68,27 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
             devices and accumulated parts, padding not counted (the paper: about 25,000).
         tokens_per_device: what one device takes at once; if none, what its memory holds, and on a CPU 4096.
         padding_free: train on batches without padding (`PackedCollator`); validation pads.
+        compress_gradients: send gradients between processes in bf16.
+        learning_rate_scale: factor on Equation 3.
         fused_loss: compute projection and training loss together (`skip_logits` of the model's `forward`).
         timed_save_total_limit: of the checkpoints that a [`StopAndSaveCallback`] asked for by the clock;
             `save_total_limit` counts the others.
     """
 
-    tokens_per_batch: int = HfArg(default=Recipe.tokens_per_batch, help="tokens a side of one optimizer step")
-    tokens_per_device: int | None = HfArg(default=None, help="tokens a side that a device takes at once")
-    padding_free: bool = HfArg(default=False, help="train on batches without padding")
-    compress_gradients: bool = HfArg(default=False, help="send gradients between processes in bf16")
-    learning_rate_scale: float = HfArg(default=Recipe.learning_rate_scale, help="factor on Equation 3")
-    fused_loss: bool = HfArg(default=True, help="compute projection and loss together, in blocks")
-    timed_save_total_limit: int | None = HfArg(default=None, help="as save_total_limit, of timed checkpoints")
-    warmup_steps: float = HfArg(default=Recipe.warmup_steps, help="steps of linear growth of the learning rate")
-    lr_scheduler_type: str = HfArg(default="constant", help="not used: the rate is Equation 3")
-    label_smoothing_factor: float = HfArg(default=Recipe.label_smoothing, help="label smoothing in training")
-    adam_beta2: float = HfArg(default=Recipe.adam_beta2, help="Adam's beta 2")
-    adam_epsilon: float = HfArg(default=Recipe.adam_epsilon, help="Adam's epsilon")
-    max_grad_norm: float = HfArg(default=Recipe.max_gradient_norm, help="clip gradients to this norm; 0: do not")
-    logging_nan_inf_filter: bool = HfArg(default=False, help="log nan as the mean of earlier losses")
+    tokens_per_batch: int = Recipe.tokens_per_batch
+    tokens_per_device: int | None = None
+    padding_free: bool = False
+    compress_gradients: bool = False
+    learning_rate_scale: float = Recipe.learning_rate_scale
+    fused_loss: bool = True
+    timed_save_total_limit: int | None = None
+    warmup_steps: float = Recipe.warmup_steps
+    lr_scheduler_type: str = "constant"
+    label_smoothing_factor: float = Recipe.label_smoothing
+    adam_beta2: float = Recipe.adam_beta2
+    adam_epsilon: float = Recipe.adam_epsilon
+    max_grad_norm: float = Recipe.max_gradient_norm
+    logging_nan_inf_filter: bool = False
 
 
 class VaswaniTrainer(Seq2SeqTrainer):
@@ -97,11 +99,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     The loss is the model's own. `label_smoothing_factor` is written into `model.config.label_smoothing`, which smooths
     in training mode only, so that evaluation loss is the plain mean over all tokens of the evaluation set and
-    `eval_perplexity` is exact; a stock `Seq2SeqTrainer` smooths its evaluation loss too. The loss of a model of another
-    architecture is computed here, of its logits. All else is as in `Seq2SeqTrainer`.
-
-    Raises:
-        ValueError: for `padding_free` with another architecture.
+    `eval_perplexity` is exact; a stock `Seq2SeqTrainer` smooths its evaluation loss too. All else, and the loss of
+    another architecture, is as in `Seq2SeqTrainer`.
     """
 
     def __init__(self, model, args: VaswaniTrainingArguments | None = None, **kwargs):
@@ -110,15 +109,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
             logger.warning("training on one of %d GPUs: start with `accelerate launch` to use all", args.n_gpu)
             args._n_gpu = 1  # torch's DataParallel would split a batch by sentences and weigh its parts wrongly
         kwargs.setdefault("data_collator", PairCollator(model.config.pad_token_id))
-        changed = isinstance(model, VaswaniForConditionalGeneration) and type(model).forward is not _FORWARD
-        if changed or not hasattr(model.config, "label_smoothing"):  # other logits, or a loss that is not smoothed
-            if args.padding_free:
-                raise ValueError("padding_free is for VaswaniForConditionalGeneration: leave it out")
-            kwargs.setdefault("compute_loss_func", self._loss_of_logits)
-        else:
-            model.config.label_smoothing = args.label_smoothing_factor
         super().__init__(model=model, args=args, **kwargs)
-        self.label_smoother = None  # the model smooths, and in training alone
+        if hasattr(model.config, "label_smoothing"):  # the model smooths, and in training alone
+            model.config.label_smoothing, self.label_smoother = args.label_smoothing_factor, None
         if (settings := self.accelerator.ddp_handler) is not None:
             settings.gradient_as_bucket_view = True  # or gradients are there twice
             if args.compress_gradients:
@@ -134,7 +127,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.tokens_seen = np.zeros(2, np.int64)  # the same, summed over the run
         self.positions_seen = np.zeros(2, np.int64)  # the same with padding
         self._meter = ThroughputMeter()
-        self._finite_losses = FiniteLossGuard(self)
+        self._non_finite = NonFiniteCounter()
         self._evaluation_totals = [0.0, 0]
         self._validated_step = -1
 
@@ -208,9 +201,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
         stopper = next((one for one in self.callback_handler.callbacks if isinstance(one, StopAndSaveCallback)), None)
         requests = () if stopper is None else stopper.requests()
         # All in one message: each one is a wait for the slowest process.
-        counts = over_processes(self.args, [*own.tolist(), self._finite_losses.count(), *requests])
+        counts = over_processes(self.args, [*own.tolist(), self._non_finite.count(), *requests])
         counts, non_finite, requests = counts[:4], counts[4], counts[5:]
-        self._finite_losses.refuse(non_finite)
+        refuse_non_finite(self.state.global_step, non_finite)
         if stopper is not None:
             stopper.agreed = tuple(count > 0 for count in requests)
         self.step_tokens = tuple(counts[:2])
@@ -225,19 +218,11 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
         """Compute the loss without logits that nothing reads; in evaluation a batch's loss is its own mean."""
-        if self.compute_loss_func is not None and "labels" in inputs and "decoder_input_ids" not in inputs:
-            # The Trainer takes the labels away from the model.
-            shifted = self._unwrapped.prepare_decoder_input_ids_from_labels(inputs["labels"])
-            inputs = {**inputs, "decoder_input_ids": shifted}
         if not self.model.training:
             num_items_in_batch = None
         elif "labels" in inputs and not return_outputs and self._can_skip_logits:
             inputs = {**inputs, "skip_logits": True}
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-
-    def _loss_of_logits(self, outputs, labels, num_items_in_batch=None) -> torch.Tensor:
-        epsilon = self.args.label_smoothing_factor if self.model.training else 0.0
-        return label_smoothed_cross_entropy(outputs["logits"], labels, epsilon, num_items_in_batch)
 
     @cached_property
     def _unwrapped(self) -> torch.nn.Module:
@@ -252,7 +237,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
     def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
         """Run `Trainer`'s step, and note whether the loss is a number."""
         loss = super().training_step(model, inputs, *args, **kwargs)
-        self._finite_losses.note(loss, inputs)
+        self._non_finite.note(loss)
         return loss
 
     def floating_point_ops(self, inputs) -> int:
@@ -276,8 +261,10 @@ class VaswaniTrainer(Seq2SeqTrainer):
         Raises:
             NonFiniteLossError: on all processes, if a loss or a weight was not finite on one of them.
         """
-        counts = self._finite_losses.count(wait=True), len(self._finite_losses.broken_weights())
-        self._finite_losses.refuse(*over_processes(self.args, counts))
+        # A gradient may be infinite though the loss is finite; the next loss would be the first to show it.
+        weights = sum(weight.requires_grad and not is_finite(weight) for weight in self.model.parameters())
+        counts = over_processes(self.args, [self._non_finite.count(wait=True), weights])
+        refuse_non_finite(self.state.global_step, *counts)
 
     # Validation
 
@@ -327,13 +314,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
             logs |= self._meter.read(self.tokens_seen, self.positions_seen)
         super().log(logs, *args, **kwargs)
 
-    def _note_progress(self) -> None:
-        """Put into the state what a resumed log continues from: the tokens seen."""
-        attributes = {"tokens_seen": self.tokens_seen.tolist(), "positions_seen": self.positions_seen.tolist()}
-        self.state.stateful_callbacks[type(self).__name__] = {"args": {}, "attributes": attributes}
-
-    def _restore_progress(self) -> None:
-        """Restore what `_note_progress` stored."""
+    def restore_progress(self) -> None:
+        """Restore from the checkpoint what a resumed log continues from: the tokens seen."""
         if self.state.global_step and (stored := self.state.stateful_callbacks.get(type(self).__name__)):
             with reading(f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"):
                 self.tokens_seen[:] = stored["attributes"]["tokens_seen"]
@@ -351,7 +333,6 @@ class VaswaniTrainer(Seq2SeqTrainer):
             NonFiniteLossError: as `check_losses`.
         """
         self.check_losses()
-        self._note_progress()
         folder = Path(self.args.output_dir)
         final = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         writing = unfinished(final)
@@ -401,17 +382,18 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def _seal_checkpoint(self, writing: Path, final: Path) -> None:
         """Write trainer state and manifest, and give the checkpoint its name."""
-        states = {}
+        progress = {"tokens_seen": self.tokens_seen.tolist(), "positions_seen": self.positions_seen.tolist()}
+        states = {type(self).__name__: [{"args": {}, "attributes": progress}]}
         for callback in (*self.callback_handler.callbacks, self.control):
             if isinstance(callback, ExportableState):
                 states.setdefault(type(callback).__name__, []).append(callback.state())
         for name, same_class in states.items():
             self.state.stateful_callbacks[name] = same_class if len(same_class) > 1 else same_class[0]
         self.state.save_to_json(str(writing / TRAINER_STATE_NAME))
-        write_manifest(writing, self.state.global_step, self.args.world_size, self._save_reasons())
+        write_manifest(writing, self.state.global_step, self._save_reasons())
         remove_checkpoint(final)  # an earlier one of this step that was damaged
         if final.exists():  # with files of others
-            final.rename(free_name(final))
+            final.rename(final.with_name(f"{final.name}.{time.time_ns()}"))
         publish(writing, final)
 
     def _save_reasons(self) -> set[str]:
@@ -446,7 +428,7 @@ class _StartCallback(TrainerCallback):
         if args.world_size > 1:
             torch.manual_seed(args.seed + args.process_index)  # or all would drop the same units
         state.compute_steps(args, state.max_steps)  # a state from a checkpoint has the intervals of then
-        self.trainer._restore_progress()
+        self.trainer.restore_progress()
         self.trainer._meter.start(self.trainer.tokens_seen, self.trainer.positions_seen)
 
     def on_epoch_begin(self, args, state, control, **kwargs):

@@ -74,7 +74,6 @@ TARGETS = [
     *_reads("export model --output new", *(_MODEL if FORMATS else ()), folder="model/", **_NEW),
     *_reads("evaluate model --source in.txt --reference reference.txt", *_MODEL, folder="model/"),
     *_reads("translate shards words", "shards/model.safetensors.index.json"),
-    *_reads("average shards model --output new", "shards/model.safetensors.index.json", **_NEW),
     *_reads("import pickled --output new", "pickled/pytorch_model.bin", tolerant=True, **_NEW),
     # What goes onto a card.
     *_reads(f"{_PUSH} --evaluation scores.json", "scores.json"),

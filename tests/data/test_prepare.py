@@ -245,7 +245,7 @@ def test_two_processes_do_not_prepare_one_folder(recipe, tmp_path):
 
 
 def test_nothing_left_and_nonsense_are_refused(recipe, tmp_path):
-    assert "no train pair is left after filtering (195 pairs read, 0 kept" in error_of(
+    assert "no pair is left after filtering (195 pairs read, 0 kept" in error_of(
         make, dataclasses.replace(recipe, max_length=2), tmp_path / "p"
     )
     assert "cannot hold validation_size 210" in error_of(

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import UserError
+
 KEPT, EMPTY, TOO_LONG, RATIO = range(4)  # status of a pair
 
 
@@ -22,8 +24,11 @@ class FilterCounts:
 
     @classmethod
     def of(cls, status: Sequence[int], max_length: int, max_length_ratio: float | None) -> "FilterCounts":
-        """Return the counts of a filter from the number of pairs of each status, as of `count_status`."""
-        return cls(int(sum(status)), *map(int, status), max_length, max_length_ratio)
+        """Return the counts of a filter from the number of pairs of each status; raise `UserError` if none is kept."""
+        counts = cls(int(sum(status)), *map(int, status), max_length, max_length_ratio)
+        if not counts.kept:
+            raise UserError(f"no pair is left after filtering ({counts}); check the files or raise the limits")
+        return counts
 
     def __str__(self) -> str:
         limits = f"{self.too_long:,} longer than {self.max_length:,} tokens"

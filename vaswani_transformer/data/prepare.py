@@ -259,8 +259,6 @@ def _write_index(folder: Path, part: str, shards: list[dict[str, Any]], limits: 
     """Write the lengths of all pairs of a part into one file; return the part's entry in the manifest."""
     status = np.sum([shard["status"] for shard in shards], 0)
     counts = FilterCounts.of(status, limits["max_length"], limits["max_length_ratio"])
-    if not counts.kept:
-        raise UserError(f"no {part} pair is left after filtering ({counts}); check the files or raise the limits")
     lengths, path = np.concatenate([shard["lengths"] for shard in shards], 1), folder / index_name(part)
     with written_whole(path) as new, new.open("wb") as file:
         np.save(file, lengths)

@@ -86,8 +86,6 @@ def tokenize_pairs(
     )  # fmt: skip
     status = tokenized.data.column("status").to_numpy() if len(pairs) else np.zeros(0, np.int8)
     counts = FilterCounts.of(count_status(status), max_length, max_length_ratio)
-    if not counts.kept:
-        raise UserError(f"no pair is left after filtering ({counts}); check the files or raise the limits")
     tokenized = tokenized.remove_columns("status")
     if counts.kept < counts.read:
         tokenized = tokenized.select(np.flatnonzero(status == KEPT), new_fingerprint=f"{key}-kept")

@@ -140,8 +140,8 @@ def _print_pushed(result, dry_run: bool) -> None:
     for name in result.removed:
         print(f"{'removed':>14}  {name}")
     if space is not None:
-        state = "would go to" if dry_run else "pushed to" if space.changed else "nothing was changed in"
-        print(f"{state} the Space {space.url or result.repo_id}:")
+        state = "would go to the Space" if dry_run else "pushed to" if space.changed else "nothing was changed in"
+        print(f"{state} {space.url or result.repo_id}:")
         for name, text in space.files.items():
             print(f"{'not ours' if name in space.kept else f'{len(text.encode()):,}':>14}  {name}")
     if dry_run:

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import error_of
 from experimenting import TINY, experiment, write_gum, write_multi30k
 from safetensors.torch import load_file
@@ -20,9 +19,8 @@ from vaswani_transformer.experiments import translation as cells_module
 from vaswani_transformer.experiments.base import Setup
 from vaswani_transformer.experiments.paper_tables import TABLE3
 from vaswani_transformer.experiments.table3 import Table3
-from vaswani_transformer.experiments.translation import scaled_down, trained
+from vaswani_transformer.experiments.translation import laptop_changes, trained
 from vaswani_transformer.parsing.evalb import BASELINES
-from vaswani_transformer.recipes.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +32,9 @@ def multi30k(tmp_path_factory, cache) -> Path:
 
 
 def test_every_row_of_table_3_keeps_its_ratios():
-    base = VaswaniConfig.from_preset("base")
-    small = scaled_down(Recipe(preset="base"))
+    base, small = VaswaniConfig.from_preset("base"), laptop_changes("base", "de")
     for row in TABLE3:
-        config, scaled = VaswaniConfig.from_preset(row.preset), scaled_down(Recipe(preset=row.preset))
+        config, scaled = VaswaniConfig.from_preset(row.preset), laptop_changes(row.preset, "de")
         for name in ("d_model", "d_ff", "d_k", "d_v", "num_heads", "encoder_layers", "decoder_layers"):
             assert scaled[name] / small[name] == pytest.approx(getattr(config, name) / getattr(base, name)), row
         assert (scaled["dropout"], scaled["position_encoding"]) == (config.dropout, config.position_encoding)
@@ -93,17 +90,11 @@ def test_table3_command_goes_on_where_it_was_cut_off(multi30k, tmp_path, capsys,
     assert results[0]["figures"]["perplexity"] != results[1]["figures"]["perplexity"]
     assert results[0]["paper"] == {"perplexity": 4.92, "bleu": 25.8, "millions": 65}
     assert results[0]["figures"]["parameters"] == sum(
-        tensor.numel() for tensor in torch.nn.ParameterList(load_weights(folder / "base"))
+        tensor.numel() for tensor in load_file(folder / "base/model.safetensors").values()
     )
     assert len((folder / "base/translations.txt").read_text().splitlines()) == 10
     status, _, errors = experiment(capsys, *words[:5], "--only", "big", "--set", *TINY, "num_beams=2")
     assert status == 2 and "is of another recipe (num_beams 1 there and 2 here)" in errors
-
-
-def load_weights(folder: Path) -> list[torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return list(load_file(folder / "model.safetensors").values())
 
 
 def test_dry_run_lists_what_is_missing_and_starts_nothing(tmp_path, capsys):
@@ -111,7 +102,7 @@ def test_dry_run_lists_what_is_missing_and_starts_nothing(tmp_path, capsys):
     status, output, _ = experiment(capsys, *words)
     assert status == 0 and not list(tmp_path.iterdir())
     assert re.search(r"\| base \| missing \| 63,045,632 \| 100,000 \| \d\.\d\de\+17 \|", output)
-    assert "4 of 4 cells to run" in output
+    assert output.count("missing") == 4
 
 
 # Table 2.
@@ -135,8 +126,7 @@ def test_table2_command(table2_folder):
     figures = json.loads((folder / "en-de-base/result.json").read_text())["figures"]
     assert {"bleu", "paper_bleu", "bleu_signature"} <= figures.keys() and figures["sentences"] == 12
     assert figures["flops_by_time"] > figures["flops_counted"] > 0  # nothing multiplies faster than the peak
-    peak = figures["sustained_tflops"] * 1e12
-    assert figures["flops_by_time"] == pytest.approx(60 * figures["minutes"] * peak, abs=0.4 * peak)  # rounded minutes
+    assert figures["flops_by_time"] == pytest.approx(60 * figures["minutes"] * figures["sustained_tflops"] * 1e12)
 
 
 # Table 4.
@@ -159,7 +149,7 @@ def test_table4_command(tmp_path, capsys, cache):
     (data / "gum.train.trees").unlink()
     assert experiment(capsys, *words)[0] == 0  # they are finished and need no data
     status, _, errors = experiment(capsys, "table4", "--data-dir", data, "--output", tmp_path / "other")
-    assert status == 2 and "the folder with gum.train.trees.gz (or as plain text" in errors
+    assert status == 2 and "give --data-dir, the folder with gum.train.trees.gz" in errors
 
 
 def test_a_trained_cell_without_its_log(tmp_path):
@@ -197,17 +187,11 @@ def test_positions_command(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "positions/laptop"
     assert {path.parent.name for path in folder.glob("*/result.json")} == {
         f"copy-{encoding}-{seed}" for encoding in ("sinusoidal", "learned") for seed in (0, 1)}  # fmt: skip
-    entries = [
-        json.loads((folder / f"copy-learned-{seed}/result.json").read_text())["figures"]["lengths"][1]
-        for seed in (0, 1)
-    ]
-    accuracies = [entry["token_accuracy"] for entry in entries]
-    cell = f"{sum(accuracies) / 2:.1f} ({accuracies[0]:.0f}, {accuracies[1]:.0f})"
-    row = next(line for line in output.splitlines() if line.startswith("| 8 (longer) |"))
-    assert row.strip("| ").split(" | ")[3] == cell
-    assert "4 runs" in output
+    entry = json.loads((folder / "copy-learned-0/result.json").read_text())["figures"]["lengths"][1]
+    row = next(line for line in output.splitlines() if line.startswith("| 8 (longer) |")).strip("| ").split(" | ")
+    assert row[5:7] == [f"{entry['token_accuracy']:.1f}", f"{entry['exact_match']:.1f}"]
+    assert "Finished runs: 4" in output
     assert experiment(capsys, *words)[1] == output
-    assert "leave --set out" in experiment(capsys, *words, "--set", "steps=3")[2]
 
 
 # Mistakes.
@@ -217,14 +201,14 @@ def test_positions_command(tmp_path, capsys, monkeypatch):
     "words, message",
     [
         (["tabel3"], 'Did you mean "table3"?'),
-        (["table3", "--only", "c-dmodel-2048"], "did you mean 'c-dmodel-1024'?"),
+        (["table3", "--only", "c-dmodel-2048"], "there are base, base-seed-1"),
         (["table3"], "give --data-dir, the folder with train.en.gz, train.de.gz"),
-        (["table3", "--data-dir", "/nowhere"], "--data-dir /nowhere is incomplete"),
         (["table3", "--set", "max_stepz=3"], "did you mean 'max_steps'?"),
         (["table3", "--set", "output=there"], "--set 'output=there' is no setting of a cell"),
         (["table1", "--output", __file__], "recipe.yaml cannot be read"),
-        (["table4", "--data-dir", "."], "the folder with gum.train.trees.gz, gum.dev.trees.gz (or as plain text"),
-        (["table3", "--only", "Z"], "there are: base"),
+        (["table4", "--data-dir", "."], "give --data-dir, the folder with gum.train.trees.gz, gum.dev.trees.gz"),
+        (["table1", "--set", "lengths=8,16"], "leave --set out"),
+        (["positions", "--set", "steps=3"], "leave --set out"),
     ],
 )
 def test_mistakes_end_in_one_line(words, message, tmp_path, capsys):

@@ -49,8 +49,8 @@ def test_exact_matches_are_what_greedy_search_writes():
     shares = []
     for row in rows:
         exact = [
-            model.generate(input_ids=torch.tensor([source]))[0, 1:].tolist() == target
-            for source, target in tests[row["length"]]
+            model.generate(input_ids=torch.tensor([pair["input_ids"]]))[0, 1:].tolist() == pair["labels"]
+            for pair in tests[row["length"]]
         ]
         assert row["exact_match"] == pytest.approx(100 * sum(exact) / len(exact), abs=1e-4)
         assert row["token_accuracy"] >= row["exact_match"] - 1e-4
@@ -60,9 +60,9 @@ def test_exact_matches_are_what_greedy_search_writes():
 
 def test_what_is_tested_was_not_drawn_for_training():
     study = LengthStudy()
-    tested = {tuple(source) for length, rows in study.tests().items() if length >= 10 for source, _ in rows}
+    tested = {tuple(row["labels"]) for length, rows in study.tests().items() if length >= 10 for row in rows}
     for seed in range(4):  # of 20 symbols there are so many sentences of 10 that none comes twice by chance
-        assert not tested & {tuple(source) for source, _ in study.draw(random.Random(seed), 1000, 1, study.trained)}
+        assert not tested & {tuple(row["labels"]) for row in study.draw(random.Random(seed), 1000, 1, study.trained)}
 
 
 def test_both_encodings_learn_from_the_same_short_batches(monkeypatch):
@@ -78,7 +78,7 @@ def test_both_encodings_learn_from_the_same_short_batches(monkeypatch):
         train_on_short(study, encoding, seed=5)
     assert seen["learned"] == seen["sinusoidal"] and len(seen["learned"]) == 3
     drawn = [pair for batch in seen["learned"] for pair in batch]
-    assert max(len(source) for source, _ in drawn) == 5  # the end token too
-    assert all(target == source and min(source[:-1], default=3) >= 3 for source, target in drawn)
-    lengths = {length: {len(source) - 1 for source, _ in rows} for length, rows in study.tests().items()}
+    assert max(len(pair["input_ids"]) for pair in drawn) == 5  # the end token too
+    assert all(pair["input_ids"] == pair["labels"] and min(pair["labels"][:-1], default=3) >= 3 for pair in drawn)
+    lengths = {length: {len(row["labels"]) - 1 for row in rows} for length, rows in study.tests().items()}
     assert lengths == {3: {3}, 6: {6}}

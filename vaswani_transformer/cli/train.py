@@ -129,5 +129,4 @@ def demo(*, output: Path_ = "demo_output", seed: int = 0) -> None:
     """
     from ..experiments.demo import run_demo
 
-    # Flushed, so that lines stay in step with the progress bar on standard error.
-    run_demo(Path(output), seed, partial(print, flush=True), command_name())
+    run_demo(Path(output), seed, command_name())

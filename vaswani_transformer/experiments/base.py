@@ -3,13 +3,11 @@
 import abc
 import contextlib
 import datetime
-import difflib
 import json
 import logging
-import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +35,10 @@ class Setup:
     data_dir: Path | None = None  # None where the experiment needs none, or for data of the Hub
     changes: dict[str, str] = field(default_factory=dict)  # settings that replace those of all cells
 
+    def folder(self, experiment: str) -> Path:
+        """Return the folder of an experiment's cells and table."""
+        return self.output / experiment / self.scale
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -47,15 +49,14 @@ class Cell:
     settings: dict[str, Any]  # plain values that determine the result; a folder made with others is refused
     paper: dict[str, Any] = field(default_factory=dict)  # the paper's figures, by the names of ours
     group: str = ""  # of the rows that belong together in the paper's table
-    parameters: int | None = None  # that are trained
-    flops: float | None = None  # of the training, expected
+    parameters: int = 0  # that are trained
+    flops: float = 0.0  # of the training, expected
 
 
 class Experiment(abc.ABC):
     """A table of the paper as cells to run; subclasses define the cells, how to run one, and the table."""
 
     name: str
-    title: str
 
     @abc.abstractmethod
     def cells(self, setup: Setup) -> list[Cell]:
@@ -95,40 +96,25 @@ def run_experiment(
     finished = read_results(experiment, setup, cells)
     missing = [cell for cell in chosen if cell.name not in finished]
     if dry_run:
-        return _plan(experiment, setup, chosen, missing)
+        rows = [
+            [cell.name, "missing" if cell in missing else "finished", f"{cell.parameters:,}",
+             f"{cell.settings.get('max_steps', 0):,}", f"{cell.flops:.2e}"]
+            for cell in chosen
+        ]  # fmt: skip
+        return markdown_table([str(setup.folder(experiment.name)), "state", "parameters", "steps", "FLOPs"], rows)
     if not report:
         experiment.check(setup, missing)
         _run_cells(experiment, setup, missing)
     return write_report(experiment, setup) if is_first_process() else ""
 
 
-def experiment_folder(experiment: Experiment, setup: Setup) -> Path:
-    """Return the folder of an experiment's cells and tables."""
-    return setup.output / experiment.name / setup.scale
-
-
 def chosen_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     """Return the cells of these names or groups, in the table's order; all if no name is given."""
     names = {name.lower(): name for cell in cells for name in (cell.name, cell.group) if name}
-    for name in only:
-        if name.lower() not in names:
-            near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names.values())}"
-            raise UserError(f"there is no row {name!r} in this table: {hint}")
     chosen = {name.lower() for name in only}
+    if unknown := chosen - names.keys():
+        raise UserError(f"there is no row {min(unknown)!r} in this table: there are {', '.join(names.values())}")
     return [cell for cell in cells if not only or {cell.name.lower(), cell.group.lower()} & chosen]
-
-
-def _plan(experiment: Experiment, setup: Setup, cells: Sequence[Cell], missing: Sequence[Cell]) -> str:
-    rows = [
-        [cell.name, "missing" if cell in missing else "finished", f"{cell.parameters or 0:,}",
-         f"{cell.settings.get('max_steps', 0):,}", f"{cell.flops or 0:.2e}"]
-        for cell in cells
-    ]  # fmt: skip
-    table = markdown_table(["cell", "state", "parameters", "steps", "FLOPs"], rows)
-    flops = sum(cell.flops or 0 for cell in missing)
-    title = f"{experiment.name}, {setup.scale} scale: {experiment.title}\nin {experiment_folder(experiment, setup)}"
-    return f"{title}\n\n{table}\n\n{len(missing)} of {_counted(len(cells), 'cell')} to run: {flops:.2e} FLOPs"
 
 
 def read_results(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) -> dict[str, dict]:
@@ -137,36 +123,30 @@ def read_results(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) ->
     Raises:
         UserError: for a folder that was made with other settings, and for a damaged result.
     """
-    folder = experiment_folder(experiment, setup)
+    folder = setup.folder(experiment.name)
     results = {cell.name: _read_result(folder / cell.name, cell) for cell in cells}
     return {name: result for name, result in results.items() if result is not None}
 
 
 def _read_result(folder: Path, cell: Cell) -> dict | None:
+    """Return the result of a cell, None without one; refuse a folder of other settings.
+
+    Settings that are newer than the folder do not count.
+    """
     advice = f"remove {folder} to run {cell.name} again"
     with contextlib.suppress(FileNotFoundError):
-        _check_settings(folder, cell, read_yaml(folder / RECIPE, advice))
-    try:
-        result = read_json(folder / RESULT, advice, finite=False)
-    except FileNotFoundError:
-        return None
-    _check_settings(folder, cell, result.get("settings"))
-    with reading(folder / RESULT):
-        describe_runs({cell.name: result})
-    return result
-
-
-def _check_settings(folder: Path, cell: Cell, earlier: Any) -> None:
-    """Refuse a folder of other settings; those that are newer than the folder do not count."""
-    with reading(folder):
-        settings = _as_json(cell.settings)
-        differ = [name for name in settings if name in earlier and earlier[name] != settings[name]]
-    if differ:
-        values = ", ".join(f"{name} {earlier[name]} there and {settings[name]} here" for name in differ[:3])
-        raise UserError(
-            f"{folder} is of another recipe ({values}{', ...' if len(differ) > 3 else ''}): give the --set that it was"
-            " made with, another --output, or remove that folder"
-        )
+        earlier, settings = read_yaml(folder / RECIPE, advice), _as_json(cell.settings)
+        with reading(folder / RECIPE):
+            differ = [name for name in settings if name in earlier and earlier[name] != settings[name]]
+        if differ:
+            values = ", ".join(f"{name} {earlier[name]} there and {settings[name]} here" for name in differ[:3])
+            raise UserError(
+                f"{folder} is of another recipe ({values}{', ...' if len(differ) > 3 else ''}): give the --set that it"
+                " was made with, another --output, or remove that folder"
+            )
+    with contextlib.suppress(FileNotFoundError):
+        return read_json(folder / RESULT, advice, finite=False)
+    return None
 
 
 def _as_json(value: Any) -> Any:
@@ -182,17 +162,12 @@ def _run_cells(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) -> N
             if is_first_process():
                 run_cell(experiment, setup, cell)
             else:
-                experiment.train(setup, cell, experiment_folder(experiment, setup) / cell.name)
+                experiment.train(setup, cell, setup.folder(experiment.name) / cell.name)
         except (UserError, ArithmeticError, RuntimeError) as error:
-            if len(cells) == 1:
-                raise
             logger.warning("%s: failed: %s", cell.name, one_line(error))
             failed.append(cell.name)
     if failed:
-        raise UserError(
-            f"{len(failed)} of {len(cells)} cells failed ({', '.join(failed)}), see above: the same command tries"
-            " these again"
-        )
+        raise UserError(f"{', '.join(failed)} of {len(cells)} cells failed, see above: the same command tries again")
 
 
 def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> dict:
@@ -203,7 +178,7 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> dict:
     Raises:
         UserError: as `read_results`, and for a cell that another process is running.
     """
-    folder = experiment_folder(experiment, setup) / cell.name
+    folder = setup.folder(experiment.name) / cell.name
     with locked(folder.parent, f".{cell.name}.lock"):  # a training locks the folder itself
         if (earlier := _read_result(folder, cell)) is not None:
             return earlier
@@ -228,27 +203,31 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> dict:
 
 
 def _machine() -> dict[str, Any]:
-    processor = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
+    processor = platform.machine()
+    with contextlib.suppress(OSError):  # another system than Linux
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), processor)
     accelerator = {"accelerator": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
-    return {"processor": processor, "cores": os.cpu_count(), "threads": torch.get_num_threads()} | accelerator
+    return {"processor": processor, "threads": torch.get_num_threads()} | accelerator
+
+
+def refuse_changes(setup: Setup) -> None:
+    """Raise `UserError` for changed settings of an experiment that has none."""
+    if setup.changes:
+        raise UserError("this experiment has no settings that can be changed: leave --set out")
 
 
 def write_report(experiment: Experiment, setup: Setup) -> str:
-    """Write the table of the finished cells as Markdown, which is returned, and JSON."""
-    cells, folder = experiment.cells(setup), experiment_folder(experiment, setup)
+    """Write the table of the finished cells as Markdown, and return it."""
+    cells, folder = experiment.cells(setup), setup.folder(experiment.name)
     results = read_results(experiment, setup, cells)
     with locked(folder), reading(folder):
-        text = experiment.report(setup, cells, results)
+        parts = [experiment.report(setup, cells, results), describe_runs(results)]
         if setup.changes:
             changes = ", ".join(f"`{name}={value}`" for name, value in setup.changes.items())
-            text = f"{text}\n\nOther settings than those of this scale: {changes}."
-        output, names = OutputFolder(folder), (f"{experiment.name}.md", f"{experiment.name}.json")
-        output.check(names)
-        output.write_text(names[0], text + "\n")
-        output.write_text(names[1], json.dumps(list(results.values()), indent=1) + "\n")
+            parts.append(f"Other settings than those of this scale: {changes}.")
+        text = "\n\n".join(parts)
+        OutputFolder(folder).write_text(f"{experiment.name}.md", text + "\n")
     return text
 
 
@@ -258,38 +237,29 @@ def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in lines)
 
 
-def results_table(cells: Sequence[Cell], results: dict[str, dict], columns: dict[str, Callable]) -> str:
-    """Return a table with a row a cell: `columns` are titles, and functions of a cell's figures and the cell to text.
+def results_table(cells: Sequence[Cell], results: dict[str, dict], columns: dict[str, str]) -> str:
+    """Return a table with a row a cell.
 
-    What is missing, figures of a cell that is not finished among it, is left empty.
+    `columns` are titles, and formats of a cell's figures (`{bleu:.2f}`) and of the paper's (`{paper[bleu]:.1f}`). What
+    is missing, figures of a cell that is not finished among it, is left empty.
     """
 
-    def text(column: Callable, cell: Cell) -> str:
-        try:
-            return column(results.get(cell.name, {"figures": {}})["figures"], cell)
-        except KeyError:
-            return ""
+    def text(column: str, cell: Cell) -> str:
+        with contextlib.suppress(KeyError):
+            return column.format_map(results.get(cell.name, {"figures": {}})["figures"] | {"paper": cell.paper})
+        return ""
 
     rows = [[cell.label, *(text(column, cell) for column in columns.values())] for cell in cells]
     return markdown_table(["", *columns], rows)
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def describe_runs(results: dict[str, dict]) -> str:
-    """Return one sentence on the number of finished cells, their time, machines and dates."""
-    if not results:
-        return "Nothing is finished yet."
-    machines = {
-        f"{facts.get('accelerator') or facts['processor']}, {_counted(facts['threads'], 'thread')}": True
-        for facts in (result["machine"] for result in results.values())
-    }
+    """Return one sentence on the number of finished cells, their time, dates and machines."""
     # Seconds are those of a cell's last session, a training's minutes those of all.
-    times = (max(result["seconds"] / 60, result["figures"].get("minutes", 0)) for result in results.values())
-    dates = sorted({result["date"] for result in results.values()})
+    minutes = sum(max(result["seconds"] / 60, result["figures"].get("minutes", 0)) for result in results.values())
+    dates = sorted(result["date"] for result in results.values())
+    machines = {", ".join(f"{name} {value}" for name, value in x["machine"].items()): True for x in results.values()}
     return (
-        f"{_counted(len(results), 'run')}, {sum(times):.1f} minutes in all by the clock; {'; '.join(machines)};"
-        f" {' to '.join(dates[:: max(1, len(dates) - 1)])}."
+        f"Finished runs: {len(results)}, {minutes:.1f} minutes in all by the clock"
+        f" ({' to '.join(dates[:: max(1, len(dates) - 1)])}); {'; '.join(machines)}."
     )

@@ -4,23 +4,19 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..data.batching import PairCollator
-from ..errors import UserError
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.layers_vaswani import sinusoidal_positions
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..training.schedule import noam_scheduler
-from .base import Cell, Experiment, Setup, describe_runs, markdown_table
+from .base import Cell, Experiment, Setup, markdown_table, refuse_changes
 
-Pair = tuple[list[int], list[int]]  # token ids of source and target, the end token included
 ENCODINGS, SEEDS = ("sinusoidal", "learned"), (0, 1)
-MEASURES = {"token_accuracy": "tokens", "exact_match": "exact"}
 _END, _FIRST = 2, 3  # ids of the end token and of the first token that is none of the special ones
 
 
@@ -64,13 +60,13 @@ class LengthStudy:
     batch: int = 64  # pairs in a step
     warmup_steps: int = 300
 
-    def draw(self, rng: random.Random, number: int, shortest: int, longest: int) -> list[Pair]:
-        """Return pairs of random symbols, as many as `number`, of lengths from `shortest` to `longest`."""
+    def draw(self, rng: random.Random, number: int, shortest: int, longest: int) -> list[dict]:
+        """Return `number` examples of random symbols to copy, of lengths from `shortest` to `longest`."""
         lengths = [rng.randint(shortest, longest) for _ in range(number)]
         drawn = [[*(_FIRST + rng.randrange(self.symbols) for _ in range(length)), _END] for length in lengths]
-        return [(symbols, symbols) for symbols in drawn]
+        return [{"input_ids": symbols, "labels": symbols} for symbols in drawn]
 
-    def tests(self) -> dict[int, list[Pair]]:
+    def tests(self) -> dict[int, list[dict]]:
         """Return the test pairs by length, the same at every call."""
         rng = random.Random("tests")  # not a number, which may be the seed of training too
         return {length: self.draw(rng, self.examples, length, length) for length in self.tested}
@@ -96,15 +92,11 @@ def train_on_short(study: LengthStudy, encoding: str, seed: int) -> VaswaniForCo
     schedule = noam_scheduler(optimizer, study.d_model, study.warmup_steps)
     rng = random.Random(seed)
     for _ in range(study.steps):
-        model(**_batch(study.draw(rng, study.batch, 1, study.trained))).loss.backward()
+        model(**PairCollator(1)(study.draw(rng, study.batch, 1, study.trained))).loss.backward()
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
     return model.eval()
-
-
-def _batch(pairs: list[Pair]) -> dict[str, torch.Tensor]:
-    return PairCollator(1)([{"input_ids": source, "labels": target} for source, target in pairs])
 
 
 @torch.no_grad()
@@ -115,7 +107,7 @@ def accuracy_by_length(model, study: LengthStudy) -> list[dict]:
     """
     rows = []
     for length, pairs in study.tests().items():
-        batch = _batch(pairs)
+        batch = PairCollator(1)(pairs)
         right = model(**batch).logits.argmax(dim=-1) == batch["labels"]
         counts = batch["labels"] >= 0  # padding has negative labels
         rows.append({
@@ -130,54 +122,38 @@ class Positions(Experiment):
     """A cell for each encoding and seed, of the same size at both scales."""
 
     name = "positions"
-    title = "offsets as linear maps of sinusoids, and learned against sinusoidal positions on long sentences"
 
     def cells(self, setup: Setup) -> list[Cell]:
         """Return one for each model; raises `UserError` for changes, of which there are none."""
-        if setup.changes:
-            raise UserError(f"positions has no setting {next(iter(setup.changes))!r}: leave --set out")
+        refuse_changes(setup)
         return [
-            Cell(_name(encoding, seed), f"{encoding} positions, seed {seed}",
-                 asdict(STUDY) | {"encoding": encoding, "seed": seed})
+            Cell(f"copy-{encoding}-{seed}", f"{encoding} positions, seed {seed}",
+                 asdict(STUDY) | {"encoding": encoding, "seed": seed}, group=encoding)
             for encoding in ENCODINGS for seed in SEEDS
         ]  # fmt: skip
 
     def measure(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
         """Train a model on short sentences and test it at every length."""
-        threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the matrices are so small that more threads cost more than they bring
-        try:
-            model = train_on_short(STUDY, cell.settings["encoding"], cell.settings["seed"])
-            return {"lengths": accuracy_by_length(model, STUDY)}
-        finally:
-            torch.set_num_threads(threads)
+        model = train_on_short(STUDY, cell.settings["encoding"], cell.settings["seed"])
+        return {"lengths": accuracy_by_length(model, STUDY)}
 
     def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
         """Return the closed form's error, and accuracies over length."""
         error = offset_error(d_model=512, positions=1000, offsets=range(1, 1001, 111))
-        rows = [[f"{n}{' (longer)' if n > STUDY.trained else ''}"] for n in STUDY.tested]
-        for encoding in ENCODINGS:
-            names = [name for seed in SEEDS if (name := _name(encoding, seed)) in results]
-            for number, row in enumerate(rows):
-                entries = [results[name]["figures"]["lengths"][number] for name in names]
-                for measure in MEASURES:
-                    values = [entry[measure] for entry in entries]
-                    seeds = ", ".join(f"{value:.0f}" for value in values)
-                    row.append(f"{mean(values):.1f} ({seeds})" if values else "")
-        titles = [f"{encoding}: {title}" for encoding in ENCODINGS for title in MEASURES.values()]
+        titles = ["length", *(f"{cell.label}: {measure}" for cell in cells for measure in ("tokens", "exact"))]
+        rows = [[f"{length}{' (longer)' if length > STUDY.trained else ''}"] for length in STUDY.tested]
+        for cell in cells:
+            lengths = results[cell.name]["figures"]["lengths"] if cell.name in results else [None] * len(rows)
+            for row, entry in zip(rows, lengths, strict=True):
+                row += [f"{entry[name]:.1f}" if entry else "" for name in ("token_accuracy", "exact_match")]
         return "\n\n".join([
             "# Positions (Section 3.5)",
             f"PE(pos+k) = M(k) PE(pos) with M(k) made of rotations: largest error {error:.1e} over positions 0 to 999,"
             " 10 offsets from 1 to 1,000, d_model 512.",
             f"## Copying, trained on sources of at most {STUDY.trained} tokens",
-            f"{STUDY.steps:,} steps with the same batches for both encodings. Percent, mean over the seeds, in"
-            " brackets each seed. Tokens: the right one is the likeliest, given the right ones before it; exact:"
-            " all tokens of a sentence are. Learned positions that training never reaches keep their initial"
-            " values.",
-            markdown_table(["length", *titles], rows),
-            describe_runs(results),
+            f"{STUDY.steps:,} steps with the same batches for both encodings. Percent. Tokens: the right one is the"
+            " likeliest, given the right ones before it; exact: all tokens of a sentence are. Learned positions that"
+            " training never reaches keep their initial values.",
+            markdown_table(titles, rows),
         ])  # fmt: skip
-
-
-def _name(encoding: str, seed: int) -> str:
-    return f"copy-{encoding}-{seed}"

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils.benchmark import Timer
 
-from ..errors import UserError
+from ..hardware import choose_device
 from ..model.local_attention_vaswani import block_mask, restricted_attention
-from .base import Cell, Experiment, Setup, describe_runs, results_table
+from .base import Cell, Experiment, Setup, refuse_changes, results_table
 
 # Sizes measured: lengths n at width `width`, widths d at length `length`; k and r.
 SCALES = {
@@ -27,6 +27,7 @@ SCALES = {
     },
 }  # fmt: skip
 PATH = 33, 3, 8  # n, k and r of the path lengths in the table
+COSTS = {"training_seconds": "time", "training_bytes": "memory", "operations": "operations"}
 SECONDS = 0.5  # that a layer of one size is timed, or two rounds if they take longer
 
 
@@ -142,19 +143,13 @@ def measure_layer(layer: nn.Module, length: int, width: int, device: torch.devic
     """
     layer = layer.to(device)
     states = torch.randn(1, length, width, device=device, requires_grad=True)
-
-    def forward() -> None:
-        with torch.no_grad():
-            layer(states)
-
-    def training() -> None:
-        layer.zero_grad(set_to_none=True)
-        states.grad = None
-        layer(states).sum().backward()
-
     costs: dict[str, float] = {"length": length, "width": width}
-    for name, run in (("forward_seconds", forward), ("training_seconds", training)):
-        timer = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
+    for name, statement in (
+        ("forward_seconds", "with torch.no_grad(): layer(states)"),
+        ("training_seconds", "layer.zero_grad(); layer(states).sum().backward()"),
+    ):
+        names = {"torch": torch, "layer": layer, "states": states}
+        timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
         costs[name] = min(timer.blocked_autorange(min_run_time=SECONDS).times)
     kept: dict[int, int] = {}  # bytes by the address of the memory, which several tensors may share
 
@@ -169,54 +164,36 @@ def measure_layer(layer: nn.Module, length: int, width: int, device: torch.devic
     return costs | {"training_bytes": sum(kept.values())}
 
 
-def fitted_exponent(sizes: Sequence[float], values: Sequence[float], points: int = 3) -> float:
-    """Return the exponent a of values ~ size^a: least squares of logarithms over the largest sizes, two at least.
+def fitted_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """Return the exponent a of values ~ size^a: least squares of logarithms over the three last, and largest, sizes.
 
     At small sizes constant costs dominate. Sizes and values are above 0.
     """
-    order = np.argsort(sizes)[-points:]
-    x, y = (np.log(np.asarray(column, np.float64)[order]) for column in (sizes, values))
-    return float(np.polyfit(x, y, 1)[0])
-
-
-def table1_settings(setup: Setup) -> dict[str, Any]:
-    """Return the sizes to measure, with the changes of the call: whole numbers, several separated by commas."""
-    settings = dict(SCALES[setup.scale])
-    for name, text in setup.changes.items():
-        several, numbers = isinstance(settings.get(name), list), text.split(",")
-        is_valid = all(number.isdecimal() and int(number) for number in numbers) and (len(set(numbers)) > 1) == several
-        if name not in settings or not is_valid:
-            kinds = (f"{name}={'N,N,...' if isinstance(value, list) else 'N'}" for name, value in settings.items())
-            raise UserError(f"{name}={text} is not a setting of table1: there are {', '.join(kinds)}, N from 1")
-        settings[name] = sorted(map(int, numbers)) if several else int(text)
-    if settings["kernel"] % 2 == 0 or settings["neighbourhood"] % 2:
-        raise UserError("kernel must be odd, for a centred convolution, and neighbourhood even, half to either side")
-    return settings
+    return float(np.polyfit(np.log(sizes[-3:]), np.log(values[-3:]), 1)[0])
 
 
 class Table1(Experiment):
     """A cell for each layer type: time and memory of one layer over lengths and widths."""
 
     name = "table1"
-    title = "layer types: complexity, sequential operations and path length, formulas and measurements"
 
     def cells(self, setup: Setup) -> list[Cell]:
-        """Return one for each of `KINDS`."""
-        settings = table1_settings(setup)
+        """Return one for each of `KINDS`; raises `UserError` for changes."""
+        refuse_changes(setup)
         return [
-            Cell(name, kind.label, settings | {"layer": name},
-                 {"complexity": kind.complexity, "sequential": kind.sequential, "path": kind.path}, kind.row)
+            Cell(name, kind.label, SCALES[setup.scale] | {"layer": name},
+                 {"complexity": kind.complexity, "sequential": kind.sequential, "path": kind.path,
+                  "layers": kind.layers_needed(*PATH)}, kind.row)
             for name, kind in KINDS.items()
         ]  # fmt: skip
 
     def measure(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
         """Measure a layer over lengths, then over widths."""
         settings = cell.settings
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
         def measured(length: int, width: int) -> dict[str, float]:
             layer = KINDS[cell.name].make(width, settings["kernel"], settings["neighbourhood"])
-            return measure_layer(layer, length, width, device)
+            return measure_layer(layer, length, width, choose_device())
 
         return {
             "over_lengths": [measured(length, settings["width"]) for length in settings["lengths"]],
@@ -225,38 +202,43 @@ class Table1(Experiment):
 
     def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
         """Return the formulas, then exponents and costs at the largest size."""
-        settings = table1_settings(setup)
-        lengths, widths, rest = settings["lengths"], settings["widths"], (settings["kernel"], settings["neighbourhood"])
+        settings = SCALES[setup.scale]
         formulas = {
-            "complexity a layer": lambda _, cell: cell.paper["complexity"],
-            "sequential operations": lambda _, cell: cell.paper["sequential"],
-            "maximum path length": lambda _, cell: cell.paper["path"],
-            "at n = {}, k = {}, r = {}".format(*PATH): lambda _, cell: str(KINDS[cell.name].layers_needed(*PATH)),
+            "complexity a layer": "{paper[complexity]}",
+            "sequential operations": "{paper[sequential]}",
+            "maximum path length": "{paper[path]}",
+            "at n = {}, k = {}, r = {}".format(*PATH): "{paper[layers]}",
         }
-        measured: dict[str, Callable] = {}
-        for letter, sizes, over in (("n", lengths, "over_lengths"), ("d", widths, "over_widths")):
-            for title, cost in (("time", "training_seconds"), ("memory", "training_bytes")):
-                measured[f"{title} ~ {letter}^"] = lambda ours, _, sizes=sizes, over=over, cost=cost: (
-                    f"{fitted_exponent(sizes, [costs[cost] for costs in ours[over]]):.2f}"
-                )
-            pairs = [(n, settings["width"]) if letter == "n" else (settings["length"], n) for n in sizes]
-            measured[f"operations ~ {letter}^"] = lambda _, cell, sizes=sizes, pairs=pairs: (
-                f"{fitted_exponent(sizes, [KINDS[cell.name].operations(*pair, *rest) for pair in pairs]):.2f}"
-            )
-        for title, cost, factor in (
-            ("forward (ms)", "forward_seconds", 1e3), ("and backward (ms)", "training_seconds", 1e3),
-            ("memory (MB)", "training_bytes", 1e-6),
-        ):  # fmt: skip
-            measured[f"n = {lengths[-1]:,}: {title}"] = lambda ours, _, cost=cost, factor=factor: (
-                f"{factor * ours['over_lengths'][-1][cost]:.1f}"
-            )
+        measured = {
+            f"{title} ~ {letter}^": f"{{{cost}_{size}:.2f}}"
+            for letter, size in (("n", "length"), ("d", "width"))
+            for cost, title in COSTS.items()
+        } | {
+            f"n = {settings['lengths'][-1]:,}: forward (s)": "{forward_seconds:.4f}",
+            "and backward (s)": "{training_seconds:.4f}",
+            "memory (bytes)": "{training_bytes:,}",
+        }
+        figures = {name: {"figures": _summary(KINDS[name], settings, result)} for name, result in results.items()}
         notes = (
-            f"One sequence, float32; n from {lengths[0]:,} to {lengths[-1]:,} at d = {settings['width']}, d from"
-            f" {widths[0]:,} to {widths[-1]:,} at n = {settings['length']:,}; k = {settings['kernel']}, r ="
-            f" {settings['neighbourhood']}. Exponents: least squares of logarithms over the three largest sizes; time"
-            " is of forward and backward together, operations are counted, memory is what the forward pass keeps for"
-            " the backward pass. Self-attention is one head and without projections, as the table counts it; the"
-            " restricted one is the model's (`attention_window`)."
+            f"One sequence, float32; d = {settings['width']} over n, n = {settings['length']:,} over d; k ="
+            f" {settings['kernel']}, r = {settings['neighbourhood']}. Exponents: least squares of logarithms over the"
+            " three largest sizes; time is of forward and backward together, operations are counted, memory is what"
+            " the forward pass keeps for the backward pass. Self-attention is one head and without projections, as the"
+            " table counts it; the restricted one is the model's (`attention_window`)."
         )
-        tables = (results_table(cells, results, columns) for columns in (formulas, measured))
-        return "\n\n".join([f"# Table 1, {setup.scale} scale", *tables, f"{notes} {describe_runs(results)}"])
+        tables = results_table(cells, results, formulas), results_table(cells, figures, measured)
+        return "\n\n".join([f"# Table 1, {setup.scale} scale", *tables, notes])
+
+
+def _summary(kind: LayerKind, settings: dict[str, Any], result: dict[str, Any]) -> dict[str, float]:
+    """Return a layer's costs at the largest length, and the exponents of its costs in length and in width."""
+    summary = dict(result["figures"]["over_lengths"][-1])
+    for size, over in (("length", "over_lengths"), ("width", "over_widths")):
+        costs = result["figures"][over]
+        for cost in costs:
+            sizes = cost["length"], cost["width"], settings["kernel"], settings["neighbourhood"]
+            cost["operations"] = kind.operations(*sizes)
+        for name in COSTS:
+            values = [cost[name] for cost in costs]
+            summary[f"{name}_{size}"] = fitted_exponent([cost[size] for cost in costs], values)
+    return summary

@@ -1,11 +1,11 @@
 """Table 3: variations of the base model, perplexity and BLEU on the development set."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import mean
 
-from .base import Cell, Setup, describe_runs, results_table
+from .base import Cell, Setup, results_table
 from .paper_tables import TABLE3
-from .translation import SCORES, TranslationExperiment, laptop_changes, training
+from .translation import SCORES, Training, TranslationExperiment, laptop_changes, training
 
 SEEDS = 3  # of the base model: their range shows which differences may be chance
 PAPER = {"average_checkpoints": 0, "keep_weights": "last"}  # Table 3 is without averaging (its caption)
@@ -18,13 +18,12 @@ class Table3(TranslationExperiment):
     """Rows (A) to (E), base and big; the base model with three seeds.
 
     Paper scale: the recipe of the base or the big model with the row's sizes. Laptop scale: the same on Multi30k with
-    the row's sizes `scaled_down`, smaller batches and fewer steps.
+    the row's sizes in small (`laptop_changes`), smaller batches and fewer steps.
     """
 
     name = "table3"
-    title = "variations of the base model: development perplexity and BLEU, parameters"
 
-    def cells(self, setup: Setup) -> list[Cell]:
+    def cells(self, setup: Setup) -> list[Training]:
         """Return one for each row; further seeds of the base model follow it."""
         cells, small = [], setup.scale == "laptop"
         for row in TABLE3:
@@ -45,30 +44,20 @@ class Table3(TranslationExperiment):
         return cells
 
     def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
-        """Return perplexity, BLEU and parameters of each row, and its distance from the base, ours and the paper's."""
-        bases = [results[cell.name]["figures"] for cell in cells if cell.group == "base" and cell.name in results]
-        at_base = {key: [base[key] for base in bases] for key in ("perplexity", "paper_bleu") if bases}
-
-        def to_base(key: str) -> Callable:
-            return lambda ours, _: f"{ours[key] - mean(at_base[key]):+.2f}"
-
+        """Return perplexity, BLEU and parameters of each row, ours and the paper's."""
         columns = {
-            "PPL": lambda ours, _: f"{ours['perplexity']:.2f}", "PPL to base": to_base("perplexity"),
-            **SCORES, "BLEU to base": to_base("paper_bleu"),
-            "paper: PPL": lambda _, cell: f"{cell.paper['perplexity']:.2f}",
-            "to base": lambda _, cell: f"{cell.paper['perplexity'] - TABLE3[0].perplexity:+.2f}",
-            "BLEU": lambda _, cell: f"{cell.paper['bleu']:.1f}",
-            "to base ": lambda _, cell: f"{cell.paper['bleu'] - TABLE3[0].bleu:+.1f}",
-            "params": lambda _, cell: f"{cell.paper['millions']} M",
+            "PPL": "{perplexity:.2f}", **SCORES, "paper: PPL": "{paper[perplexity]:.2f}", "BLEU": "{paper[bleu]:.1f}",
+            "params": "{paper[millions]} M",
         }  # fmt: skip
         notes = "Perplexity a word piece, not comparable between vocabularies; BLEU as in Table 2."
         if setup.scale == "laptop":
             notes += (
                 " Here: Multi30k English-German, validation set; the paper: WMT 2014, newstest2013. Row labels are the"
-                " paper's sizes. Distances are from the mean of the base's seeds."
+                " paper's sizes."
             )
-        if bases:
-            ranges = (f"{key} {mean(x):.2f} ± {(max(x) - min(x)) / 2:.2f}" for key, x in at_base.items())
-            notes += f" {len(bases)} seeds of the base: {', '.join(ranges)}; a difference within that is chance."
-        title = f"# Table 3, {setup.scale} scale: development set"
-        return "\n\n".join([title, results_table(cells, results, columns), f"{notes} {describe_runs(results)}"])
+        bases = [results[cell.name]["figures"] for cell in cells if cell.group == "base" and cell.name in results]
+        for key in ("perplexity", "paper_bleu") if bases else ():
+            values = [base[key] for base in bases]
+            spread = (max(values) - min(values)) / 2
+            notes += f" {key} of {len(bases)} seeds of the base: {mean(values):.2f} ± {spread:.2f}, which is chance."
+        return "\n\n".join([f"# Table 3, {setup.scale} scale", results_table(cells, results, columns), notes])

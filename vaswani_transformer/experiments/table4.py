@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ from ..parsing.parser import OWN_FIELDS, Parser, TextForm, load_trees, parsing_r
 from ..recipes.recipe import Recipe, load_recipe
 from ..training.checkpoints import WEIGHTS
 from ..training.run import train
-from .base import Cell, Experiment, Setup, describe_runs, markdown_table, results_table
+from .base import Cell, Experiment, Setup, markdown_table, results_table
 from .paper_tables import TABLE4
 from .translation import check_data_dir, facts_of, trained
 
-PREDICTED = "predicted.trees"
 # By scale: a shipped recipe; trees to train on, to validate on and to score, plain or as `.gz`, sections of the Wall
 # Street Journal as all rows of the table use them (GUM has no test trees here, so its development trees are both); mean
 # tokens of a sentence, of a tree without words and of one with them.
@@ -34,13 +32,18 @@ PARSERS = {
     },
     "paper": {"transformer": ("Transformer", TextForm())},
 }
+COLUMNS = {
+    "F1": "{bracket_f1:.2f}", "precision": "{bracket_precision:.2f}", "recall": "{bracket_recall:.2f}",
+    "exact": "{exact_match:.2f}", "POS": "{pos_accuracy:.2f}", "minutes of training": "{minutes:.1f}",
+    "free: F1": "{free_bracket_f1:.2f}", "free: well-formed": "{free_well_formed:.1f}",
+}  # fmt: skip
 
 
 def _data_files(setup: Setup) -> list[Path]:
     """Return the files of the training, validation and test trees, plain or `.gz`, whichever are there."""
     names, folder = SCALES[setup.scale][1], setup.data_dir or Path()
     names = [name if (folder / name).is_file() else f"{name}.gz" for name in names]
-    check_data_dir(setup, names, " (or as plain text, without .gz)")
+    check_data_dir(setup, names)
     return [folder / name for name in names]
 
 
@@ -53,7 +56,6 @@ class Table4(Experiment):
     """The Transformer as a parser, and two baselines that need no training."""
 
     name = "table4"
-    title = "constituency parsing: labelled bracket F1"
 
     def _recipe(self, setup: Setup, output: Path | None = None) -> Recipe:
         return load_recipe(SCALES[setup.scale][0], setup.changes | {"output": str(output or "runs")})
@@ -64,8 +66,8 @@ class Table4(Experiment):
         for name, (label, form) in PARSERS[setup.scale].items():
             facts = facts_of(self._recipe(setup), lengths[0], lengths[1 + form.words])
             settings = {key: value for key, value in facts["settings"].items() if key not in OWN_FIELDS}
-            settings |= dataclasses.asdict(form)
-            cells.append(Cell(name, label, paper={"bracket_f1": TABLE4[4].f1}, **facts | {"settings": settings}))
+            facts["settings"] = settings | dataclasses.asdict(form)
+            cells.append(Cell(name, label, paper={"bracket_f1": TABLE4[4].f1}, **facts))
         return cells
 
     def check(self, setup: Setup, cells: Sequence[Cell]) -> None:
@@ -87,35 +89,23 @@ class Table4(Experiment):
             baselines = Baselines(train_trees)
             return score_trees(test, [BASELINES[cell.name](baselines, tree.words()) for tree in test])
         model, tokenizer = load_model(folder)
-        figures = {}
+        figures = trained(folder) | {"parameters": model.num_parameters()}
         for constrained, prefix in ((False, "free_"), (True, "")):
-            started = time.monotonic()
             parses = list(Parser(model, tokenizer, constrained=constrained).parse(tree.words() for tree in test))
             scores = score_trees(test, [parse.tree for parse in parses])
+            scores["well_formed"] = 100 * sum(parse.well_formed for parse in parses) / len(parses)
             figures |= {prefix + name: value for name, value in scores.items()}
-            figures[prefix + "well_formed"] = 100 * sum(parse.well_formed for parse in parses) / len(parses)
-            figures[prefix + "seconds"] = round(time.monotonic() - started, 1)
-        OutputFolder(folder).write_text(PREDICTED, "".join(f"{parse.tree}\n" for parse in parses))
-        return figures | trained(folder) | {"parameters": model.num_parameters()}
+        OutputFolder(folder).write_text("predicted.trees", "".join(f"{parse.tree}\n" for parse in parses))
+        return figures
 
     def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
         """Return our scores, then the paper's table."""
-
-        def percent(key: str) -> Callable:
-            return lambda ours, _: f"{ours[key]:.2f}"
-
-        scores = {"F1": "bracket_f1", "precision": "bracket_precision", "recall": "bracket_recall",
-                  "exact": "exact_match", "POS": "pos_accuracy", "well-formed": "well_formed"}  # fmt: skip
-        columns = {title: percent(key) for title, key in scores.items()}
-        columns["minutes of training"] = lambda ours, _: f"{ours['minutes']:.1f}"
-        free = {title: percent(f"free_{key}") for title, key in scores.items()}
         recipe, files, _ = SCALES[setup.scale]
         return "\n\n".join([
-            f"# Table 4, {setup.scale} scale", results_table(cells, results, columns),
+            f"# Table 4, {setup.scale} scale", results_table(cells, results, COLUMNS),
             f"Trained on {files[0]}, scored on {files[2]}, by evalb's rules, all lengths; recipe {recipe}, decoding"
-            " constrained to trees over the sentence's words.",
-            "The same models without that constraint; outputs that are not well-formed are repaired before scoring:",
-            results_table([cell for cell in cells if cell.parameters], results, free), describe_runs(results),
+            " constrained to trees over the sentence's words. Free: without that constraint; outputs that are not"
+            " well-formed are repaired before scoring.",
             "The paper's table, section 23 of the Wall Street Journal:",
             markdown_table(["parser", "training", "F1"], [[row.model, row.training, str(row.f1)] for row in TABLE4]),
         ])  # fmt: skip

@@ -1,6 +1,5 @@
 """Cells that train a translation model and score it: Tables 2 and 3 consist of them."""
 
-import functools
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,21 +11,22 @@ from ..data.recipe_data import data_path
 from ..decoding.scoring import score_pairs
 from ..decoding.translator import Translator
 from ..errors import UserError, reading
-from ..evaluation.metrics import PerplexityMetric, moses_tokenizer, paper_bleu, score_translations
+from ..evaluation.metrics import moses_tokenizer, paper_bleu, perplexity, score_translations
 from ..hardware import choose_precision, measure_peak
 from ..loading import load_model
+from ..model.configuration_vaswani import VaswaniConfig
 from ..output_folder import OutputFolder
 from ..recipes.recipe import Recipe, load_recipe, model_config
 from ..training.callbacks import read_training_log
 from ..training.checkpoints import WEIGHTS
 from ..training.flops import model_flops
+from ..training.plan import EXPECTED_FILL
 from ..training.run import train
 from ..training.run_folder import LOG
 from .base import Cell, Experiment, Setup
 
 # Fields that do not change the result: where a run is, what it reads, how much of a batch one device takes.
 PLACES = ("data_dir", "output", "overwrite", "prepared", "tokens_per_device", "data_workers", "report_to")
-TRANSLATIONS = "translations.txt"
 # The laptop's text in place of WMT's: Multi30k, image captions. Lengths are means of its training pairs.
 MULTI30K = {
     "train_data": None, "data_config": None, "source_column": "source", "target_column": "target",
@@ -35,44 +35,38 @@ MULTI30K = {
     "tokenizer_kind": "bpe", "vocab_size": 4000, "tokens_per_batch": 2048, "tokens_per_device": 2048,
     "keep_checkpoints": 1, "validation_bleu": 0,
 }  # fmt: skip
-# Equation 3 gives widths this small a high rate: with 500 steps of warmup it peaks at 0.004, and models with more
-# dropout or layers do not come to attend to the source within the steps there are (perplexity 17 where base has 8).
-WARMUP = {"base": 1000, "big": 2000}
-DIVISOR, LAYER_DIVISOR = 4, 2  # of widths and of layers, laptop scale
-# Share of `tokens_per_batch` that a batch has on the longer side. `TokenBatchSampler` gave 0.996 for 25,000 tokens and
-# 400,000 generated pairs: log-normal lengths of mean 30, sides 20% apart.
-EXPECTED_FILL = 0.996
+# Columns of both tables.
+SCORES = {
+    "sacreBLEU": "{bleu:.2f}", "BLEU, as the paper": "{paper_bleu:.2f}", "parameters": "{parameters:,}",
+    "minutes": "{minutes:.1f}",
+}  # fmt: skip
 
 
 def laptop_changes(preset: str, language: str) -> dict[str, Any]:
-    """Return fields of a recipe for Multi30k from English, and for a preset of the paper `scaled_down`."""
-    size = "big" if preset.startswith("big") else "base"
-    targets = {"train_target": f"train.{language}.gz", "validation_target": f"val.{language}.gz"}
-    return MULTI30K | targets | scaled_down(Recipe(preset=preset)) | {"warmup_steps": WARMUP[size]}
-
-
-def scaled_down(recipe: Recipe) -> dict[str, Any]:
-    """Return fields of a recipe for its preset of the paper with d_model, d_ff, d_k and d_v divided by 4 and N halved.
+    """Return fields of a recipe for Multi30k from English, and a model with the preset's widths / 4 and layers / 2.
 
     The number of heads, and so all ratios between rows of Table 3, are kept.
     """
-    config = model_config(recipe, recipe.vocab_size)
-    widths = {name: getattr(config, name) // DIVISOR for name in ("d_model", "d_ff", "d_k", "d_v")}
-    layers = {name: max(1, getattr(config, name) // LAYER_DIVISOR) for name in ("encoder_layers", "decoder_layers")}
-    others = {name: getattr(config, name) for name in ("num_heads", "dropout", "position_encoding")}
-    return widths | layers | others | {"preset": "base"}
+    config = VaswaniConfig.from_preset(preset)
+    sizes = {name: getattr(config, name) // 4 for name in ("d_model", "d_ff", "d_k", "d_v")}
+    sizes |= {name: max(1, getattr(config, name) // 2) for name in ("encoder_layers", "decoder_layers")}
+    sizes |= {name: getattr(config, name) for name in ("num_heads", "dropout", "position_encoding")}
+    targets = {"train_target": f"train.{language}.gz", "validation_target": f"val.{language}.gz"}
+    # Equation 3 gives widths this small a high rate: with 500 steps of warmup it peaks at 0.004, and models with more
+    # dropout or layers do not come to attend to the source within the steps there are (perplexity 17 where base has 8).
+    warmup = 2000 if preset.startswith("big") else 1000
+    return MULTI30K | targets | sizes | {"preset": "base", "warmup_steps": warmup}
 
 
-def facts_of(recipe: Recipe, source_length: float | None, target_length: float | None) -> dict[str, Any]:
+def facts_of(recipe: Recipe, *lengths: float) -> dict[str, Any]:
     """Return fields of a `Cell`: settings, parameters, FLOPs of training on sentences of these mean lengths in tokens.
 
-    Settings are the fields that determine what is trained.
+    Settings are the fields that determine what is trained; lengths are of source and target.
     """
-    config, lengths = model_config(recipe, recipe.vocab_size), (source_length or 30.0, target_length or 30.0)
+    config = model_config(recipe, recipe.vocab_size)
     pairs = EXPECTED_FILL * recipe.tokens_per_batch / max(lengths) * recipe.max_steps
-    settings = {name: value for name, value in asdict(recipe).items() if name not in PLACES}
     return {
-        "settings": settings,
+        "settings": {name: value for name, value in asdict(recipe).items() if name not in PLACES},
         "parameters": config.num_parameters(),
         "flops": pairs * model_flops(config, *lengths),
     }
@@ -117,40 +111,24 @@ class TranslationExperiment(Experiment):
         facts = trained(folder)
         figures = score_model(folder, *test_pairs(cell), cell.language)
         precision = next((kind for kind, chosen in choose_precision(cell.recipe.precision).items() if chosen), "fp32")
-        peak, devices = _peak_here(precision), int(os.environ.get("WORLD_SIZE", "1"))
+        peak, devices = measure_peak(precision), int(os.environ.get("WORLD_SIZE", "1"))
         figures["flops_counted"] = cell.flops * facts["steps"] / cell.recipe.max_steps
         figures["flops_by_time"] = 60 * facts["minutes"] * devices * peak
         return figures | facts | {"devices": devices, "sustained_tflops": peak / 1e12}
-
-
-# Columns of both tables.
-SCORES = {
-    "sacreBLEU": lambda ours, _: f"{ours['bleu']:.2f}",
-    "BLEU, as the paper": lambda ours, _: f"{ours['paper_bleu']:.2f}",
-    "params (M)": lambda ours, _: f"{ours['parameters'] / 1e6:.2f}",
-    "minutes": lambda ours, _: f"{ours['minutes']:.1f}",
-}
-
-
-@functools.cache
-def _peak_here(precision: str) -> float:
-    """Return the FLOP/s of this process' device."""
-    return measure_peak(precision)
 
 
 def trained(folder: Path) -> dict[str, float]:
     """Return the steps and minutes of a trained cell, from its log."""
     with reading(folder / LOG):
         last = read_training_log(folder / LOG)[-1]
-        return {"steps": last["step"], "minutes": round(last["seconds"] / 60, 2)}
+        return {"steps": last["step"], "minutes": last["seconds"] / 60}
 
 
-def check_data_dir(setup: Setup, names: Sequence[str], forms: str = "") -> None:
-    """Raise `UserError` for no data folder, or one without these files; `forms` names other forms that are read."""
+def check_data_dir(setup: Setup, names: Sequence[str]) -> None:
+    """Raise `UserError` for no data folder, or one without these files."""
     missing = [name for name in dict.fromkeys(names) if not ((setup.data_dir or Path()) / name).is_file()]
     if setup.data_dir is None or missing:
-        where = "give --data-dir" if setup.data_dir is None else f"--data-dir {setup.data_dir} is incomplete: give"
-        raise UserError(f"{where}, the folder with {', '.join(missing or names)}{forms}")
+        raise UserError(f"give --data-dir, the folder with {', '.join(missing or names)}")
 
 
 def test_pairs(cell: Training) -> tuple[list[str], list[str]]:
@@ -169,11 +147,10 @@ def score_model(folder: Path, sources: list[str], references: list[str], languag
     """Return BLEU, perplexity a word piece and parameters of a trained model; writes its translations to its folder."""
     model, tokenizer = load_model(folder)
     translations = list(Translator(model, tokenizer).translate(sources))
-    OutputFolder(folder).write_text(TRANSLATIONS, "".join(line + "\n" for line in translations))
-    scores = score_translations(translations, references)
-    filled = [pair for pair in zip(sources, references, strict=True) if all(side.strip() for side in pair)]
-    losses, counts = score_pairs(model, tokenizer, *map(list, zip(*filled, strict=True)))
-    figures = {name: scores[name] for name in ("bleu", "chrf", "bleu_signature")}
-    figures |= PerplexityMetric().compute(predictions=losses, references=counts)
-    figures["paper_bleu"] = paper_bleu(translations, references, language)
-    return figures | {"parameters": model.num_parameters(), "sentences": len(sources)}
+    OutputFolder(folder).write_text("translations.txt", "".join(line + "\n" for line in translations))
+    return score_translations(translations, references) | {
+        "paper_bleu": paper_bleu(translations, references, language),
+        "perplexity": perplexity(*score_pairs(model, tokenizer, sources, references)),
+        "parameters": model.num_parameters(),
+        "sentences": len(sources),
+    }

@@ -120,7 +120,7 @@ def test_a_parsers_tokenizer_keeps_what_makes_it_one(tmp_path):
     tokenizer = train_parser_tokenizer(["the dog sees a cat"], ["(S", "(NP", ")NP", ")S", "XX"], 300)
     tokenizer.save_pretrained(tmp_path)
     before = tree_token_ids(tokenizer)
-    assert push_module._keep_what_may_be_published(tmp_path, tokenizer.get_vocab()) == {}
+    assert push_module._keep_what_may_be_published(tmp_path, tokenizer.get_vocab()) == []
     assert tree_token_ids(load_tokenizer(tmp_path)) == before
 
 
@@ -227,9 +227,9 @@ def test_a_hostile_recipe_or_log_is_not_read(tmp_path, recipe):
     (tmp_path / "recipe.yaml").write_bytes(recipe.encode("utf-8", "surrogateescape"))
     for log in (b"[" * 100_000, b"\xff\n", b'{"step": ' + b"9" * 5000 + b"}\n", b'{"step": NaN, "epoch": "x"}\n'):
         (tmp_path / "training_log.jsonl").write_bytes(log)
-        recipe, log = read_run(tmp_path)
-        assert "train_data" not in recipe and not any(log)
-        render_card(CardFacts("o/m", tiny_config(), 1, recipe=recipe, log=log))
+        recipe, steps = read_run(tmp_path)
+        assert "train_data" not in recipe and steps is None
+        render_card(CardFacts("o/m", tiny_config(), 1, recipe=recipe))
 
 
 CARDS = {

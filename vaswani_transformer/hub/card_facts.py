@@ -43,15 +43,13 @@ class CardFacts:
     parameters: int  # tied ones counted once
     generation: Mapping = field(default_factory=dict)  # `search_settings` of its generation configuration
     recipe: Mapping = field(default_factory=dict)  # of its training run
-    log: Sequence[Mapping] = ()  # entries of its training log
+    steps: int | None = None  # optimizer steps of that run
     imported: Mapping = field(default_factory=dict)  # toolkit, source and notes of a model that `vaswani import` wrote
     teachers: Sequence[str] = ()  # models whose translations it was trained on
     evaluations: Sequence[Mapping] = ()  # records of `vaswani evaluate --json`
     languages: Sequence[str] = ()  # ISO 639 codes, source first
     license: str | None = None  # the Hub's identifier
     datasets: Sequence[str] = ()  # names on the Hub
-    remote_code: bool = False  # whether the model's code is saved beside the weights
-    pipeline: str | None = None  # a pipeline task whose code is saved with the model
     weights: str | None = None  # `tensors_sha256`
     results: Sequence["EvalResult"] = ()  # scores of these weights on an earlier card,
     scores: str = ""  # and what it says of them, in Markdown
@@ -72,19 +70,9 @@ def is_language(value: Any) -> bool:
     return isinstance(value, str) and bool(re.fullmatch(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*|multilingual|code", value))
 
 
-def is_license(value: Any) -> bool:
-    """Return whether this has the form of a licence's identifier on the Hub."""
-    return isinstance(value, str) and bool(re.fullmatch(r"[a-z0-9][a-z0-9.+-]{0,99}", value))
-
-
-def is_dataset(value: Any) -> bool:
-    """Return whether this has the form of a dataset's name on the Hub."""
-    from huggingface_hub.utils import validate_repo_id
-
-    with contextlib.suppress(ValueError):
-        validate_repo_id(value)
-        return isinstance(value, str)
-    return False
+def is_name(value: Any) -> bool:
+    """Return whether this has the form of a licence's identifier or a dataset's name on the Hub."""
+    return isinstance(value, str) and bool(re.fullmatch(r"\w[\w.+-]{0,99}(/[\w.-]{1,99})?", value, re.ASCII))
 
 
 def is_search_setting(name: str, value: Any) -> bool:
@@ -149,26 +137,23 @@ def published_record(record: Mapping, path: str | Path) -> dict:
     return known
 
 
-def read_run(folder: str | Path) -> tuple[dict, list[dict]]:
-    """Return the recipe and the training log of a run's folder, without unknown fields and values of other types.
+def read_run(folder: str | Path) -> tuple[dict, int | None]:
+    """Return the recipe of a run's folder and the optimizer steps in its training log; empty and None if unknown.
 
-    Of the log only numbers are read. Both are empty if there is no recipe: a log alone is another program's, whose
-    steps and seconds may differ in kind.
+    A log without a recipe is another program's, whose steps may differ in kind.
     """
     from ..training.callbacks import read_training_log
     from ..training.run_folder import LOG
 
-    entries = []
-    if (Path(folder) / RECIPE).is_file():
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            entries = read_training_log(Path(folder) / LOG)
-    return read_run_recipe(folder), [
-        {name: value for name, value in entry.items() if is_number(value)} for entry in entries
-    ]
+    recipe = read_run_recipe(folder)
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        steps = [entry["step"] for entry in read_training_log(Path(folder) / LOG) if is_number(entry["step"])]
+        return recipe, max(steps, default=None) if recipe else None
+    return recipe, None
 
 
 def read_run_recipe(folder: str | Path) -> dict:
-    """Return the recipe of a run's folder, as `read_run` does; empty if there is none. Imports no torch."""
+    """Return the recipe of a run's folder without unknown fields and values of other types. Imports no torch."""
     from ..recipes.recipe import Recipe, convert
 
     recipe, values = {}, {}
@@ -184,24 +169,14 @@ def read_run_recipe(folder: str | Path) -> dict:
 def read_import(folder: str | Path) -> dict:
     """Return where an imported model comes from: `toolkit`, `source`, `notes`, `license` and `languages`.
 
-    Empty for a model that was not imported; values of other types are dropped.
+    Empty for a model that was not imported, and for a record that is damaged.
     """
-    values = _read_facts(Path(folder) / "import.json")
-    if not all(isinstance(values.get(name), str) for name in ("toolkit", "source")):
-        return {}
-    notes, languages = (value if isinstance(value, list) else [] for value in map(values.get, ("notes", "languages")))
-    return {
-        "toolkit": values["toolkit"],
-        "source": values["source"],
-        "notes": [note for note in notes if isinstance(note, str)],
-        "languages": list(filter(is_language, languages)),
-        "license": values["license"] if is_license(values.get("license")) else None,
-    }
-
-
-def _read_facts(path: Path) -> dict:
-    with contextlib.suppress(OSError, UserError):
-        return read_json(path, "it is not on the card")
+    with contextlib.suppress(OSError, UserError, KeyError, TypeError):
+        values = read_json(Path(folder) / "import.json", "it is not on the card")
+        texts = {name: str(values[name]) for name in ("toolkit", "source")}
+        notes, languages = values.get("notes", ()), filter(is_language, values.get("languages", ()))
+        license = values["license"] if is_name(values.get("license")) else None
+        return texts | {"notes": list(map(str, notes)), "languages": list(languages), "license": license}
     return {}
 
 
@@ -216,20 +191,22 @@ def metadata(text: str) -> dict[str, Any]:
     languages, datasets = (
         value if isinstance(value, list) else [value] for value in (data.language, data.get("datasets"))
     )
+    languages = ["no" if code is False else code for code in languages]  # Norwegian, which is False in YAML
     return {
-        "license": data.license if is_license(data.license) else None,
-        "languages": ["no" if code is False else code for code in languages if code is False or is_language(code)],
-        "datasets": list(filter(is_dataset, datasets)),  # and `no`, Norwegian, is False in YAML
+        "license": data.license if is_name(data.license) else None,
+        "languages": list(filter(is_language, languages)),
+        "datasets": list(filter(is_name, datasets)),
         "results": data.eval_results or [],
     }
 
 
 def read_teachers(folder: str | Path, recipe: Mapping) -> list[str]:
     """Return the models on whose translations a run of `vaswani distill` was trained; empty for any other run."""
-    values = _read_facts(Path(folder) / "distillation.json")
-    files, teachers = (value if isinstance(value, list) else [] for value in map(values.get, ("files", "teachers")))
-    is_trained_on = file_name(str(recipe.get("train_target"))) in files
-    return [file_name(name) for name in teachers if isinstance(name, str)] if is_trained_on else []
+    with contextlib.suppress(OSError, UserError, KeyError, TypeError):
+        values = read_json(Path(folder) / "distillation.json", "it is not on the card")
+        if file_name(str(recipe.get("train_target"))) in values["files"]:
+            return [file_name(str(name)) for name in values["teachers"]]
+    return []
 
 
 def languages_of(recipe: Mapping) -> list[str]:
@@ -252,36 +229,31 @@ def datasets_of(recipe: Mapping) -> list[str]:
     data = recipe.get("train_data")
     if not data or not recipe.get("data_config") or (Path(recipe.get("data_dir") or "") / data).exists():
         return []  # only datasets of the Hub have configurations
-    return [data] if is_dataset(data) else []
-
-
-def code_facts(config: Mapping) -> dict[str, Any]:
-    """Return what the entries of a saved configuration say of the code that is saved beside it."""
-    return {
-        "remote_code": "AutoModelForSeq2SeqLM" in (config.get("auto_map") or {}),
-        "pipeline": "translation" if "translation" in (config.get("custom_pipelines") or {}) else None,
-    }
+    return [data] if is_name(data) else []
 
 
 def facts_of(model, repo_id: str, folder: str | Path | None, weights: str | None = None) -> CardFacts:
-    """Return the facts in a model that was loaded, and in the folder of its run."""
+    """Return the facts in a model that was loaded, and in the folder of its run, if any."""
     from ..evaluation.records import search_settings
 
-    recipe, log = read_run(folder) if folder is not None else ({}, [])
-    imported = read_import(folder) if folder is not None else {}
-    settings = search_settings(model.generation_config)
+    facts = {}
+    if folder is not None:
+        (recipe, steps), imported = read_run(folder), read_import(folder)
+        facts = {
+            "recipe": recipe,
+            "steps": steps,
+            "imported": imported,
+            "teachers": read_teachers(folder, recipe),
+            "languages": imported.get("languages") or languages_of(recipe),
+            "license": imported.get("license"),
+            "datasets": datasets_of(recipe),
+        }
+    settings = search_settings(model.generation_config).items()
     return CardFacts(
         repo_id=repo_id,
         config=model.config,
         parameters=model.num_parameters(),
-        generation={name: value for name, value in settings.items() if is_search_setting(name, value)},
-        recipe=recipe,
-        log=log,
-        imported=imported,
-        teachers=read_teachers(folder, recipe) if folder is not None else [],
-        languages=imported.get("languages") or languages_of(recipe),
-        license=imported.get("license"),
-        datasets=datasets_of(recipe),
-        **code_facts(vars(model.config)),
+        generation={name: value for name, value in settings if is_search_setting(name, value)},
         weights=weights,
+        **facts,
     )

@@ -19,23 +19,11 @@ import jinja2.sandbox
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from markupsafe import Markup
 
-from ..errors import UserError, reading
+from ..errors import reading
 from ..evaluation.records import tensors_sha256
-from ..json_and_yaml import read_json, read_text
+from ..json_and_yaml import read_text
 from ..model.configuration_vaswani import VaswaniConfig
-from .card_facts import (
-    METRICS,
-    CardFacts,
-    code_facts,
-    datasets_of,
-    facts_of,
-    file_name,
-    is_dataset,
-    is_language,
-    is_license,
-    metadata,
-    one_line_of_text,
-)
+from .card_facts import METRICS, CardFacts, datasets_of, facts_of, file_name, metadata, one_line_of_text
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +35,9 @@ _CONFIG = (*_SIZES, "vocab_size", "decoder_vocab_size", "tie_word_embeddings", "
 _RECIPE = ("max_length", "tokens_per_batch", "learning_rate_scale", "warmup_steps", "adam_beta1",
            "adam_beta2", "adam_epsilon", "label_smoothing", "seed")  # fmt: skip
 _RECORD = ("sentences", "source_file", "source_sha256", "reference_file", "reference_sha256", "bleu_signature",
-           "chrf_signature", "date")  # fmt: skip
+           "chrf_signature", "date", "command")  # fmt: skip
 _SEAL = re.compile(r"(?:<!--|#) Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64})(?: -->)?\s*\Z")
-_WEIGHTS = '<!-- For the next push: {{"weights": "{}"'
+_WEIGHTS = "<!-- SHA-256 of the tensors, for the next push: {} -->"
 # The one sentence of transformers' default card that is not from huggingface_hub's template.
 _DESCRIPTION = re.compile(r"^.*This model card has been automatically generated\.$", re.MULTILINE)
 
@@ -64,18 +52,6 @@ def escaped(value: Any) -> Any:
     text = html.escape(one_line_of_text(value), quote=False)
     text = re.sub(r"[\\`*\[\]|~#!$@]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", text)
     return Markup(re.sub(r"(?i)\b(https?|ftp|mailto|www)([:.])", r"\1\\\2", text))  # GitHub's links without brackets
-
-
-def check_metadata(languages: Sequence[str], license: str | None, datasets: Sequence[str]) -> None:
-    """Check the form of what the front matter will hold; whether a licence or language exists, the Hub checks."""
-    rules = {
-        "language": (languages, is_language, "one of ISO 639, such as en or de"),
-        "license": ([] if license is None else [license], is_license, "an identifier of the Hub, such as mit"),
-        "dataset": (datasets, is_dataset, "a name on the Hub, such as wmt14"),
-    }
-    for option, (values, is_right, rule) in rules.items():
-        if wrong := [value for value in values if not is_right(value)]:
-            raise UserError(f"--{option} is {wrong[0]!r}: it must be {rule}")
 
 
 def choose_kind(config: VaswaniConfig, recipe: Mapping) -> str:
@@ -97,28 +73,28 @@ def rows_of(values: Mapping, names: Sequence[str] | None = None) -> list[tuple[s
     for name in names or sorted(values):
         value = values.get(name)
         if value is not None and value != "":
-            text = f"{value:,}" if type(value) is int else f"{value:g}" if type(value) is float else str(value)[:200]
-            rows.append((_code(name), text))
+            text = f"{value:,}" if type(value) is int else f"{value:g}" if type(value) is float else str(value)[:1000]
+            rows.append((name, text))
     return rows
 
 
 def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
-    """Return rows (label, value) of the training table, from recipe and log, without those of unknown facts."""
+    """Return rows (label, value) of the training table, without those of unknown facts."""
     recipe, config = facts.recipe, facts.config
-    steps = [entry for entry in facts.log if not {"best_loss", "average_loss", "last_loss"} & entry.keys()]
-    last = next((entry for entry in reversed(steps) if "step" in entry), {})
+    if not recipe:
+        return []
     rank = recipe.get("lora_rank")
     trained = "all weights" if rank is None else f"adapters of rank {rank}, merged"
     rows = {
         "started from": recipe.get("from_model") and f"{file_name(recipe['from_model'])}, {trained}",
-        "distilled from": f"translations of {' and '.join(facts.teachers)}" if facts.teachers else None,
+        "distilled from": facts.teachers and f"translations of {' and '.join(facts.teachers)}",
         "training data": _data(recipe, "train"),
         "validation data": _data(recipe, "validation"),
-        "optimizer steps": last.get("step") and f"{last['step']:,}",
+        "optimizer steps": facts.steps and f"{facts.steps:,}",
     }
     dropouts = {name: getattr(config, name) for name in ("dropout", "attention_dropout", "activation_dropout")}
     known = [(label, value) for label, value in rows.items() if value]
-    return known + rows_of(recipe | dropouts, (*_RECIPE, *dropouts)) if recipe or facts.log else []
+    return known + rows_of(recipe | dropouts, (*_RECIPE, *dropouts))
 
 
 def _data(recipe: Mapping, part: str) -> str | None:
@@ -136,20 +112,20 @@ def _data(recipe: Mapping, part: str) -> str | None:
 
 def evaluation_results(facts: CardFacts, kind: str) -> list[EvalResult]:
     """Return every score for the front matter's `model-index`, exact, with the arguments it was obtained with."""
-    task = ("other", "Constituency parsing") if kind == "parser" else ("translation", "Translation")
+    task, task_name = ("other", "Constituency parsing") if kind == "parser" else ("translation", "Translation")
     results = list(facts.results)
     for record in facts.evaluations:
         name = one_line_of_text(record["test_set"])
+        # Lists as text: YAML would refer to equal ones.
+        search = {key: str(x) if isinstance(x, list) else x for key, x in record.get("generation", {}).items()}
         for key in (key for key in METRICS if key in record):
             # Perplexity is that of the references: it depends on no search.
-            arguments = dict(record.get("generation") or {}) if key != "perplexity" else {}
-            arguments = {
-                name: str(value) if isinstance(value, list) else value  # YAML would refer to equal lists
-                for name, value in arguments.items()
-            } | ({"signature": record[f"{key}_signature"]} if f"{key}_signature" in record else {})
+            arguments = {} if key == "perplexity" else dict(search)
+            if f"{key}_signature" in record:
+                arguments["signature"] = record[f"{key}_signature"]
             result = EvalResult(
-                task_type=task[0],
-                task_name=task[1],
+                task_type=task,
+                task_name=task_name,
                 dataset_type=re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-") or "test",
                 dataset_name=name,
                 dataset_config=name,
@@ -163,27 +139,12 @@ def evaluation_results(facts: CardFacts, kind: str) -> list[EvalResult]:
     return results
 
 
-def _code(text: str) -> Markup:
-    """Return text as a Markdown code span, on one line."""
-    text = one_line_of_text(text)
-    fence, space = _fence(text, 1), " " if "`" in text else ""
-    return Markup(f"{fence}{space}{text}{space}{fence}")
-
-
-def _fence(text: str, least: int) -> Markup:
-    """Return at least `least` backticks, more than the text has in a row."""
-    return Markup("`" * max([least, *(len(run) + 1 for run in re.findall("`+", text))]))
-
-
 def _evaluation(record: Mapping) -> dict:
     """Return a record as templates read it."""
-    command = Markup(one_line_of_text(record.get("command", "")))
     return {
         "test_set": record["test_set"],
         "scores": [(text, f"{record[key]:.{digits}f}") for key, (_, text, digits) in METRICS.items() if key in record],
         "how": rows_of(record, _RECORD) + rows_of(record.get("generation", {})) + rows_of(record.get("versions", {})),
-        "command": command,
-        "fence": _fence(command, 3),
     }
 
 
@@ -243,13 +204,11 @@ def render_card(facts: CardFacts, card: str | None = None) -> str:
             license=facts.license,
             longest=facts.recipe.get("max_length"),
             positions=config.max_position_embeddings if config.position_encoding == "learned" else None,
-            remote_code=facts.remote_code,
-            pipeline=facts.pipeline,
         )
         text = re.sub(r"\n{3,}", "\n\n", text.lstrip())
         text = text if text.startswith("---") else f"---\n{data}\n---\n\n{text}"
         ModelCard(text)  # raises for front matter that cannot be read
-    return seal(f"{text.rstrip()}\n\n{_WEIGHTS.format(facts.weights)}}} -->" if facts.weights else text)
+    return seal(f"{text.rstrip()}\n\n{_WEIGHTS.format(facts.weights)}" if facts.weights else text)
 
 
 def _digest(text: str) -> str:
@@ -283,7 +242,7 @@ def describes(text: str, weights: str | None) -> bool:
 
 
 def carry_over(facts: CardFacts, text: str, options: Collection[str] = ()) -> CardFacts:
-    """Return the facts with those of the sealed card on the Hub; logs in one line what is kept.
+    """Return the facts with those of the sealed card on the Hub.
 
     Licence, languages and datasets are kept if they are not known otherwise, and for the same weights unless they are
     among the user's `options`; scores, and what the card says of them, for the same weights only.
@@ -292,22 +251,18 @@ def carry_over(facts: CardFacts, text: str, options: Collection[str] = ()) -> Ca
         return facts
     text, is_same = text.replace("\r\n", "\n"), describes(text, facts.weights)
     earlier = metadata(text)
-    if section := re.search(r"^## Evaluation\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL):
-        earlier["scores"] = section[1]
+    if is_same and "evaluations" not in options:
+        section = re.search(r"^## Evaluation\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
+        earlier["scores"] = section[1] if section else ""
+    elif earlier.pop("results") and "evaluations" not in options:
+        logger.warning("the scores on the card on the Hub are of other weights and left out: evaluate these")
     kept = {
         name: value
         for name, value in earlier.items()
-        if value and name not in options and (is_same or not (getattr(facts, name) or name in ("results", "scores")))
+        if value and name not in options and (is_same or not getattr(facts, name))
     }
-    if "evaluations" in options or not is_same:
-        if kept.pop("scores", None) is None and earlier["results"] and "evaluations" not in options:
-            logger.warning("the scores on the card on the Hub are of other weights and left out: evaluate these")
-        kept.pop("results", None)
-    news = {name: value for name, value in kept.items() if value != getattr(facts, name) and name != "scores"}
-    if news:
-        sets = dict.fromkeys(result.dataset_name for result in news.pop("results", ()))
-        words = [f"{name} {', '.join(value) if isinstance(value, list) else value}" for name, value in news.items()]
-        logger.info("kept from the card on the Hub: %s", "; ".join([*words, *(f"scores on {each}" for each in sets)]))
+    if news := [name for name, value in kept.items() if value != getattr(facts, name)]:
+        logger.info("kept from the card on the Hub: %s", ", ".join(news))
     return replace(facts, **kept)
 
 
@@ -322,9 +277,9 @@ def card_for_push(model, repo_id: str, card: str) -> str:
         return card
     with tempfile.TemporaryDirectory() as saved:
         model.save_pretrained(saved)
-        weights, code = tensors_sha256(saved), code_facts(read_json(Path(saved) / "config.json", "save it again"))
+        weights = tensors_sha256(saved)
     if describes(card, weights):
         return card
     is_unchanged = bool(model.name_or_path) and weights is not None and tensors_sha256(model.name_or_path) == weights
-    facts = replace(facts_of(model, repo_id, model.name_or_path if is_unchanged else None, weights), **code)
+    facts = facts_of(model, repo_id, model.name_or_path if is_unchanged else None, weights)
     return render_card(carry_over(facts, card))

@@ -13,26 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, ModelInfo, get_token, utils
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HTTPError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
 from ..data.tokenization import SIDES, TOKENIZER_FILES, side_of, tokenizer_files
-from ..errors import UserError, one_line, reading
+from ..errors import UserError, one_line, reading, shortened
 from ..evaluation.records import is_weights_file, read_evaluation, tensors_sha256, weights_sha256
 from ..loading import load_model
 from ..model.configuration_vaswani import VaswaniConfig
 from .card_facts import facts_of, is_search_setting, published_record
-from .model_card import carry_over, check_metadata, may_be_replaced, render_card
-from .space import Space, push_space, read_file, space_files
+from .model_card import carry_over, may_be_replaced, render_card
+from .space import CARD, Space, find_head, push_space, read_file, space_files
 
 logger = logging.getLogger(__name__)
 
-CARD, MAIN, INDEX = "README.md", "main", "model.safetensors.index.json"
+MAIN, INDEX = "main", "model.safetensors.index.json"
 # What is published is listed, since the rest of a folder's files may hold anything: entries of a configuration that
 # transformers writes by itself, entries of a tokenizer's, and words that these may hold beside tokens and languages.
 _WRITTEN = {"model_type", "architectures", "dtype", "transformers_version", "auto_map", "custom_pipelines"}
@@ -69,9 +63,7 @@ class Published:
     url: str | None = None  # page of the repository; None for a dry run
     commit: str | None = None  # of the branch after the push; None for a dry run
     changed: bool = False  # whether there is a new commit; False when the Hub had every file already
-    created: bool = False  # whether the repository was made
     removed: tuple[str, ...] = ()  # weight files of an earlier push that are no longer part of the model
-    card_kept: bool = False  # whether a card on the Hub stays, because someone else wrote or edited it
     space: Space | None = None  # that was asked for
 
 
@@ -123,61 +115,56 @@ def publish(
         HubFailure: when the Hub cannot be reached or fails.
     """
     languages, datasets, evaluations = map(_as_list, (languages, datasets, evaluations))
-    check_metadata(languages, license, datasets)
     with reading(repo_id):
         utils.validate_repo_id(repo_id if "/" in repo_id else f"{repo_id}: give owner/name")
-    token = None if dry_run else token if token is not None else get_token()
-    if not dry_run and not re.fullmatch(r"[!-~]+", token or ""):
-        raise UserError(
-            "there is no token for the Hub, or one with a gap: run `hf auth login`, set HF_TOKEN, or give --token"
-        )
+    token = None if dry_run else token or get_token()
+    if not progress:
+        utils.disable_progress_bars()
     with tempfile.TemporaryDirectory(prefix="vaswani-push-") as folder:
         _staging.add(folder)
-        staging = Path(folder)
+        staging, api, head, existing = Path(folder), HfApi(token=token), None, None
         model, tokenizer = load_model(model_folder, device="cpu")  # which refuses weights that are not finite
         with reading(max_shard_size):
             model.save_pretrained(staging, max_shard_size=max_shard_size)
         tokenizer.save_pretrained(staging)
         vocabulary = set().union(*(side_of(tokenizer, side).get_vocab() for side in SIDES))
         dropped = _keep_what_may_be_published(staging, vocabulary)
-        records, more = _read_evaluations(model_folder, evaluations)
-        if dropped | more:
-            logger.warning("not published, since only known entries are: %s", _in_words(dropped | more))
-        facts = facts_of(model, repo_id, model_folder, tensors_sha256(staging))
-        options = {"languages": languages, "license": license, "datasets": datasets, "evaluations": records}
-        options = {name: value for name, value in options.items() if value}
-        is_parser = "tree_tokens" in tokenizer.init_kwargs
-        api, head, existing = HfApi(token=token), None, ""
-        if not progress:
-            utils.disable_progress_bars()
+        records, unknown = _read_evaluations(model_folder, evaluations)
+        if dropped + unknown:
+            names = shortened(ascii(", ".join(dropped + unknown))[1:-1], 2000)
+            logger.warning("not published, since only known entries are: %s", names)
         with _hub_errors(repo_id, token):
             if not dry_run:
-                api.whoami()  # raises for a token that is refused
-                head = _find_head(api, repo_id, revision)
-                existing = (read_file(api, head, CARD) or "") if head is not None else ""
-            # An option counts most, then the card on the Hub about these weights, then what the run says.
-            facts = replace(carry_over(facts, existing, options), **options)
-            text = render_card(facts, card)
-            pages = space_files(facts, revision, is_parser) if space else {}
-            (staging / CARD).write_text(text, encoding="utf-8", newline="\n")
-            files = {path.name: path.stat().st_size for path in sorted(staging.iterdir())}
-            is_kept = bool(existing) and not overwrite_card and not may_be_replaced(existing)
-            if is_kept:
-                del files[CARD]
-            done = Published(repo_id, revision, files, text, card_kept=is_kept, space=Space(pages) if space else None)
-            if not dry_run:
-                _validate_card(text)
-                if pages:
-                    _validate_card(pages[CARD], "space")
-                done = _push(api, done, head, staging, private, message or "Upload model with vaswani push")
-                if pages:
-                    words = message or "Write Space with vaswani push"
-                    done = replace(done, space=push_space(api, repo_id, pages, overwrite_card, words))
-    if done.card_kept:
-        logger.warning("the card on the Hub was written or edited by someone else, so it stays: --overwrite-card")
-    elif ModelCard(done.card).data.license is None:
-        logger.warning("no licence was given, and the card says so: --license gives one, such as mit")
-    return done
+                api.whoami()  # raises for a token that is missing or refused
+                head = find_head(api, repo_id, revision)
+                existing = head and read_file(api, head, CARD)
+        # An option counts most, then the card on the Hub about these weights, then what the run says.
+        options = {"languages": languages, "license": license, "datasets": datasets, "evaluations": records}
+        options = {name: value for name, value in options.items() if value}
+        facts = facts_of(model, repo_id, model_folder, tensors_sha256(staging))
+        facts = replace(carry_over(facts, existing or "", options), **options)
+        text = render_card(facts, card)
+        pages = space_files(facts, revision, "tree_tokens" in tokenizer.init_kwargs) if space else {}
+        (staging / CARD).write_text(text, encoding="utf-8", newline="\n")
+        files = {path.name: path.stat().st_size for path in sorted(staging.iterdir())}
+        if existing and not overwrite_card and not may_be_replaced(existing):
+            del files[CARD]
+            logger.warning("the card on the Hub was written or edited by someone else, so it stays: --overwrite-card")
+        elif ModelCard(text).data.license is None:
+            logger.warning("no licence was given, and the card says so: --license gives one, such as mit")
+        done = Published(repo_id, revision, files, text, space=Space(pages) if space else None)
+        if dry_run:
+            return done
+        with _hub_errors(repo_id, token):
+            with reading("the Hub refuses the card"):  # by its own check, before anything is created there
+                ModelCard(text).validate(repo_type="model")
+                if space:
+                    ModelCard(pages[CARD]).validate(repo_type="space")
+            done = _push(api, done, head, staging, private, message or "Upload model with vaswani push")
+            if space:
+                words = message or "Write Space with vaswani push"
+                done = replace(done, space=push_space(api, repo_id, pages, overwrite_card, words))
+            return done
 
 
 def clear_staging() -> None:
@@ -198,8 +185,8 @@ def _texts(value: Any) -> Iterator[str]:
         yield value
 
 
-def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> dict[str, list[str]]:
-    """Remove all files and entries that are not listed; returns their names by file, without those of no interest."""
+def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> list[str]:
+    """Remove all files and entries that are not listed; returns their names, without those of no interest."""
     tokens = {*vocabulary} | {token.removeprefix("Ġ") for token in vocabulary}  # as `tree_tokens` has them
 
     def is_known_of_tokenizer(name: str, value: Any) -> bool:
@@ -217,69 +204,45 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> d
     }
     allowed = {INDEX, *tokenizer_files(json.loads((staging / "tokenizer_config.json").read_text(encoding="utf-8")))}
     allowed |= {path.name for path in Path(inspect.getfile(VaswaniConfig)).parent.glob("*_vaswani.py")}
-    dropped = {}
+    dropped = []
     for path in sorted(staging.iterdir()):
         if check := checks.get(path.name):
             values = json.loads(path.read_text(encoding="utf-8"))
             known = {name: value for name, value in values.items() if check(name, value)}
-            if unknown := sorted(values.keys() - known.keys() - _NO_NEWS):
-                dropped[path.name] = unknown
+            dropped += [f"{name} of {path.name}" for name in sorted(values.keys() - known.keys() - _NO_NEWS)]
             path.write_text(json.dumps(known, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         elif not (path.name in allowed or is_weights_file(path.name)):
-            dropped[path.name] = []
+            dropped.append(path.name)
             path.unlink() if path.is_file() else shutil.rmtree(path)
     return dropped
 
 
-def _in_words(names: dict[str, list[str]]) -> str:
-    """Return names of files, and of entries in them, on one line; of many entries the first."""
-    shown = {file: ", ".join(ascii(name)[1:-1][:50] for name in entries[:10]) for file, entries in names.items()}
-    more = {file: f" and {len(entries) - 10:,} more" if entries[10:] else "" for file, entries in names.items()}
-    return "; ".join(f"{shown[file]}{more[file]} of {file}" if shown[file] else file for file in names)
-
-
-def _read_evaluations(model_folder: str | Path, paths: Sequence[str | Path]) -> tuple[list[dict], dict[str, list[str]]]:
-    """Return evaluation records, which must be of the folder's weights, and the names of what is dropped, by file."""
-    weights, records, dropped = weights_sha256(model_folder), [], {}
+def _read_evaluations(model_folder: str | Path, paths: Sequence[str | Path]) -> tuple[list[dict], list[str]]:
+    """Return evaluation records, which must be of the folder's weights, and the names of what is dropped."""
+    weights, records, dropped = weights_sha256(model_folder), [], []
     for path in paths:
         record = read_evaluation(path)
         if record["weights_sha256"] != weights:
             raise UserError(f"{path} is an evaluation of other weights than those in {model_folder}: evaluate these")
         known = published_record(record, path)
         unknown = record.keys() - known.keys() | record["generation"].keys() - known["generation"].keys()
-        if unknown := sorted(unknown - _WRITTEN - {"weights_sha256"}):
-            dropped[str(path)] = unknown
+        dropped += [f"{name} of {path}" for name in sorted(unknown - _WRITTEN - {"weights_sha256"})]
         records += [known] if known not in records else []
     return records, dropped
-
-
-def _find_head(api: HfApi, repo_id: str, revision: str) -> ModelInfo | None:
-    """Return the commit that a push builds on: the branch's last one, main's for a new branch, None for a new name."""
-    with contextlib.suppress(RepositoryNotFoundError):
-        with contextlib.suppress(RevisionNotFoundError):
-            return api.model_info(repo_id, revision=revision, files_metadata=True)
-        return api.model_info(repo_id, files_metadata=True)
-    return None
-
-
-def _validate_card(text: str, repo_type: str = "model") -> None:
-    """Run the Hub's own check of the front matter, before anything is created there."""
-    with reading("the Hub refuses the card"):
-        ModelCard(text).validate(repo_type=repo_type)
 
 
 def _push(
     api: HfApi, planned: Published, head: ModelInfo | None, staging: Path, private: bool, message: str
 ) -> Published:
     """Create repository and branch if they do not exist, upload the files, and commit them last."""
-    repo_id, created = planned.repo_id, head is None
+    repo_id, revision = planned.repo_id, planned.revision
     if head is None:
         api.create_repo(repo_id, private=private or None, exist_ok=True)
-        head = api.model_info(repo_id, files_metadata=True)
+        head = find_head(api, repo_id)
     if private and not head.private:
         raise UserError(f"{repo_id} exists and is public: leave --private out, or make it private on its settings page")
-    if planned.revision != MAIN:
-        api.create_branch(repo_id, branch=planned.revision, revision=head.sha, exist_ok=True)
+    if revision != MAIN:
+        api.create_branch(repo_id, branch=revision, revision=head.sha, exist_ok=True)
     # `from_pretrained` prefers weights in one file to shards, so those of the other kind have to go, and so have files
     # of a tokenizer of another kind, which would be read with those of this one.
     on_hub = {sibling.rfilename for sibling in head.siblings or []}
@@ -288,16 +251,14 @@ def _push(
     operations = [CommitOperationDelete(path_in_repo=name) for name in removed]
     operations += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=staging / name) for name in planned.files]
     # `upload_folder` makes several commits of a large folder where hf_xet is installed.
-    commit = api.create_commit(
-        repo_id, operations, commit_message=message, revision=planned.revision, parent_commit=head.sha
-    )
-    info = api.model_info(repo_id, revision=commit.oid, files_metadata=True)
+    commit = api.create_commit(repo_id, operations, commit_message=message, revision=revision, parent_commit=head.sha)
+    info = find_head(api, repo_id, commit.oid)
     sizes = {sibling.rfilename: sibling.size for sibling in info.siblings or []}
     if missing := sorted(name for name, size in planned.files.items() if sizes.get(name) != size):
         # The client skips what the repository ignores, silently.
         raise UserError(f"{repo_id} did not accept {', '.join(missing)}: remove them from its .gitignore")
     url, changed = f"{api.endpoint}/{repo_id}", commit.oid != head.sha
-    return replace(planned, url=url, commit=commit.oid, changed=changed, created=created, removed=tuple(removed))
+    return replace(planned, url=url, commit=commit.oid, changed=changed, removed=tuple(removed))
 
 
 @contextlib.contextmanager
@@ -305,18 +266,18 @@ def _hub_errors(repo_id: str, token: str | None) -> Iterator[None]:
     """Turn what `huggingface_hub` raises into one line that never shows the token: a mistake, or the Hub's failure."""
     try:
         yield
-    except (UserError, HubFailure):
+    except UserError:
         raise
-    except (HTTPError, OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except Exception as error:
         causes = [error]
         while causes[-1].__cause__ is not None:
             causes.append(causes[-1].__cause__)
         answered = next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None)
         status = 0 if answered is None else answered.response.status_code
         words = one_line(answered or causes[-1], 300) or type(causes[-1]).__name__
-        words = words.replace(token or "hf_", "***")
+        words = re.sub(r"hf_\w+", "***", words.replace(token or "hf_", "***"))
         is_users = 400 <= status < 500 and status not in (408, 429)
-        if is_users or any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
+        if is_users or any(isinstance(cause, OfflineModeIsEnabled | LocalTokenNotFoundError) for cause in causes):
             problem = UserError(f"the Hub refuses the push to {repo_id}: {words}")
         else:
             problem = HubFailure(f"the Hub failed ({words}); push again, which is safe to repeat")

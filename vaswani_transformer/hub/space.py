@@ -4,6 +4,7 @@ Spaces run a program of one's own by `sdk: docker` (https://huggingface.co/docs/
 Dockerfile, run it as user 1000, and show what listens on `app_port`.
 """
 
+import contextlib
 import logging
 import re
 import tempfile
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelInfo, SpaceCardData, SpaceInfo
-from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from .. import __version__
@@ -75,7 +76,7 @@ def space_files(facts: CardFacts, revision: str, is_parser: bool) -> dict[str, s
     elif len(facts.languages) == 2:
         source, target = facts.languages
         names = [LANGUAGES.get(code.partition("-")[0], code).title() for code in facts.languages]
-        model, description = f'f"{source}-{target}={{folder}}"', f"Translates {names[0]} to {names[1]}"
+        model, description = f"{f'{source}-{target}='!r} + folder", f"Translates {names[0]} to {names[1]}"
     else:
         known = ", ".join(facts.languages) or "none"
         raise UserError(f"a Space needs two languages, the source first, and known are {known}: give --language twice")
@@ -85,6 +86,16 @@ def space_files(facts: CardFacts, revision: str, is_parser: bool) -> dict[str, s
         "Dockerfile": _DOCKERFILE,
     }
     return {CARD: _card(facts, description)} | {name: seal(text, "# {}") for name, text in texts.items()}
+
+
+def find_head(
+    api: HfApi, repo_id: str, revision: str | None = None, repo_type: str = "model"
+) -> ModelInfo | SpaceInfo | None:
+    """Return the commit that a push builds on: the branch's last one, main's for a new branch, None for a new name."""
+    for name in (revision, None):
+        with contextlib.suppress(RepositoryNotFoundError, RevisionNotFoundError):
+            return api.repo_info(repo_id, revision=name, repo_type=repo_type, files_metadata=True)
+    return None
 
 
 def read_file(api: HfApi, head: ModelInfo | SpaceInfo, name: str, repo_type: str = "model") -> str | None:
@@ -124,19 +135,13 @@ def push_space(api: HfApi, repo_id: str, files: dict[str, str], overwrite: bool,
         overwrite: also replace files that someone else wrote or edited.
         message: of the commit.
     """
-    try:
-        head = api.space_info(repo_id, files_metadata=True)
-    except RepositoryNotFoundError:
+    if (head := find_head(api, repo_id, repo_type="space")) is None:
         private = api.model_info(repo_id).private or None
         api.create_repo(repo_id, repo_type="space", space_sdk="docker", private=private, exist_ok=True)
-        head = api.space_info(repo_id, files_metadata=True)
+        head = find_head(api, repo_id, repo_type="space")
     existing = {} if overwrite else {name: read_file(api, head, name, "space") for name in files}
     kept = tuple(name for name, text in existing.items() if text is not None and not _is_ours(text))
-    operations = [
-        CommitOperationAdd(path_in_repo=name, path_or_fileobj=text.encode())
-        for name, text in files.items()
-        if name not in kept
-    ]
+    operations = [CommitOperationAdd(name, text.encode()) for name, text in files.items() if name not in kept]
     commit = api.create_commit(repo_id, operations, commit_message=message, repo_type="space", parent_commit=head.sha)
     if kept:
         names = ", ".join(kept)

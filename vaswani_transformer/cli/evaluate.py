@@ -20,6 +20,7 @@ from .files import (
     settings_of,
     write_json,
     write_parts,
+    write_result,
 )
 from .options import Computing, Path_, Search, Together, generate_options, load_for_decoding, setting
 
@@ -103,7 +104,7 @@ def evaluate(
     if paper_bleu:
         scores["paper_bleu"] = score_as_the_paper(translations, references, paper_bleu)
     if output:
-        Path(output).write_text("".join(line + "\n" for line in translations), encoding="utf-8", newline="\n")
+        write_result(output, "".join(line + "\n" for line in translations))
     write_json(json, scores | {"sentences": len(sources), "seconds": round(seconds, 1)} | record)
     print(f"BLEU {scores['bleu']:.2f}  ({scores['bleu_signature']})")
     if paper_bleu:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from ..decoding.output import ResumableOutput, StreamOutput
 from ..distributed import is_launched
 from ..errors import UserError
 from ..evaluation.records import model_sha256
+from ..files import written_whole
 from ..hardware import MOST_WORKERS
 from .options import Engine, Path_, flag, group, within
 
@@ -108,10 +110,23 @@ def check_work(read: Mapping[str, str | None], writing: Writing, **written: str 
     check_files(read, {"output": writing.output, **written})
 
 
+def write_result(path: str, text: str | bytes) -> None:
+    """Write a result that is known as a whole: a file keeps its earlier content until all of the new one is there."""
+    data = text.encode() if isinstance(text, str) else text
+    if not is_file(path):
+        Path(path).write_bytes(data)
+        return
+    target = Path(path).resolve()  # of what a link leads to
+    with written_whole(target) as new:
+        new.write_bytes(data)
+        if target.exists():
+            shutil.copymode(target, new)
+
+
 def write_json(path: str | None, values: Mapping[str, Any]) -> None:
     """Write scores as JSON, if a file was named for them."""
     if path is not None:
-        Path(path).write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write_result(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
 def record_of(model: str, source: str, reference: str, translator, options: Mapping[str, Any], *more: Any) -> dict:

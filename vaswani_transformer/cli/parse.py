@@ -23,6 +23,7 @@ from .files import (
     scan_files,
     settings_of,
     write_json,
+    write_result,
 )
 from .options import (
     Computing,
@@ -204,7 +205,7 @@ def evaluate(
         for kind, make in (BASELINES.items() if labels else ())
     }
     if output:
-        Path(output).write_text("".join(f"{tree}\n" for tree in parses), encoding="utf-8", newline="\n")
+        write_result(output, "".join(f"{tree}\n" for tree in parses))
     write_json(json, scores | ({"baselines": rows} if rows else {}) | record)
     _print_table({name: scores} | rows)
     if "seconds" in extra:

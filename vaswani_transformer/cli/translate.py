@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from ..data.text_files import has_undecoded
 from ..documents.formats import FORMATS
 from ..errors import UserError
-from .files import Work, check_work, open_output, run_lines, scan_files, settings_of, write_parts
+from .files import Work, check_work, open_output, run_lines, scan_files, settings_of, write_parts, write_result
 from .options import (
     Path_,
     Sampling,
@@ -166,7 +166,7 @@ def _translate_document(model: str, _: tuple[str, ...], options: Options) -> Non
     data = Path(files.input).read_bytes() if files.input is not None else sys.stdin.buffer.read()
     result = translate_document(data, written.format, translate, align, _language(model, options))
     if output is not None:
-        Path(output).write_bytes(result)
+        write_result(output, result)
     else:
         sys.stdout.buffer.write(result)
         sys.stdout.buffer.flush()

@@ -106,7 +106,6 @@ class TestTying:
             ({"decoder_vocab_size": 31}, {SOURCE, TARGET}),
             ({"tie_word_embeddings": False, "share_encoder_decoder_embeddings": True}, {"model.shared", OUTPUT}),
         ],
-        ids=str,
     )
     @pytest.mark.parametrize("size", [None, 40, 20])
     def test_matrices_are_resized_stored_once_and_tied_after_loading(self, changes, stored, size, tmp_path):

@@ -165,6 +165,7 @@ def score(
     options = {"length_penalty": length_penalty, "format": format, "tokens": tokens, "window": work.window}
     with open_output(work, scans, partial(settings_of, model, computing, **options)) as output:
         if in_parts:
+            scorer.model = None  # each worker loads its own
             write_parts(output, work, scorer.doing, partial(_load_scorer, model, computing, *written), read, scans)
         else:
             windows = in_windows(read_pairs("text", [(source, target)]), work.window, output.done)

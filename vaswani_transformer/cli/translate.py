@@ -140,6 +140,7 @@ def _translate_lines(model: str, sentences: tuple[str, ...], options: Options) -
         if work.in_parts:
             sampling = replace(options.sampling, seed=translator.seed)
             make = functools.partial(load, model, replace(options, sampling=sampling))
+            translator.model = None  # each worker loads its own
             write_parts(output, work, worker.doing, make, read, scans, lines_per_record)
         else:
             run_lines(worker, output, sentences, files.input, scans.get("input"), with_prefix)

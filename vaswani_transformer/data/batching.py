@@ -37,7 +37,7 @@ class TokenBatchSampler:
     optimizer step's worth, for accumulation or for several processes. On either side the tokens of two parts differ by
     at most the longest sentence. The batches are the same for any number of parts.
 
-    Memory: ordering an epoch takes about 50 bytes a pair for two seconds of six million, its order then 4.
+    Memory: ordering an epoch takes about 50 bytes a pair for a moment, its order then 4.
 
     It has no `batch_size`, so accelerate shards whole micro-batches over processes without looking at their sizes.
 

@@ -1,7 +1,6 @@
 """Where translations are written: a stream, or a file that an interrupted program can resume."""
 
 import contextlib
-import fcntl
 import json
 import os
 from pathlib import Path
@@ -99,10 +98,12 @@ class ResumableOutput:
 
     def _lock(self) -> None:
         try:
+            import fcntl
+
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(f"another process is writing {self.path}: wait, or give another --output") from error
-        except OSError:  # a file system without locks
+        except (ImportError, OSError):  # Windows, or a file system without locks
             pass
 
     def _start(self, lines_per_record: int, resume: bool, drawn: dict[str, Any]) -> None:

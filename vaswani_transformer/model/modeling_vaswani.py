@@ -179,9 +179,8 @@ class VaswaniStack(VaswaniPreTrainedModel):
         `attention_mask` is `(batch_size, cached + length)`, 0 for padding.
         """
         config, options = self.config, {"past_key_values": past_key_values}
-        if is_flash_attention_requested(
-            config
-        ):  # a kernel of the Hub; it would take the source's mask for the target's
+        # A kernel of the Hub, which would take the source's mask for the target's.
+        if is_flash_attention_requested(config):
             raise ValueError(
                 "attn_implementation cannot be flash attention: choose 'sdpa', 'eager' or 'flex_attention'"
             )

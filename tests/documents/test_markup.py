@@ -16,7 +16,7 @@ from document_files import (
     turned,
     word_file,
 )  # fmt: skip
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from vaswani_transformer.documents.formats import translate_document
@@ -204,6 +204,7 @@ def test_markdown():
     st.text(st.sampled_from("a1 #>-+*=_`[]()!<>|~\\.&;:$"), min_size=1),
     st.sampled_from(["# b", "- b", "b", "> b", "1. b"]),
 )
+@example("1 #", "# b")
 def test_what_a_model_writes_is_no_markdown(text, source):
     """Read as Markdown again it is the same text in the same elements."""
     import pyromark

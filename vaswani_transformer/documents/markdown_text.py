@@ -14,6 +14,7 @@ _POINTS = {"Code": True, "InlineMath": True, "DisplayMath": True, "FootnoteRefer
 _TAG = re.compile(r"<(/?)([a-zA-Z][\w-]*)[^>]*>", re.DOTALL)
 _SPECIAL = re.compile(r"[\\`*_\[\]<~|$]|&(?=#?\w+;)")
 _LINE_START = re.compile(r"^(\s*\d{0,9})(?:(?<!\d)[-+=#>]|(?<=\d)[.)])")
+_HEADING_END = re.compile(r"(?<=\s)#+\s*$")
 
 
 def read_markdown(source: str) -> Document:
@@ -38,7 +39,8 @@ def read_markdown(source: str) -> Document:
 
 
 def _without_block(sentence: str) -> str:
-    """Return a sentence so that it does not start a heading, list or quotation."""
+    """Return a sentence so that it does not start a heading, list or quotation, or lose signs at a heading's end."""
+    sentence = _HEADING_END.sub(r"\\\g<0>", sentence)
     return _LINE_START.sub(lambda match: f"{match[0][:-1]}\\{match[0][-1]}", sentence)
 
 

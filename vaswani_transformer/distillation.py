@@ -207,7 +207,7 @@ class DistilledText:
         if not path.exists():
             return False
         with reading(path):
-            earlier = dict(read_json(path, "")["settings"])
+            earlier = dict(read_json(path)["settings"])
         if changed := ", ".join(name for name, value in settings.items() if earlier.get(name) != value):
             raise UserError(
                 f"{self.output.shown} holds text that was distilled with other settings ({changed}): give the same"

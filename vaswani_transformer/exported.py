@@ -16,5 +16,5 @@ def is_exported(folder: str | Path) -> bool:
 def refuse_exported(folder: str | Path) -> None:
     """Raise `UserError` for the folder of an exported model, of which no other command makes a model again."""
     if is_exported(folder):
-        format = read_json(Path(folder) / FACTS, "export the model again").get("format")
+        format = read_json(Path(folder) / FACTS).get("format")
         raise UserError(f"{folder} holds a model exported to {format}: give the folder that it was exported from")

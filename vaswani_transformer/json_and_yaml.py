@@ -4,45 +4,28 @@ Both formats let a key occur twice (the last one wins) and name numbers that no 
 by which a kilobyte grows to gigabytes, octal numbers (`010`) and sexagesimal ones (`1:30`).
 """
 
-import contextlib
 import json
 import math
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
-from .errors import UserError, reading
+from .errors import reading
 
 MOST_BYTES = 1 << 24  # of a file: the largest that we write, the manifest of a billion pairs, has a quarter of it
 MOST_YAML = 1 << 18  # which PyYAML reads in two seconds
 
 
-@contextlib.contextmanager
-def _checked(path: str | Path, problem: str, advice: str) -> Iterator[None]:
-    """Report a mistake in a file as `errors.reading` does, with the fix; a missing file is left to the caller."""
-    try:
-        with reading(path):
-            yield
-    except UserError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise error.__cause__ from None
-        reason = str(error).removeprefix(f"{path}: ")
-        raise UserError(f"{path!s:.300} {problem} ({reason}){advice and ': '}{advice}") from error
-
-
-def read_text(path: str | Path, advice: str, most_bytes: int = MOST_BYTES) -> str:
+def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
     """Return the text of a regular file.
 
     Raises:
-        UserError: for anything but a file of at most `most_bytes` in UTF-8; it names the file and ends with `advice`:
-            what to do about it.
-        FileNotFoundError: if there is none.
+        UserError: for anything but a file of at most `most_bytes` in UTF-8.
     """
     path = Path(path) if isinstance(path, str) else path  # or a URL's
-    with _checked(path, "cannot be read", advice):
+    with reading(path):
         if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):
             raise ValueError("it is not a regular file")  # reading a pipe could block
         with path.open("rb") as file:
@@ -52,11 +35,10 @@ def read_text(path: str | Path, advice: str, most_bytes: int = MOST_BYTES) -> st
         return content.decode("utf-8")
 
 
-def read_json(path: str | Path, advice: str, *, most_bytes: int = MOST_BYTES, finite: bool = True) -> dict[str, Any]:
-    """Return the object in a JSON file; arguments and errors of `read_text` and `parse_json`."""
-    text = read_text(path, advice, most_bytes)
-    with _checked(path, "is damaged", advice):
-        value = parse_json(text, finite)
+def read_json(path: str | Path, *, most_bytes: int = MOST_BYTES, finite: bool = True) -> dict[str, Any]:
+    """Return the object in a JSON file; arguments of `read_text` and `parse_json`, errors of the former."""
+    with reading(path):
+        value = parse_json(read_text(path, most_bytes), finite)
         if not isinstance(value, dict):
             raise ValueError("it must hold one JSON object")
         return value
@@ -137,8 +119,7 @@ for _tag in ("int", "float"):
     _StrictLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _StrictLoader.construct_number)
 
 
-def read_yaml(path: str | Path, advice: str) -> Any:
-    """Return the value in a YAML file of at most `MOST_YAML` bytes; errors as of `read_json` and `parse_yaml`."""
-    text = read_text(path, advice, MOST_YAML)
-    with _checked(path, "is not valid YAML", advice):
-        return parse_yaml(text)
+def read_yaml(path: str | Path) -> Any:
+    """Return the value in a YAML file of at most `MOST_YAML` bytes; errors as of `read_text`."""
+    with reading(path):
+        return parse_yaml(read_text(path, MOST_YAML))

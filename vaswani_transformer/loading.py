@@ -67,7 +67,8 @@ def _read_model(folder: Path) -> VaswaniForConditionalGeneration:
     with quiet_transformers():
         with reading(folder):
             config = read_config(folder)
-            check_json(settings)
+            if settings.exists():  # transformers lets NaN and a repeated key pass
+                read_json(settings)
             model, report = VaswaniForConditionalGeneration.from_pretrained(
                 folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True
             )
@@ -105,7 +106,7 @@ def quiet_transformers() -> Iterator[None]:
 
 def read_config(folder: Path) -> VaswaniConfig:
     """Return the configuration in a folder; no code in it runs. Values of a wrong kind raise errors of any kind."""
-    values = read_json(folder / "config.json", "copy it again")
+    values = read_json(folder / "config.json")
     if (kind := values.get("model_type")) != VaswaniConfig.model_type:
         raise UserError(f"{folder} holds a {kind!r} model: this command takes models of type 'vaswani'")
     types = (None, *(str(kind).removeprefix("torch.") for kind in WEIGHT_TYPES.values()))
@@ -115,12 +116,6 @@ def read_config(folder: Path) -> VaswaniConfig:
     if names:
         raise UserError(f"{names[0]} in {folder}/config.json asks for other weights than those of {types[1:]}")
     return VaswaniConfig.from_dict(values)
-
-
-def check_json(path: Path) -> None:
-    """Raise `UserError` for a file of JSON, if there is one, with what transformers lets pass: NaN, a key twice."""
-    with contextlib.suppress(FileNotFoundError):
-        read_json(path, "copy it again, or delete it for the defaults")
 
 
 def check_search(model: VaswaniForConditionalGeneration) -> None:

@@ -99,11 +99,11 @@ def _new_stack(stack: str) -> str:
     return f"TransformerBatch{stack.title()}->{stack}->"
 
 
-def read_vocabulary(path: Path, advice: str) -> list[tuple[str, str]]:
+def read_vocabulary(path: Path) -> list[tuple[str, str]]:
     """Return the entries of a YAML (or JSON) file that holds one flat mapping, as texts, in their order in the file.
 
     A key may be there twice. In vocabularies `null`, `1.5` and `yes` are words: no value is built from them.
-    Arguments and errors as of `read_text`; of any kind for a file of another form.
+    Errors as of `read_text`; of any kind for a file of another form.
     """
-    mapping = yaml.compose(read_text(path, advice), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    mapping = yaml.compose(read_text(path), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return [(key.value, value.value) for key, value in mapping.value]

@@ -96,7 +96,7 @@ class OutputFolder:
         mark, self._names = self.path / RECORD, {}
         if mark.is_file():
             with reading(mark):  # a list of names; commit b26e237 wrote a dictionary by name
-                names = read_json(mark, "remove it")["files"]
+                names = read_json(mark)["files"]
                 self._names = {name: None for name in names if not {"..", "/"} & set(Path(name).parts)}
 
     def __contains__(self, name: str) -> bool:

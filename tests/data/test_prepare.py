@@ -142,7 +142,7 @@ def test_whole_shards_are_not_made_again(recipe, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         noted_writes(patch, stop_at=2)
         make(recipe, tmp_path / "p")
-    assert "manifest.json, which `vaswani prepare` writes last: No such" in error_of(open_prepared, tmp_path / "p")
+    assert "manifest.json: No such" in error_of(open_prepared, tmp_path / "p")
     written = noted_writes(monkeypatch)
     assert "(max_length)" in error_of(make, dataclasses.replace(recipe, max_length=50), tmp_path / "p")
     make(recipe, tmp_path / "p")

@@ -201,7 +201,7 @@ def damage_index(folder):
 def damage_manifest(folder):
     path = folder / "manifest.json"
     path.write_text(path.read_text(encoding="utf-8")[:-40], encoding="utf-8")
-    return "manifest.json is damaged"
+    return "manifest.json: "
 
 
 def damage_version(folder):

@@ -205,7 +205,7 @@ def test_positions_command(tmp_path, capsys, monkeypatch):
         (["table3"], "give --data-dir, the folder with train.en.gz, train.de.gz"),
         (["table3", "--set", "max_stepz=3"], "did you mean 'max_steps'?"),
         (["table3", "--set", "output=there"], "--set 'output=there' is no setting of a cell"),
-        (["table1", "--output", __file__], "recipe.yaml cannot be read"),
+        (["table1", "--output", __file__], "of 6 cells failed, see above"),
         (["table4", "--data-dir", "."], "give --data-dir, the folder with gum.train.trees.gz, gum.dev.trees.gz"),
         (["table1", "--set", "lengths=8,16"], "leave --set out"),
         (["positions", "--set", "steps=3"], "leave --set out"),

@@ -83,7 +83,7 @@ def test_a_folder_of_another_recipe_is_refused_and_stays(tmp_path):
     path.write_text("number: 2\n")  # of a version without the other setting
     assert "two" in read_results(experiment, setup, experiment.cells(setup))
     path.write_text("a: [")
-    assert "recipe.yaml is not valid YAML" in error_of(read_results, experiment, setup, experiment.cells(setup))
+    assert "recipe.yaml: " in error_of(read_results, experiment, setup, experiment.cells(setup))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"figures": {}}', "\xff"])

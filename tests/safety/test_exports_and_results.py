@@ -72,4 +72,4 @@ def test_results_that_make_no_table_are_one_line(tmp_path, figures):
     assert message.startswith(str(path.parent.parent)) and "\n" not in message
     path.unlink()
     path.mkdir()
-    assert "result.json cannot be read" in error_of(read_results, experiment, setup, [cell])
+    assert "result.json: " in error_of(read_results, experiment, setup, [cell])

@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, Generatio
 from vaswani_transformer import Translator, UserError, VaswaniConfig, load_model
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.errors import reading
-from vaswani_transformer.loading import check_json, check_search
+from vaswani_transformer.json_and_yaml import read_json
+from vaswani_transformer.loading import check_search
 from vaswani_transformer.model.generation_vaswani import SETTING_RANGES
 from vaswani_transformer.recipes.recipe import check_recipe
 
@@ -65,7 +66,7 @@ def test_every_setting_works_or_is_refused_by_name(loaded, tmp_path, name):
         path.write_text(json.dumps(before | limits | {name: value}))
         searched = copy.copy(model)
         try:
-            check_json(path)
+            read_json(path)
             with reading(path):  # as `load_model` does
                 searched.generation_config = GenerationConfig.from_pretrained(tmp_path)
                 check_search(searched)

@@ -130,7 +130,7 @@ def clean(
 
 
 def _finished(folder: Path, settings: dict) -> dict:
-    manifest = read_json(folder / MANIFEST, "clean the text again with --overwrite")
+    manifest = read_json(folder / MANIFEST)
     if manifest.get("settings") != settings or not all((folder / name).is_file() for name in manifest["parts"]):
         raise UserError(
             f"{folder} was cleaned with other settings or of other text, or lacks a part: give another --output, or"
@@ -141,7 +141,7 @@ def _finished(folder: Path, settings: dict) -> dict:
 
 def _start(tasks: Path, settings: dict) -> None:
     """Make the folder of judged parts; those that were judged with other settings are removed."""
-    if not (tasks / SETTINGS).is_file() or read_json(tasks / SETTINGS, "remove it") != settings:
+    if not (tasks / SETTINGS).is_file() or read_json(tasks / SETTINGS) != settings:
         shutil.rmtree(tasks, ignore_errors=True)
         tasks.mkdir()
         write_text(tasks / SETTINGS, json.dumps(settings))

@@ -148,7 +148,7 @@ def _earlier(folder: Path, settings: dict) -> dict | None:
         if {path.name for path in folder.glob("[!.]*")} - {TOKENIZER}:
             raise UserError(f"{folder} is not empty and holds no preparation: give another --output")
         return None
-    earlier = read_json(notes, _OTHER)
+    earlier = read_json(notes)
     is_finished = notes.name == MANIFEST
     with reading(notes):
         before, now = ({**values["recipe"], **values["files"]} for values in (earlier, settings))

@@ -176,8 +176,8 @@ def read_manifest(folder: str | Path) -> dict:
         UserError: for a folder that is missing, not prepared, not finished, or of another version.
     """
     folder = to_path(folder)
-    with reading(f"{folder / MANIFEST}, which `vaswani prepare` writes last"):
-        manifest = read_json(folder / MANIFEST, _AGAIN)
+    with reading(folder / MANIFEST):  # which is written last
+        manifest = read_json(folder / MANIFEST)
         if (manifest["format"], manifest["version"]) != (FORMAT, VERSION):
             raise ValueError(f"format {manifest['format']}, version {manifest['version']}: prepare the folder again")
     return manifest

@@ -64,7 +64,7 @@ def open_tokenizer(folder: str | Path):
     """
     folder = Path(folder)
     if (folder / "tokenizer_config.json").is_file() and (folder / "tokenizer.json").is_file():
-        settings = read_json(folder / "tokenizer_config.json", "export the model again")
+        settings = read_json(folder / "tokenizer_config.json")
         is_plain = not settings.get("clean_up_tokenization_spaces") and not settings.get("added_tokens_decoder")
         if settings.get("tokenizer_class") in _CLASSES and is_plain:
             return FastTokenizer(folder, settings)

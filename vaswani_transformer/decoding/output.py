@@ -122,7 +122,7 @@ class ResumableOutput:
         write_text(self._notes, json.dumps(self.settings, indent=1) + "\n")
 
     def _resume(self, lines_per_record: int, drawn: dict[str, Any]) -> None:
-        notes, now = read_json(self._notes, f"delete it and {self.path} to start again"), self.settings
+        notes, now = read_json(self._notes), self.settings
         with reading(self._notes):
             now |= {name: type(value)(notes[name]) for name, value in drawn.items()}
         for name in dict.fromkeys([*now, *notes]):

@@ -149,5 +149,5 @@ def read_evaluation(path: str | Path) -> dict:
         UserError: for a file that is missing, is not JSON, or does not say what it is an evaluation of.
     """
     with reading(path):
-        record = read_json(path, "give a file of `vaswani evaluate --json`")
+        record = read_json(path)
         return record | {name: kind(record[name]) for name, kind in _REQUIRED.items()}

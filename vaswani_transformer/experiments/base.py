@@ -133,9 +133,8 @@ def _read_result(folder: Path, cell: Cell) -> dict | None:
 
     Settings that are newer than the folder do not count.
     """
-    advice = f"remove {folder} to run {cell.name} again"
-    with contextlib.suppress(FileNotFoundError):
-        earlier, settings = read_yaml(folder / RECIPE, advice), _as_json(cell.settings)
+    if (folder / RECIPE).exists():
+        earlier, settings = read_yaml(folder / RECIPE), _as_json(cell.settings)
         with reading(folder / RECIPE):
             differ = [name for name in settings if name in earlier and earlier[name] != settings[name]]
         if differ:
@@ -144,9 +143,7 @@ def _read_result(folder: Path, cell: Cell) -> dict | None:
                 f"{folder} is of another recipe ({values}{', ...' if len(differ) > 3 else ''}): give the --set that it"
                 " was made with, another --output, or remove that folder"
             )
-    with contextlib.suppress(FileNotFoundError):
-        return read_json(folder / RESULT, advice, finite=False)
-    return None
+    return read_json(folder / RESULT, finite=False) if (folder / RESULT).exists() else None
 
 
 def _as_json(value: Any) -> Any:

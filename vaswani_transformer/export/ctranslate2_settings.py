@@ -46,7 +46,7 @@ def read_settings(folder: str | Path) -> SimpleNamespace:
     path = Path(folder) / "generation_config.json"
     values = {"num_beams": 4, "length_penalty": 0.6}
     if path.exists() or path.is_symlink():
-        values = read_json(path, "copy it again, or delete it for the defaults")
+        values = read_json(path)
     settings = dict.fromkeys((*FOLLOWED, *_TOKENS, "do_sample", "top_k"))
     for name, value in values.items():
         check_setting(name, value, f" in {path}")

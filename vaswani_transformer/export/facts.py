@@ -15,7 +15,6 @@ EXTRAS = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime", "onnx
 QUANTIZATIONS = ("float32", "int8", "int8_float32", "bfloat16", "float16", "int16")
 # CTranslate2's names: one file if source and target have the same tokens.
 VOCABULARIES = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
-_AGAIN = "export the model again"
 
 
 class NotExpressibleError(UserError):
@@ -52,7 +51,7 @@ class ExportFacts:
         """
         path = Path(folder) / FACTS
         with reading(path):
-            values = read_json(path, _AGAIN)
+            values = read_json(path)
             facts = cls(**{field.name: field.type(values[field.name]) for field in fields(cls)})
         if format is not None and facts.format != format:
             raise UserError(f"{folder} holds a model exported to {facts.format}: export it with --format {format}")
@@ -65,7 +64,7 @@ def read_vocabularies(folder: str | Path) -> tuple[list[str], list[str]]:
     tokens = []
     for path in sides if sides[0].is_file() else [shared]:
         with reading(path):
-            tokens.append(list(parse_json(read_text(path, _AGAIN))))
+            tokens.append(list(parse_json(read_text(path))))
     return tokens[0], tokens[-1]
 
 

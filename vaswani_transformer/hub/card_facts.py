@@ -158,7 +158,7 @@ def read_run_recipe(folder: str | Path) -> dict:
 
     recipe, values = {}, {}
     with contextlib.suppress(UserError, OSError):
-        values = read_yaml(Path(folder) / RECIPE, "it is not on the card")
+        values = read_yaml(Path(folder) / RECIPE)
     for name in Recipe.__dataclass_fields__ if isinstance(values, dict) else ():
         if not isinstance(values.get(name), list | dict):
             with contextlib.suppress(UserError, KeyError):
@@ -172,7 +172,7 @@ def read_import(folder: str | Path) -> dict:
     Empty for a model that was not imported, and for a record that is damaged.
     """
     with contextlib.suppress(OSError, UserError, KeyError, TypeError):
-        values = read_json(Path(folder) / "import.json", "it is not on the card")
+        values = read_json(Path(folder) / "import.json")
         texts = {name: str(values[name]) for name in ("toolkit", "source")}
         notes, languages = values.get("notes", ()), filter(is_language, values.get("languages", ()))
         license = values["license"] if is_name(values.get("license")) else None
@@ -203,7 +203,7 @@ def metadata(text: str) -> dict[str, Any]:
 def read_teachers(folder: str | Path, recipe: Mapping) -> list[str]:
     """Return the models on whose translations a run of `vaswani distill` was trained; empty for any other run."""
     with contextlib.suppress(OSError, UserError, KeyError, TypeError):
-        values = read_json(Path(folder) / "distillation.json", "it is not on the card")
+        values = read_json(Path(folder) / "distillation.json")
         if file_name(str(recipe.get("train_target"))) in values["files"]:
             return [file_name(str(name)) for name in values["teachers"]]
     return []

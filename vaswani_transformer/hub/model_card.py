@@ -189,7 +189,7 @@ def render_card(facts: CardFacts, card: str | None = None) -> str:
         lstrip_blocks=True,
     )
     with reading(path):
-        text = environment.from_string(read_text(path, f"give {', '.join(KINDS)} or a file")).render(
+        text = environment.from_string(read_text(path)).render(
             front_matter=data,
             repo_id=Markup(facts.repo_id),  # of a form that the Hub prescribes; it is in code too
             name=Markup(facts.name),

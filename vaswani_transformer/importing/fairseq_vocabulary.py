@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, reading, shortened
+from ..errors import UserError, shortened
 from ..json_and_yaml import read_text
 from ..model.tokenization_vaswani import VaswaniTokenizer
 from . import sentencepiece, subword_nmt
@@ -48,8 +48,7 @@ def read_dictionaries(
 
 def _read(path: Path) -> dict[str, int]:
     """Return the numbers of a dictionary's words: lines of a word and how often it was seen."""
-    with reading(path):
-        lines = read_text(path, _ADVICE, _MOST_BYTES).split("\n")
+    lines = read_text(path, _MOST_BYTES).split("\n")
     ids = {token: number for number, token in enumerate(SPECIAL_TOKENS)}
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):
         word, _, count = line.rstrip().rpartition(" ")

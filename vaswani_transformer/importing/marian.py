@@ -143,7 +143,7 @@ def _decoder_settings(path: Path) -> dict[str, Any] | None:
     for file in (path.with_name(f"{path.name}.decoder.yml"), path.with_name("decoder.yml")):
         if file.is_file():
             with reading(file):
-                return dict(read_yaml(file, "correct it, or delete it and give --vocabulary"))
+                return dict(read_yaml(file))
     return None
 
 

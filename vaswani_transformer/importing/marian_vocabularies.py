@@ -82,7 +82,7 @@ def _read(path: Path, size: int, segmenter: str) -> Vocabulary:
     else:
         ids = {}
         with reading(path):
-            for name, number in read_vocabulary(path, "give a vocabulary of Marian's, one line `word: id` an entry"):
+            for name, number in read_vocabulary(path):
                 if 0 <= int(number) < size:
                     ids.setdefault(name, int(number))  # the first one counts in Marian too
         is_whole, special = bool(ids), {name: ids.get(name) for name in (EOS, UNK)}

@@ -65,7 +65,7 @@ def read(source: Path, options: ImportOptions) -> Imported:
 def _languages(folder: Path) -> tuple[str, ...]:
     """Return source and target language as the tokenizer's configuration names them; empty where it does not."""
     path = folder / "tokenizer_config.json"
-    values = read_json(path, "copy it again") if path.is_file() else {}
+    values = read_json(path) if path.is_file() else {}
     languages = values.get("source_lang"), values.get("target_lang")
     return languages if all(map(is_language, languages)) else ()
 

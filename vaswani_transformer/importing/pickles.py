@@ -29,5 +29,5 @@ def read(source: Path, _: ImportOptions) -> Imported:
         read_weights(source),
         load_tokenizer(source) if (source / "tokenizer_config.json").is_file() else None,
         Facts(**origin) if origin else facts_of_folder(source, "vaswani_transformer"),
-        read_json(settings, "copy it again") if settings.is_file() else {},
+        read_json(settings) if settings.is_file() else {},
     )

@@ -56,7 +56,7 @@ def model_type(source: Path) -> str | None:
     """
     if not (source / "config.json").is_file():
         return None
-    kind = read_json(source / "config.json", "copy it again").get("model_type")
+    kind = read_json(source / "config.json").get("model_type")
     return kind if isinstance(kind, str) else None
 
 

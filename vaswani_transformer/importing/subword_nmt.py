@@ -71,7 +71,7 @@ def _inner(word: str) -> str:
 def _read_merges(path: Path) -> list[tuple[str, str]]:
     """Return the merges of a file in their order, each once."""
     with reading(path):
-        lines = read_text(path, _ADVICE, _MOST_BYTES).rstrip("\n").split("\n")
+        lines = read_text(path, _MOST_BYTES).rstrip("\n").split("\n")
         # fastBPE writes how often it saw a pair behind each, and ends words as version 0.2 does.
         is_fast = lines[0].strip("\r\n ").count(" ") == 2
         if not is_fast and lines.pop(0).strip() != "#version: 0.2":

@@ -97,5 +97,5 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 def _files_of_index(index: Path) -> list[Path]:
     """Return the files that an index of weights lists, all in the index's own folder."""
     with reading(index):
-        names = read_json(index, "copy it again")["weight_map"].values()
+        names = read_json(index)["weight_map"].values()
         return sorted({index.parent / Path(name).name for name in names})

@@ -14,7 +14,6 @@ from ..json_and_yaml import read_json
 from .source import ACTIVATIONS, Facts
 from .tables import first_bytes
 
-_AGAIN = "copy the files of the model again"
 _IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")  # our configuration has them
 
 
@@ -25,7 +24,7 @@ def config_of(folder: Path, kind: type[PreTrainedConfig]) -> PreTrainedConfig:
         UserError: for values of a wrong kind, and settings that our architecture does not have, by their names.
     """
     path = folder / "config.json"
-    values = read_json(path, _AGAIN)
+    values = read_json(path)
     with reading(path):
         config = kind(**{name: values[name] for name in values.keys() & kind.__annotations__.keys()})
     rules = {"activation_function": (config.activation_function, tuple(ACTIVATIONS))}
@@ -59,9 +58,9 @@ def search_settings(folder: Path, config: PreTrainedConfig) -> dict[str, Any]:
     """
     path = folder / "generation_config.json"
     if path.is_file():
-        settings = read_json(path, _AGAIN, finite=False)
+        settings = read_json(path, finite=False)
     else:
-        values = read_json(folder / "config.json", _AGAIN)
+        values = read_json(folder / "config.json")
         settings = {name: values.get(name, getattr(config, name, None)) for name in GenerationConfig().to_dict()}
     dropped = {*_IDS, "transformers_version", "_from_model_config", "use_cache"}
     settings = {name: value for name, value in settings.items() if value is not None and name not in dropped}
@@ -84,7 +83,7 @@ def was_trained_there(folder: Path) -> bool:
 
 def facts_of_folder(folder: Path, toolkit: str, languages: tuple[str, ...] = ()) -> Facts:
     """Return what a folder's card and configuration say about its model; `languages`: source and target, if known."""
-    name = str(read_json(folder / "config.json", _AGAIN).get("_name_or_path") or "")
+    name = str(read_json(folder / "config.json").get("_name_or_path") or "")
     source = re.search(r"(?:^|/)((?:Helsinki-NLP|facebook|allenai)/[\w.-]+)$", name)
     text = first_bytes(folder / "README.md").decode("utf-8", errors="replace")
     card = metadata(text)

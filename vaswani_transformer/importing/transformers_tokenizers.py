@@ -11,7 +11,6 @@ from ..json_and_yaml import read_json
 from ..model.tokenization_vaswani import VaswaniTokenizer
 from .sentencepiece import Unsupported, backend
 
-_AGAIN = "copy the whole folder of the model"
 _MOST_BYTES = 1 << 25  # of a vocabulary; one of 256,000 entries takes 16 MB at most
 # Entries of tokenizer_config.json that are kept.
 _KEPT = ("model_max_length", "source_lang", "target_lang")
@@ -78,25 +77,26 @@ def fsmt_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 def _settings(folder: Path) -> dict:
     path = folder / "tokenizer_config.json"
-    return read_json(path, _AGAIN, most_bytes=_MOST_BYTES) if path.exists() else {}
+    return read_json(path, most_bytes=_MOST_BYTES) if path.exists() else {}
 
 
 def _added_tokens(folder: Path, settings: dict) -> set[str]:
     """Return the texts of tokens that were added to a tokenizer after its training."""
     path = folder / "added_tokens.json"
-    added = read_json(path, _AGAIN, most_bytes=_MOST_BYTES) if path.exists() else {}
+    added = read_json(path, most_bytes=_MOST_BYTES) if path.exists() else {}
     listed = settings.get("added_tokens_decoder")
     return {str(token) for token in (*added, *map(_text, listed.values() if isinstance(listed, dict) else ()))}
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
-    with reading(path):
-        vocabulary = read_json(path, _AGAIN, most_bytes=_MOST_BYTES)
+    vocabulary = read_json(path, most_bytes=_MOST_BYTES)
     numbers = set(vocabulary.values())
     # Numbers far apart would make a table of as many names.
     is_whole = all(type(number) is int and 0 <= number < 2 * len(numbers) + 100 for number in numbers)
     if not is_whole or not 0 < len(vocabulary) == len(numbers):
-        raise UserError(f"{path} is not a vocabulary, tokens with numbers of their own from 0 on: {_AGAIN}")
+        raise UserError(
+            f"{path} is not a vocabulary, tokens with numbers of their own from 0 on: copy the folder again"
+        )
     return vocabulary
 
 

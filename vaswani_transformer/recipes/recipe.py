@@ -273,8 +273,7 @@ def read_recipe(name_or_path: str) -> tuple[str, str]:
     """
     path, names = Path(name_or_path), recipe_names()
     if path.suffix in (".yaml", ".yml") or path.is_file() or (path.exists() and name_or_path not in names):
-        with reading(path):
-            return read_text(path, "give a recipe, a YAML file in UTF-8", MOST_YAML), path.stem
+        return read_text(path, MOST_YAML), path.stem
     if name_or_path not in names:
         nearest = _nearest(name_or_path, names, "vaswani recipes")
         raise UserError(f"there is no recipe {name_or_path!r:.300} and no such file: {nearest}")

@@ -88,7 +88,7 @@ def find_models(names: Sequence[str]) -> list[ServedModel]:
 def _is_parser(folder: Path) -> bool:
     """Return whether its tokenizer has brackets and tags of trees."""
     with contextlib.suppress(OSError, UserError):
-        return TREE_TOKENS in read_json(folder / "tokenizer_config.json", "copy it again")
+        return TREE_TOKENS in read_json(folder / "tokenizer_config.json")
     return False
 
 

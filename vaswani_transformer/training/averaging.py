@@ -63,7 +63,7 @@ def _check_same_model(folders: Sequence[Path]) -> None:
     facts = []
     for folder in folders:
         with reading(folder):
-            config = read_json(folder / "config.json", "")
+            config = read_json(folder / "config.json")
             facts.append(config | {"the tokenizer": tokenizer_sha256(load_tokenizer(folder))})
     for folder, others in zip(folders[1:], facts[1:], strict=True):
         names = (others.keys() | facts[0].keys()) - _NO_DIFFERENCE

@@ -74,7 +74,7 @@ def remove_checkpoint(folder: Path) -> None:
         if not doomed.exists():
             (folder / MANIFEST).rename(doomed)
         with reading(doomed):
-            names = list(read_json(doomed, "")["files"])
+            names = list(read_json(doomed)["files"])
         remove_files(folder, [*names, doomed.name])
         folder.rmdir()
 
@@ -109,7 +109,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         UserError: naming what is missing or damaged.
     """
     with reading(folder / MANIFEST):
-        manifest = read_json(folder / MANIFEST, "")
+        manifest = read_json(folder / MANIFEST)
         wrong = {name for name, size in manifest["files"].items() if (folder / name).stat().st_size != size}
         if wrong or manifest["step"] != step_of(folder):
             raise ValueError(f"{min(wrong, default='the step')} is not as written")
@@ -124,7 +124,7 @@ def check_contents(folder: Path, weights_only: bool = False) -> None:
     """
     path = folder / MANIFEST
     with reading(path):
-        sums = read_json(path, "")["crc32"].items() if path.is_file() else ()
+        sums = read_json(path)["crc32"].items() if path.is_file() else ()
     for name, value in sums:
         checked = (not weights_only or name.endswith((".safetensors", ".json"))) and (folder / name).is_file()
         if checked and crc32(folder / name) != value:
@@ -135,7 +135,7 @@ def read_state(folder: Path) -> TrainerState:
     """Return the trainer's state in a checkpoint; raises `UserError` where it cannot be read."""
     path = folder / TRAINER_STATE_NAME
     with reading(path):  # with the log of all steps
-        return TrainerState(**read_json(path, "", most_bytes=1 << 30, finite=False))
+        return TrainerState(**read_json(path, most_bytes=1 << 30, finite=False))
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:

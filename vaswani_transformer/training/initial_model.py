@@ -1,6 +1,5 @@
 """The model that a training begins with: new weights, those of a model folder, or low-rank adapters on these."""
 
-import contextlib
 import copy
 import json
 import os
@@ -16,7 +15,7 @@ from ..errors import UserError, reading
 from ..evaluation.records import weights_sha256
 from ..hardware import on_cpu
 from ..json_and_yaml import read_json
-from ..loading import check_folder, check_json, load_model, read_config
+from ..loading import check_folder, load_model, read_config
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import MAX_EXTRA_TOKENS
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
@@ -105,7 +104,7 @@ def read_model_of(folder: str | Path) -> VaswaniForConditionalGeneration:
         model = VaswaniForConditionalGeneration(read_config(folder))
     path = folder / "generation_config.json"
     if path.is_file():
-        check_json(path)
+        read_json(path)  # refuses what transformers lets pass
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
 
@@ -163,8 +162,8 @@ def origin(folder: str | Path) -> dict[str, str]:
     folder = Path(folder)
     facts = {"model": folder.resolve().name, "weights_sha256": weights_sha256(folder)}
     files = {ORIGIN: json.dumps(facts, indent=1) + "\n"}
-    with contextlib.suppress(FileNotFoundError):
-        imported = read_json(folder / IMPORT, "import the model again, or remove it")
+    if (folder / IMPORT).exists():
+        imported = read_json(folder / IMPORT)
         notes = imported.get("notes")
         imported["notes"] = list(dict.fromkeys([*(notes if isinstance(notes, list) else []), _TUNED]))
         files[IMPORT] = json.dumps(imported, indent=2, ensure_ascii=False) + "\n"

@@ -90,7 +90,7 @@ def _changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
     """Return settings that may not change on a resume and did, as `"seed: 1, was 0"`."""
     with reading(earlier_recipe):
         # Fields that are newer than the run had no other value than their default.
-        earlier = {field.name: field.default for field in fields(Recipe)} | read_yaml(earlier_recipe, "")
+        earlier = {field.name: field.default for field in fields(Recipe)} | read_yaml(earlier_recipe)
     now = {name: value for name, value in asdict(recipe).items() if name not in FREE_ON_RESUME}
     return [
         f"{name}: {value}, was {earlier[name]!s:.100}" for name, value in sorted(now.items()) if value != earlier[name]
@@ -124,7 +124,7 @@ def content_hashes(tokenizer, train: datasets.Dataset, validation: datasets.Data
 def _earlier_hashes(folder: Path) -> dict[str, str]:
     """Return the `content_hashes` that the run in `folder` started with."""
     with reading(folder / CHECKPOINTS / CONTENTS):
-        return dict(read_json(folder / CHECKPOINTS / CONTENTS, ""))
+        return dict(read_json(folder / CHECKPOINTS / CONTENTS))
 
 
 def began_with(folder: Path, train: datasets.Dataset | PreparedPairs) -> bool:

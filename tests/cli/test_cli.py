@@ -276,12 +276,3 @@ def test_evaluate_refuses_what_it_cannot_evaluate_before_it_translates(model, le
     (tmp_path / "long").write_text("Ein Hund " * 100 + "\n")
     line = fails("evaluate", learned, "--source", tmp_path / "one", "--reference", tmp_path / "long")
     assert "line 1" in line and "at most 60" in line
-
-
-def test_interrupted_training_is_not_resumed_with_other_settings(model, recipe, tmp_path, fails, cache):
-    folder = tmp_path / "out"
-    shutil.copytree(model, folder)
-    for name in ("model.safetensors", "config.json"):
-        (folder / name).unlink()
-    line = fails("train", recipe, "--output", folder, "--warmup-steps", "5")
-    assert "warmup_steps" in line and "--overwrite" in line

@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from .. import __version__
 from ..errors import UserError
 from . import libretranslate, page, translations
+from .engine import Engine
 from .limiter import Metrics, RequestLimiter, error_response
 from .models import Models, ServedModel
 from .service import Limits, Service
@@ -43,12 +44,18 @@ def make_app(
         served: the models to serve.
         load: gives the model and the tokenizer of a folder.
         limits: what is taken.
-        most_models, tokens_per_batch: as of `Models`.
+        most_models: as of `Models`.
+        tokens_per_batch: as of `Engine`.
         keys: API keys, one of which a translation needs; none for no need.
         log_text: whether texts are written into the log.
     """
     limits = limits or Limits()
-    models = Models(served, load, most_models, tokens_per_batch, lambda *batch: metrics.note_batch(*batch))
+
+    def start(model: ServedModel) -> Engine:
+        more = {"needs": [model.needs]} if model.needs else {}
+        return Engine(*load(model.folder, **more), tokens_per_batch, metrics.batches.labels(model.name).observe)
+
+    models = Models(served, start, most_models)
 
     @contextlib.asynccontextmanager
     async def lifespan(app):

@@ -13,13 +13,14 @@ import copy
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from ..decoding.glossary import Glossary, Terms, beams_for
 from ..decoding.long_inputs import split_line
+from ..decoding.scoring import positions
 from ..decoding.streaming import Window
 from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
 
@@ -48,7 +49,6 @@ class _Ticket:
     options: Options
     scores: bool
     deliver: Callable[[Any], Any]  # takes (number of a sentence, its hypotheses), or an exception
-    is_gone: bool = False  # nobody waits for it any more
 
 
 @dataclass(eq=False)
@@ -67,10 +67,12 @@ class _Group:
         self.engine, self.key, self.options = engine, key, dict(key.options)
         self.shares: deque[_Share] = deque()  # that have sentences waiting; the next one to join is of the first
         self.running: dict[Any, tuple[_Share, int]] = {}  # by the search's sentences
-        self.search = None
-        self._current: list[_Share] = []  # whose outputs are being made
         self.beams = self.options.get("num_beams") or engine.model.generation_config.num_beams or 1
-        self._is_open = False
+
+    @cached_property
+    def search(self):
+        """Return the search that sentences join; None where they are translated in batches."""
+        return self.engine.model.open_search(**self.options) if self.key.is_joinable else None
 
     @property
     def is_busy(self) -> bool:
@@ -88,18 +90,13 @@ class _Group:
 
     def turn(self, room: int) -> None:
         """Compute a step of the search, or a batch, with what waits as far as it fits into the room."""
-        if not self._is_open:
-            self.search = self.engine.model.open_search(**self.options) if self.key.is_joinable else None
-            self._is_open = True
-        if self.search is None:
-            self._translate(self._admitted(room))
-            return
-        self._join(self._admitted(room))
+        admitted = self._admitted(room)
+        self.running |= dict(enumerate(admitted)) if self.search is None else self._join(admitted)
         self.engine.note_batch(len(self.running))
-        done = [(*self.running.pop(sentence), sentence.outputs()) for sentence in self.search.step()]
-        self._leave([share for share, _, _ in done])
-        for with_scores in (False, True):
-            self._deliver([entry for entry in done if entry[0].ticket.scores == with_scores], with_scores)
+        for sentence, hypotheses in self._translate() if self.search is None else self._step():
+            share, number = self.running.pop(sentence)
+            share.running -= 1
+            share.ticket.deliver((number, hypotheses))
 
     def _admitted(self, room: int) -> list[tuple[_Share, int]]:
         """Return the next sentences, one of each request in turn.
@@ -126,9 +123,9 @@ class _Group:
                 self.shares.remove(share)
         return admitted
 
-    def _join(self, admitted: list[tuple[_Share, int]]) -> None:
+    def _join(self, admitted: list[tuple[_Share, int]]) -> dict[Any, tuple[_Share, int]]:
         if not admitted:
-            return
+            return {}
         from ..data.batching import PairCollator
         from ..decoding.glossary_search import TermsSentence
 
@@ -137,32 +134,31 @@ class _Group:
         inputs = collate([{"input_ids": piece.ids, "labels": [0]} for piece in pieces])
         kinds = [partial(TermsSentence, piece.terms) for piece in pieces] if self.key.has_terms else None
         sentences = self.search.join(inputs["input_ids"], inputs["attention_mask"], kinds)
-        self.running |= dict(zip(sentences, admitted, strict=True))
+        return dict(zip(sentences, admitted, strict=True))
 
-    def _deliver(self, done: list[tuple[_Share, int, list]], with_scores: bool) -> None:
-        """Send the outputs of sentences that are done, as `Translator` has them."""
-        pieces = [share.ticket.pieces[number] for share, number, _ in done]
-        outputs = [[output.tokens for output in outputs] for _, _, outputs in done]
-        ranked = self.engine.with_options(self.key.options, with_scores).as_hypotheses(pieces, outputs)
-        for (share, number, _), hypotheses in zip(done, ranked, strict=True):
-            on_a_line = [replace(each, text=" ".join(each.text.splitlines())) for each in hypotheses]
-            share.ticket.deliver((number, on_a_line))
+    def _step(self) -> list[tuple[Any, list[Hypothesis]]]:
+        """Compute a step of the search, and return the hypotheses of sentences that are done, as `Translator`'s."""
+        done, results = self.search.step(), []
+        for scores in (False, True):
+            sentences = [sentence for sentence in done if self.running[sentence][0].ticket.scores == scores]
+            outputs = [[output.tokens for output in sentence.outputs()] for sentence in sentences]
+            translator = self.engine.with_options(self.key.options, scores)
+            ranked = translator.as_hypotheses(list(map(self._piece, sentences)), outputs)
+            on_a_line = ([replace(each, text=" ".join(each.text.splitlines())) for each in row] for row in ranked)
+            results += zip(sentences, on_a_line, strict=True)
+        return results
 
-    def _translate(self, admitted: list[tuple[_Share, int]]) -> None:
+    def _translate(self) -> list[tuple[Any, list[Hypothesis]]]:
         """Translate a batch by `Translator`."""
-        with_scores = any(share.ticket.scores for share, _ in admitted)
-        translator = self.engine.with_options(self.key.options, with_scores)
-        pieces = [replace(share.ticket.pieces[number], line=line) for line, (share, number) in enumerate(admitted)]
-        self.engine.note_batch(len(pieces))
-        self._leave([share for share, _ in admitted])
-        ranked = translator.translate_prepared(PreparedWindow(Window(0, 1, [""] * len(pieces)), pieces, []))
-        for (share, number), hypotheses in zip(admitted, ranked, strict=True):
-            share.ticket.deliver((number, hypotheses))
+        scores = any(share.ticket.scores for share, _ in self.running.values())
+        pieces = [replace(self._piece(number), line=number) for number in self.running]
+        prepared = PreparedWindow(Window(0, 1, [""] * len(pieces)), pieces, [])
+        ranked = self.engine.with_options(self.key.options, scores).translate_prepared(prepared)
+        return list(zip(self.running, ranked, strict=True))
 
-    def _leave(self, shares: list[_Share]) -> None:
-        self._current = shares
-        for share in shares:
-            share.running -= 1
+    def _piece(self, sentence: Any) -> Piece:
+        share, number = self.running[sentence]
+        return share.ticket.pieces[number]
 
     def drop(self, ticket: _Ticket) -> None:
         """Forget the sentences of a ticket."""
@@ -173,13 +169,10 @@ class _Group:
         if gone:
             self.search.give_up(gone)
 
-    def fail(self, error: Exception) -> None:
-        """Send an error to all that have sentences here, and start again."""
-        shares = (*self._current, *self.shares, *(share for share, _ in self.running.values()))
-        for ticket in {share.ticket for share in shares}:
+    def fail(self, error: BaseException) -> None:
+        """Send an error to all that have sentences here."""
+        for ticket in {share.ticket for share in (*self.shares, *(share for share, _ in self.running.values()))}:
             ticket.deliver(error)
-        self.shares, self.running, self._current = deque(), {}, []
-        self.search, self._is_open = None, False
 
 
 class Engine:
@@ -198,18 +191,12 @@ class Engine:
         self.model, self.tokenizer, self.note_batch = model, tokenizer, note_batch
         self.pending = 0  # sentences that have come and are not done
         self.translator = Translator(model, tokenizer, tokens_per_batch, max_source_tokens=LONGEST)
-        config = model.config
-        self._longest = min(
-            LONGEST, config.max_position_embeddings if config.position_encoding == "learned" else LONGEST
-        )
+        self._longest = min(LONGEST, positions(model.config))
         self._room, self.is_ours = tokens_per_batch * _BEAMS, hasattr(model, "open_search")
         self._groups: dict[_Key, _Group] = {}
-        self._inbox: list[Callable[[], Any]] = []
-        self._wake, self._is_closing = threading.Condition(), False
         # Requests are tokenised in their own threads, but no tokenizer is made for two at once.
         self._tokenizing, self._counter = threading.Lock(), copy.deepcopy(tokenizer)
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
+        self._thread, self._is_working = ThreadPoolExecutor(1, "engine"), False
 
     @cached_property
     def parser(self):
@@ -269,61 +256,44 @@ class Engine:
         """
         loop, ready, missing = asyncio.get_running_loop(), asyncio.Queue(), len(pieces)
         ticket = _Ticket(pieces, options, scores, partial(_call_soon, loop, ready.put_nowait))
-        self._submit(partial(self._accept, ticket))
+        self._thread.submit(self._accept, ticket)
         self.pending += missing
         try:
             while missing:
                 item = await ready.get()
-                if isinstance(item, Exception):
+                if isinstance(item, BaseException):
                     raise item
                 missing, self.pending = missing - 1, self.pending - 1
                 yield item
         finally:
             self.pending -= missing
             if missing:
-                ticket.is_gone = True
-                self._submit(partial(self._drop, ticket))
+                self._thread.submit(self._drop, ticket)
 
     async def call(self, function: Callable, *arguments) -> Any:
         """Return the result of a function that uses the model; it runs between two steps."""
-        result = Future()
-
-        def run() -> None:
-            if not result.set_running_or_notify_cancel():
-                return
-            try:
-                result.set_result(function(*arguments))
-            except BaseException as error:
-                result.set_exception(_as_exception(error))
-
-        self._submit(run)
-        return await asyncio.wrap_future(result)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     def close(self) -> None:
         """Finish what has come, and end the thread."""
-        with self._wake:
-            self._is_closing = True
-            self._wake.notify()
-        self._thread.join()
+        self._thread.submit(self._finish).result()
+        self._thread.shutdown()
 
-    def _submit(self, event: Callable[[], Any]) -> None:
-        with self._wake:
-            self._inbox.append(event)
-            self._wake.notify()
+    def _finish(self) -> None:
+        while self._busy_groups():
+            self._take_turns()
 
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not (self._inbox or self._is_closing or self._busy_groups()):
-                    self._wake.wait()
-                inbox, self._inbox = self._inbox, []
-            if self._is_closing and not inbox and not self._busy_groups():
-                return
-            for event in inbox:
-                event()
-            busy = self._busy_groups()
-            for group in busy[:_SEARCHES]:
-                self._turn(group, is_last=len(busy) > _SEARCHES)
+    def _work(self) -> None:
+        """Let the searches take turns, with what is submitted meanwhile between them, as long as there is work."""
+        self._take_turns()
+        self._is_working = bool(self._busy_groups())
+        if self._is_working:
+            self._thread.submit(self._work)
+
+    def _take_turns(self) -> None:
+        busy = self._busy_groups()
+        for group in busy[:_SEARCHES]:
+            self._turn(group, is_last=len(busy) > _SEARCHES)
 
     def _busy_groups(self) -> list[_Group]:
         """Those that have begun first, the others in the order of their turns."""
@@ -331,8 +301,6 @@ class Engine:
 
     def _accept(self, ticket: _Ticket) -> None:
         """Divide a ticket among the searches."""
-        if ticket.is_gone:
-            return
         shares: dict[_Key, _Share] = {}
         for number, piece in enumerate(ticket.pieces):
             lengths = sum(len(piece.ids) > limit for limit in _LENGTHS)
@@ -348,6 +316,9 @@ class Engine:
         idle = [key for key, group in self._groups.items() if not group.is_busy]
         for key in idle[: max(0, len(self._groups) - _SEARCHES)]:
             del self._groups[key]
+        if not self._is_working:
+            self._is_working = True
+            self._thread.submit(self._work)
 
     def _with_beams(self, options: Options, terms: Terms) -> Options:
         """Options with as many beams as a search for terms takes."""
@@ -364,7 +335,9 @@ class Engine:
         try:
             group.turn(0 if is_last and group.running else self._room - others)
         except BaseException as error:  # a tokenizer's panic is no `Exception`
-            group.fail(_as_exception(error))
+            group.fail(error)
+            del self._groups[group.key]  # its search may be broken
+            return
         if is_last and not group.running:  # behind those that wait
             self._groups[group.key] = self._groups.pop(group.key)
 
@@ -373,8 +346,3 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable, *arguments) 
     """Call a function in the thread of a loop, if that has not ended."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *arguments)
-
-
-def _as_exception(error: BaseException) -> Exception:
-    """Return an error that a future takes."""
-    return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 from babel import Locale
@@ -12,8 +12,9 @@ from pydantic import BaseModel, Field
 from ..documents.document import Translation
 from ..documents.formats import aligner
 from ..documents.web_page import read_web_page
+from ..exported import is_exported
 from .models import ServedModel
-from .service import Service, TranslationRequest, texts_of
+from .service import Service, Texts, TranslationsRequest, texts_of
 
 _ALTERNATIVES = 10  # at most
 _ALIGNED = 16  # sentences at once, between which others have their turn; more take as long each on a CPU
@@ -62,7 +63,10 @@ async def settings(request: Request) -> dict[str, Any]:
         "supportedFilesFormat": [],
         # Not LibreTranslate's, for the page:
         "parser": service.models.parser is not None,
-        "details": {model.name: model.details for model in service.models.served},
+        "details": {
+            model.name: {"alignments": not is_exported(model.folder), "confidence": True}
+            for model in service.models.served
+        },
         "language": {side: {"code": code, "name": _language_name(code)} for side, code in sides.items()},
     }
 
@@ -70,7 +74,7 @@ async def settings(request: Request) -> dict[str, Any]:
 class TranslateFields(BaseModel):
     """The parameters of a request, from JSON or a form."""
 
-    q: str | Annotated[list[str], Field(min_length=1)] = Field(description="a text, or in JSON a list of texts")
+    q: Texts = Field(description="a text, or in JSON a list of texts")
     source: str = Field(description="code of its language, or auto", examples=["en"])
     target: str = Field(description="code of the language to translate to", examples=["de"])
     format: Literal["text", "html"] = "text"
@@ -94,7 +98,7 @@ async def translate(request: Request) -> dict[str, Any]:
     if fields.format == "html":  # LibreTranslate has no other translations of them either
         translated = [[page] for page in await _translate_pages(service, served, texts)]
     else:
-        job = TranslationRequest(texts, nbest=fields.alternatives + 1)
+        job = TranslationsRequest(text=texts, target=served.target, nbest=fields.alternatives + 1)
         async with service.translating(served, job) as work:
             hypotheses = await work.all()
         translated = [_distinct(text, parts) for text, parts in zip(work.texts, hypotheses, strict=True)]
@@ -109,7 +113,7 @@ async def translate(request: Request) -> dict[str, Any]:
 async def _translate_pages(service: Service, served: ServedModel, texts: list[str]) -> list[str]:
     """Return web pages, or parts of them, translated with all tags where they belong."""
     work = await asyncio.to_thread(lambda: Translation(list(map(read_web_page, texts)), served.source))
-    job = TranslationRequest(work.sentences, split=False)
+    job = TranslationsRequest.model_construct(text=work.sentences, split_sentences=False)  # maybe none
     async with service.translating(served, job) as translating:
         ranked, engine = await translating.all(), translating.engine
         pairs = zip(translating.texts, ranked, strict=True)

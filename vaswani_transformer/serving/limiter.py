@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from ..errors import is_panic
 from .service import Limits, full
 
 logger = logging.getLogger(__name__)
@@ -40,16 +41,12 @@ class Metrics:
         loaded = Gauge("vaswani_models_loaded", "Models in memory.", **options)
         loaded.set_function(lambda: len(models.loaded))
 
-    def note_batch(self, model: str, size: int) -> None:
-        """Count the sentences of a step."""
-        self.batches.labels(model).observe(size)
-
 
 class RequestLimiter:
     """An ASGI application around another that reads the body of a request within limits, and ends what is too late.
 
     Args:
-        app: the other one; it can put what is to be logged into `scope["state"]["notes"]`.
+        app: the other one; it may leave what is to be logged in `scope["state"]["notes"]`.
         limits: for each request.
         metrics: counts them.
         log_text: whether the log may hold what users sent.
@@ -64,8 +61,7 @@ class RequestLimiter:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status, notes, is_stream = perf_counter(), 0, {}, False
-        scope.setdefault("state", {})["notes"] = notes
+        start, status, is_stream = perf_counter(), 0, False
 
         async def noting(message) -> None:
             nonlocal status, is_stream
@@ -82,7 +78,9 @@ class RequestLimiter:
             await self._answer(scope, receive, noting)
         except ClientDisconnect:
             pass
-        except Exception as error:
+        except BaseException as error:
+            if not (isinstance(error, Exception) or is_panic(error)):
+                raise
             if not isinstance(error, HTTPException):
                 self._log_failure(error)
                 error = HTTPException(500)
@@ -95,7 +93,7 @@ class RequestLimiter:
             self._under_way -= 1
             self.metrics.under_way.set(self._under_way)
             # 499: nginx's number for a client that has left
-            self._log(scope, status or 499, perf_counter() - start, notes)
+            self._log(scope, status or 499, perf_counter() - start)
 
     async def _answer(self, scope, receive, send) -> None:
         """Let the application answer, as long as there is time and a client."""
@@ -127,22 +125,21 @@ class RequestLimiter:
             await asyncio.gather(*tasks, return_exceptions=True)  # what the answer holds is free then
 
     async def _read(self, scope, receive) -> bytes:
-        request, parts, size = Request(scope, receive), [], 0
-        length, stream = request.headers.get("content-length", ""), request.stream()
-        announced = int(length) if length.isdecimal() else 0
-        while max(size, announced) <= self.limits.body:
-            part = await anext(stream, None)
-            if part is None:
-                return b"".join(parts)
-            parts.append(part)
-            size += len(part)
-        raise HTTPException(413, f"the request has more than {self.limits.body} bytes", {"Connection": "close"})
+        request, body = Request(scope, receive), bytearray()
+        announced = int(request.headers.get("content-length", 0))  # h11 refuses what is no number
+        async for part in request.stream():
+            body += part
+            if max(len(body), announced) > self.limits.body:
+                reason = f"the request has more than {self.limits.body} bytes"
+                raise HTTPException(413, reason, {"Connection": "close"})
+        return bytes(body)
 
-    def _log(self, scope, status: int, seconds: float, notes: dict) -> None:
+    def _log(self, scope, status: int, seconds: float) -> None:
         path = scope["path"] if scope["path"] in self.metrics.paths else "other"
         self.metrics.requests.labels(path, status).inc()
         self.metrics.seconds.labels(path).observe(seconds)
         client = (scope.get("client") or ("-",))[0]
+        notes = scope.get("state", {}).get("notes", {})
         shown = {name: value for name, value in notes.items() if name != "texts" or self.log_text}
         rest = "".join(f" {name}={json.dumps(value, ensure_ascii=False)}" for name, value in shown.items())
         logger.info(f"{client} {scope['method']} {path} {status} {1000 * seconds:.0f} ms{rest}")

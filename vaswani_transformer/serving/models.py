@@ -7,9 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 from starlette.exceptions import HTTPException
@@ -52,11 +50,6 @@ class ServedModel:
             return _LARGER * sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
         return 0
 
-    @property
-    def details(self) -> dict[str, bool]:
-        """Return what it can give about a translation, as fields of `/v1/translations`, without loading it."""
-        return {"confidence": True} if is_exported(self.folder) else {"alignments": True, "confidence": True}
-
 
 def find_models(names: Sequence[str]) -> list[ServedModel]:
     """Return what is served, from folders, or languages and folders such as `en-de=FOLDER`.
@@ -97,23 +90,14 @@ class Models:
 
     Args:
         models: what there is.
-        load: gives a model and its tokenizer.
+        load: starts the engine of a model; runs in a thread.
         most: how many may be loaded; by default as many as fit half of the memory by the size of their files.
-        tokens_per_batch, note_batch: as of `Engine`; `note_batch` gets the model's name too.
     """
 
-    def __init__(
-        self,
-        models: Sequence[ServedModel],
-        load: Callable[[Path], tuple[Any, Any]],
-        most: int | None = None,
-        tokens_per_batch: int = 2048,
-        note_batch: Callable[[str, int], Any] = lambda name, size: None,
-    ):
+    def __init__(self, models: Sequence[ServedModel], load: Callable[[ServedModel], Engine], most: int | None = None):
         self.served = [model for model in models if model.target]
         self.parser = next((model for model in models if not model.target), None)
         self._load, self._most = load, most
-        self._tokens_per_batch, self._note_batch = tokens_per_batch, note_batch
         self.loaded: dict[ServedModel, Engine] = {}  # the least recently used first
         self._users: dict[ServedModel, int] = defaultdict(int)  # those that wait for it too
         self._loading: dict[ServedModel, asyncio.Task] = {}
@@ -167,10 +151,7 @@ class Models:
         try:
             async with self._changing:
                 await self._make_room(served)
-                more = {"needs": [served.needs]} if served.needs else {}
-                model, tokenizer = await asyncio.to_thread(self._load, served.folder, **more)
-                note = partial(self._note_batch, served.name)
-                self.loaded[served] = Engine(model, tokenizer, self._tokens_per_batch, note)
+                self.loaded[served] = await asyncio.to_thread(self._load, served)
         except Exception as error:
             logger.error(f"the model for {served.name} cannot be loaded: {one_line(error)}")
             raise HTTPException(503, f"the model for {served.name} is not available") from error

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..parsing.trees import words_of
 from .engine import Engine
-from .service import Service, texts_of
+from .service import Service, Texts, texts_of
 
 _FILES = {
     "/": ("page.html", "text/html"),
@@ -81,7 +81,7 @@ class ParsesRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    text: str | Annotated[list[str], Field(min_length=1)] = Field(
+    text: Texts = Field(
         description="a sentence, words and punctuation marks separated by spaces, or several", examples=["Dogs bark ."]
     )
 

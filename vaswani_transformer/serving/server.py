@@ -1,7 +1,6 @@
 """The process that serves: its socket, and what uvicorn does not limit."""
 
 import contextlib
-import errno
 import socket
 
 import h11
@@ -24,6 +23,8 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport) -> None:
         super().connection_made(transport)
+        # Header and body of an answer are two packets; the second would wait 40 ms for the client's acknowledgement.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -58,15 +59,10 @@ def listen(host: str, port: int) -> socket.socket:
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # as many connections as the system allows
-    # With a protocol number asyncio sends packets at once: header and body of an answer are two, of which the second
-    # would wait 40 ms for the client's acknowledgement of the first.
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, proto=socket.IPPROTO_TCP)
+    is_v6 = ":" in host
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen()
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if is_v6 else socket.AF_INET, dualstack_ipv6=is_v6
+        )
     except OSError as error:
-        listener.close()
-        reason = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
-        raise UserError(f"cannot listen at {host}, port {port} ({reason}): give another --host or --port") from error
-    return listener
+        raise UserError(f"cannot listen: {error.strerror}: give another --host or --port") from error

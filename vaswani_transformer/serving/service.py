@@ -2,26 +2,28 @@
 
 import asyncio
 import contextlib
-import hashlib
 import hmac
-import logging
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from ..decoding.glossary import Glossary
-from ..decoding.translator import Hypothesis, Piece
+from ..decoding.glossary import make_glossary
+from ..decoding.translator import Hypothesis
 from ..errors import UserError, reading
+from ..model.settings_vaswani import SETTING_RANGES
 from .engine import Engine, Options
 from .models import Models, ServedModel
 from .text import SplitText
 
-logger = logging.getLogger(__name__)
-
 _PAGES = 2  # of attention that are made at once, since each takes much memory
 _TERMS = 128  # tokens of a sentence's terms in a glossary: each makes every step of its search longer
+_MOST_BEAMS = 32
+_LEAST, _MOST = SETTING_RANGES["length_penalty"][1:]
+
+Texts = str | Annotated[list[str], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -38,38 +40,82 @@ class Limits:
         return 12 * self.characters + 65_536
 
 
-@dataclass(frozen=True)
-class TranslationRequest:
-    """Texts to translate, and options; None leaves an option as the model was saved."""
+class GlossaryTerm(BaseModel):
+    """A term that translations of texts with its source have to have."""
 
-    texts: Sequence[str]
-    prefixes: Sequence[str] | None = None  # of each text's translation
-    nbest: int = 1
-    beams: int | None = None
-    length_penalty: float | None = None
-    max_new_tokens: int | None = None
-    split: bool = True  # into sentences
-    glossary: Glossary | None = None
-    scores: bool = False
-    alignments: bool = False
+    model_config = ConfigDict(extra="forbid")
+
+    source: str = Field(description="words; in small letters they are found in any letters", examples=["sofa"])
+    target: str | list[str] = Field([], description="one form, or several of which one has to be there; none: as it is")
+
+
+class TranslationsRequest(BaseModel):
+    """Texts, and options of their translations; without an option the model's own settings hold."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: Texts = Field(description="a text of any number of sentences, or several", examples=["Two dogs."])
+    source: str = Field("auto", description="code of its language; auto where one model only has the target")
+    target: str = Field(description="code of the language to translate to", examples=["de"])
+    nbest: int = Field(1, ge=1, le=_MOST_BEAMS, description="translations of each sentence")
+    beams: int | None = Field(None, ge=1, le=_MOST_BEAMS, description="running hypotheses, at least nbest")
+    length_penalty: float | None = Field(None, ge=_LEAST, le=_MOST, description="alpha of the length normalisation")
+    max_new_tokens: int | None = Field(None, ge=1, le=1000, description="longest translation of a sentence, in tokens")
+    prefix: Texts | None = Field(None, description="how the translation of each text has to begin")
+    split_sentences: bool = Field(True, description="translate sentence by sentence; else line by line")
+    scores: bool = Field(False, description="log-probability and score of each translation")
+    token_scores: bool = Field(False, description="its tokens with their log-probabilities")
+    alignments: bool = Field(False, description="which source word each of its words comes from")
+    confidence: bool = Field(False, description="how sure the model is of each translation and each of its words")
+    glossary: list[GlossaryTerm] = Field([], description="terms that the translations have to have")
+    stream: bool = Field(False, description="server-sent events, one for each sentence, in order")
+
+    @property
+    def texts(self) -> list[str]:
+        """Return the texts as a list."""
+        return texts_of(self.text)
+
+    @property
+    def prefixes(self) -> list[str]:
+        """Return the prefix of each text's translation."""
+        return [""] * len(self.texts) if self.prefix is None else texts_of(self.prefix)
 
     @property
     def needs(self) -> str:
         """Return what CTranslate2 cannot follow."""
-        asked = {"a glossary": self.glossary, "a prefix": any(self.prefixes or ()), "alignments": self.alignments}
+        asked = {"a glossary": self.glossary, "a prefix": any(self.prefixes), "alignments": self.alignments}
         return next((name for name, value in asked.items() if value), "")
 
 
 class Translating:
-    """A request at work: its texts, and the hypotheses of their sentences."""
+    """A request at work: its texts, and the hypotheses of their sentences.
 
-    def __init__(self, engine: Engine, texts: list[SplitText], pieces: list[Piece], options: Options, scores: bool):
-        self.engine, self.texts, self._pieces, self._options, self._scores = engine, texts, pieces, options, scores
-        self._indices = [(text, number) for text, split in enumerate(texts) for number in range(len(split.sentences))]
+    Raises:
+        UserError: for a prefix that is too long, or a glossary with empty terms or that the model cannot follow.
+    """
+
+    def __init__(self, engine: Engine, language: str, job: TranslationsRequest):
+        self.engine, self._scores, self._options = engine, job.scores, _options(engine.model, job)
+        self.texts = [SplitText(text, language, engine.divide, job.split_sentences) for text in job.texts]
+        self._indices = [
+            (text, number) for text, split in enumerate(self.texts) for number in range(len(split.sentences))
+        ]
+        prefixes = job.prefixes
+        sentences = [
+            (self.texts[text].sentences[number], "" if number else prefixes[text]) for text, number in self._indices
+        ]
+        terms = ((term.source, texts_of(term.target)) for term in job.glossary)
+        glossary = make_glossary((f"entry {number} of the glossary", *term) for number, term in enumerate(terms, 1))
+        self.pieces = engine.tokenize(sentences, glossary, self._options)
+        size = max((piece.terms.size for piece in self.pieces if piece.terms), default=0)
+        if size > _TERMS:
+            raise UserError(
+                f"the glossary's terms of a sentence have {size} tokens in all forms, at most {_TERMS} are taken"
+            )
 
     async def sentences(self) -> AsyncIterator[tuple[int, int, list[Hypothesis]]]:
         """Yield the number of a text, of its sentence, and the sentence's hypotheses, best first, as they are ready."""
-        async with contextlib.aclosing(self.engine.translate(self._pieces, self._options, self._scores)) as ready:
+        async with contextlib.aclosing(self.engine.translate(self.pieces, self._options, self._scores)) as ready:
             async for number, hypotheses in ready:
                 possible = [each for each in hypotheses if each.tokens]  # maybe fewer than are asked for
                 yield *self._indices[number], possible or hypotheses[:1]
@@ -89,7 +135,7 @@ class Service:
     def __init__(self, models: Models, limits: Limits, keys: Collection[str] = ()):
         self.models, self.limits = models, limits
         self.attending = asyncio.Semaphore(_PAGES)
-        self._keys = [_digest(key) for key in keys]
+        self._keys = [key.encode() for key in keys]
 
     @property
     def needs_key(self) -> bool:
@@ -98,11 +144,9 @@ class Service:
 
     def check_key(self, headers: Mapping[str, str], key: Any = None) -> None:
         """Raise `HTTPException` without a key that is known, given here or as `Authorization: Bearer KEY`."""
-        if not self._keys:
-            return
-        if not key:
-            key = headers.get("authorization", "").partition("Bearer ")[2].strip()
-        if not any(hmac.compare_digest(_digest(str(key)), known) for known in self._keys):
+        key = str(key or headers.get("authorization", "").partition("Bearer ")[2].strip())
+        given = key.encode(errors="surrogatepass")
+        if self._keys and not any(hmac.compare_digest(given, known) for known in self._keys):
             missing = 400, "Please contact the server operator to get an API key"
             raise HTTPException(*((403, "Invalid API key") if key else missing))
 
@@ -110,7 +154,7 @@ class Service:
         """Note for log and metrics what a request is about."""
         size = sum(map(len, texts))
         request.app.state.metrics.characters.labels(served.name).inc(size)
-        request.state.notes.update(model=served.name, characters=size, texts=texts)
+        request.state.notes = {"model": served.name, "characters": size, "texts": texts}
 
     def model_for(self, source: str, target: str) -> ServedModel:
         """Return the model between two languages, in any case; `auto` is the source if only one model has the target.
@@ -135,22 +179,21 @@ class Service:
             "".join(texts).encode()  # which half a surrogate pair cannot be
 
     @contextlib.asynccontextmanager
-    async def translating(self, served: ServedModel, job: TranslationRequest) -> AsyncIterator[Translating]:
+    async def translating(self, served: ServedModel, job: TranslationsRequest) -> AsyncIterator[Translating]:
         """Tokenise what is to be translated, with the model loaded.
 
         Raises:
             HTTPException: texts that are too long, a queue that is full, or a model that cannot be loaded.
-            UserError: for a prefix that is too long, or a glossary that the model cannot follow.
+            UserError: as `Translating`.
         """
-        terms = job.glossary.terms.values() if job.glossary else ()
-        glossary = [text for term in terms for text in (term.source, *term.targets)]
-        self.check([*job.texts, *(job.prefixes or []), *glossary])
+        terms = [text for term in job.glossary for text in (term.source, *texts_of(term.target))]
+        self.check([*job.texts, *job.prefixes, *terms])
         async with self.models.engine(served, job.needs) as engine:
-            texts, pieces = await asyncio.to_thread(_prepare, engine, served.source, job)
+            work = await asyncio.to_thread(Translating, engine, served.source, job)
             pending = self.models.pending
-            if pending and pending + len(pieces) > self.limits.queue:
+            if pending and pending + len(work.pieces) > self.limits.queue:
                 raise full()
-            yield Translating(engine, texts, pieces, _options(engine.model, job), job.scores)
+            yield work
 
 
 def texts_of(value: str | list[str]) -> list[str]:
@@ -158,33 +201,12 @@ def texts_of(value: str | list[str]) -> list[str]:
     return value if isinstance(value, list) else [value]
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode(errors="surrogatepass")).digest()
-
-
 def full() -> HTTPException:
     """Return the refusal of a request that is one too many."""
     return HTTPException(503, "the server has too much to do: try again later", {"Retry-After": "1"})
 
 
-def _prepare(engine: Engine, language: str, job: TranslationRequest) -> tuple[list[SplitText], list[Piece]]:
-    texts = [SplitText(text, language, engine.divide, job.split) for text in job.texts]
-    sentences = [(sentence, "") for text in texts for sentence in text.sentences]
-    first = 0
-    for text, prefix in zip(texts, job.prefixes or [""] * len(texts), strict=True):
-        if text.sentences:
-            sentences[first] = text.sentences[0], prefix
-        first += len(text.sentences)
-    pieces = engine.tokenize(sentences, job.glossary, _options(engine.model, job))
-    size = max((piece.terms.size for piece in pieces if piece.terms), default=0)
-    if size > _TERMS:
-        raise UserError(
-            f"the glossary's terms of a sentence have {size} tokens in all forms, at most {_TERMS} are taken"
-        )
-    return texts, pieces
-
-
-def _options(model: Any, job: TranslationRequest) -> Options:
+def _options(model: Any, job: TranslationsRequest) -> Options:
     """Return the options for `generate()` that were given, and what they imply."""
     saved, beams = model.generation_config, job.beams
     if job.nbest > (beams or saved.num_beams or 1):

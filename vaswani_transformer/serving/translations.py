@@ -2,64 +2,23 @@
 
 import contextlib
 import json
-import logging
 from collections.abc import AsyncIterator
-from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from ..data.words import words_of
 from ..decoding.confidence import mean_confidence, word_confidences
-from ..decoding.glossary import Glossary, make_glossary
 from ..decoding.scoring import score_tokens
 from ..decoding.translator import Hypothesis
 from ..errors import UserError
-from ..model.settings_vaswani import SETTING_RANGES
 from .engine import Engine
 from .models import ServedModel
-from .service import Service, Translating, TranslationRequest, texts_of
+from .service import Service, Translating, TranslationsRequest
 from .text import SplitText
 
-_BEAMS = 32  # at most
-_LEAST, _MOST = SETTING_RANGES["length_penalty"][1:]
-
-Texts = str | Annotated[list[str], Field(min_length=1)]
-
 router = APIRouter(tags=["translations"])
-logger = logging.getLogger(__name__)
-
-
-class GlossaryTerm(BaseModel):
-    """A term that translations of texts with its source have to have."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    source: str = Field(description="words; in small letters they are found in any letters", examples=["sofa"])
-    target: str | list[str] = Field([], description="one form, or several of which one has to be there; none: as it is")
-
-
-class TranslationsRequest(BaseModel):
-    """Texts, and options of their translations; without an option the model's own settings hold."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    text: Texts = Field(description="a text of any number of sentences, or several", examples=["Two dogs."])
-    source: str = Field("auto", description="code of its language; auto where one model only has the target")
-    target: str = Field(description="code of the language to translate to", examples=["de"])
-    nbest: int = Field(1, ge=1, le=_BEAMS, description="translations of each sentence")
-    beams: int | None = Field(None, ge=1, le=_BEAMS, description="running hypotheses, at least nbest")
-    length_penalty: float | None = Field(None, ge=_LEAST, le=_MOST, description="alpha of the length normalisation")
-    max_new_tokens: int | None = Field(None, ge=1, le=1000, description="longest translation of a sentence, in tokens")
-    prefix: Texts | None = Field(None, description="how the translation of each text has to begin")
-    split_sentences: bool = Field(True, description="translate sentence by sentence; else line by line")
-    scores: bool = Field(False, description="log-probability and score of each translation")
-    token_scores: bool = Field(False, description="its tokens with their log-probabilities")
-    alignments: bool = Field(False, description="which source word each of its words comes from")
-    confidence: bool = Field(False, description="how sure the model is of each translation and each of its words")
-    glossary: list[GlossaryTerm] = Field([], description="terms that the translations have to have")
-    stream: bool = Field(False, description="server-sent events, one for each sentence, in order")
 
 
 class Token(BaseModel):
@@ -127,17 +86,13 @@ async def translate(request: Request, body: TranslationsRequest) -> Translations
     """
     service: Service = request.app.state.service
     service.check_key(request.headers)
-    texts, prefixes = texts_of(body.text), None if body.prefix is None else texts_of(body.prefix)
-    if prefixes is not None and (body.glossary or len(prefixes) != len(texts)):
+    if body.prefix is not None and (body.glossary or len(body.prefixes) != len(body.texts)):
         raise HTTPException(400, "Invalid request: prefix has one text for each text, and no glossary beside it")
     served = service.model_for(body.source, body.target)
-    names = ("nbest", "beams", "length_penalty", "max_new_tokens", "scores", "alignments")
-    options = {name: getattr(body, name) for name in names}
-    job = TranslationRequest(texts, prefixes, split=body.split_sentences, glossary=_glossary(body.glossary), **options)
-    service.note(request, served, texts)
-    async with service.translating(served, job) as work:
+    service.note(request, served, body.texts)
+    async with service.translating(served, body) as work:
         if body.stream:  # all has been checked, so that the stream will not fail
-            return StreamingResponse(_events(service, served, job, body), media_type="text/event-stream")
+            return StreamingResponse(_events(service, served, body), media_type="text/event-stream")
         answers = []
         for text, sentences in zip(work.texts, await work.all(), strict=True):
             details = [await _sentence(body, work, text, *numbered) for numbered in enumerate(sentences)]
@@ -146,11 +101,6 @@ async def translate(request: Request, body: TranslationsRequest) -> Translations
             model=served.name, precision=work.engine.precision, source=served.source, target=served.target,
             translations=answers,
         )  # fmt: skip
-
-
-def _glossary(terms: list[GlossaryTerm]) -> Glossary:
-    entries = ((term.source, [term.target] if isinstance(term.target, str) else term.target) for term in terms)
-    return make_glossary((f"entry {number} of the glossary", *entry) for number, entry in enumerate(entries, start=1))
 
 
 async def _sentence(
@@ -187,11 +137,9 @@ def _details(body: TranslationsRequest, engine: Engine, source: str, targets: li
     return details
 
 
-async def _events(
-    service: Service, served: ServedModel, job: TranslationRequest, body: TranslationsRequest
-) -> AsyncIterator[str]:
+async def _events(service: Service, served: ServedModel, body: TranslationsRequest) -> AsyncIterator[str]:
     try:
-        async with service.translating(served, job) as work, contextlib.aclosing(work.sentences()) as sentences:
+        async with service.translating(served, body) as work, contextlib.aclosing(work.sentences()) as sentences:
             order = [(text, number) for text, split in enumerate(work.texts) for number in range(len(split.sentences))]
             ready, sent = {}, 0
             async for text, number, ranked in sentences:
@@ -204,9 +152,6 @@ async def _events(
             yield _event("end", {"after": [text.gaps[-1] for text in work.texts]})
     except (HTTPException, UserError) as error:
         yield _event("error", {"error": getattr(error, "detail", str(error))})
-    except Exception as error:
-        logger.error(f"a stream failed: {type(error).__name__}")
-        yield _event("error", {"error": "Internal Server Error"})
 
 
 def _event(name: str, data: dict) -> str:

@@ -3,14 +3,17 @@
 import gc
 import os
 import socket
+
+from hub_server import HUB, HubServer  # first: it sets the Hub's address
+
+# isort: split
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from forked_commands import ForkedCommands
-from hub_server import HubServer
+from children import Children
 from hypothesis import settings
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
@@ -107,24 +110,17 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
-@pytest.fixture(scope="session")
-def loopback_hub():
-    """A small Hub of this machine."""
-    with HubServer() as hub:
-        yield hub
+@pytest.fixture
+def hub() -> HubServer:
+    """The Hub of all tests, empty."""
+    HUB.reset()
+    return HUB
 
 
 @pytest.fixture(scope="session")
-def forked(tmp_path_factory, loopback_hub):
-    """Commands and code as processes of their own, whose Hub is the one on loopback."""
-    commands = ForkedCommands(
-        tmp_path_factory.mktemp("forked"),
-        HF_ENDPOINT=loopback_hub.endpoint,
-        HF_TOKEN="hf_writer",
-        HF_HUB_DISABLE_XET="1",  # plain LFS, which the test server speaks
-    )
-    yield commands
-    commands.close()
+def forked(tmp_path_factory) -> Children:
+    """Commands and code in copies of this process."""
+    return Children(tmp_path_factory.mktemp("forked"))
 
 
 TINY_SIZES = {"vocab_size": 400, "d_model": 16, "d_ff": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}

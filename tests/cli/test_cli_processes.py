@@ -7,6 +7,7 @@ import time
 
 import pytest
 import yaml
+from children import limit_files, run_in_child
 from conftest import TINY_RECIPE
 
 
@@ -21,16 +22,9 @@ def recipe(tmp_path_factory, text):
 @pytest.mark.slow
 def test_disk_that_fills_up_during_training_loses_no_checkpoint(forked, recipe, tmp_path):
     command = ["train", str(recipe), "--output", str(tmp_path / "out"), "--quiet"]
-    full_disk = f"""
-import resource, signal, sys
-from vaswani_transformer.cli.main import main
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))  # the weights alone take more
-sys.exit(main({command!r}))
-"""
-    done = forked.python(full_disk)
-    assert done.status == 1 and done.err.splitlines()[-1].startswith("error: "), done.err
-    assert "Traceback" not in done.err
+    status, error = run_in_child(command, tmp_path, lambda: limit_files(60_000))  # the weights alone take more
+    assert status == 1 and error.splitlines()[-1].startswith("error: "), error
+    assert "Traceback" not in error
     done = forked.vaswani(*command)  # with room again, the same command finishes
     assert done.status == 0, done.err
     assert (tmp_path / "out" / "model.safetensors").is_file()
@@ -40,7 +34,7 @@ sys.exit(main({command!r}))
 def test_interrupted_training_writes_a_checkpoint_and_resumes(forked, recipe, tmp_path):
     folder = tmp_path / "out"
     command = ["train", recipe, "--output", folder, "--quiet", "--evaluate-every", "100000", "--max-steps"]
-    pid = forked.start(command=[*command, "1000000"])
+    pid = forked.start(*command, "1000000")
     log, started = folder / "training_log.jsonl", time.monotonic()
     while not (log.is_file() and log.read_text().count("\n") > 3):
         assert time.monotonic() - started < 100
@@ -61,7 +55,7 @@ def test_interrupted_training_writes_a_checkpoint_and_resumes(forked, recipe, tm
 
 def test_an_interrupted_command_ends_in_one_line(forked, tmp_path):
     os.mkfifo(tmp_path / "text")
-    pid = forked.start(command=["tokenizer", tmp_path / "text", "--output", tmp_path / "out"])
+    pid = forked.start("tokenizer", tmp_path / "text", "--output", tmp_path / "out")
     with (tmp_path / "text").open("w"):  # the command reads it and waits for lines
         os.kill(pid, signal.SIGINT)
         done = forked.wait()

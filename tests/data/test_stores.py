@@ -6,15 +6,13 @@ import json
 import sys
 from pathlib import Path
 
-import datasets
-import fsspec
 import preparing
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import stores
 from conftest import error_of
-from hub_server import HubServer, Repository
+from hub_server import Repository
 from preparing import digests, make
 from training_runs import equal, kill_before_selection, weights_of
 
@@ -198,26 +196,19 @@ def test_an_url_whose_package_is_missing_or_unknown_names_what_to_do(monkeypatch
 # Web servers and the Hub
 
 
-def test_text_and_a_prepared_folder_in_a_dataset_on_the_hub(recipe, text, tmp_path, monkeypatch):
+def test_text_and_a_prepared_folder_in_a_dataset_on_the_hub(hub, recipe, text, tmp_path):
     pytest.importorskip("upath")
-    from huggingface_hub import HfFileSystem
-
-    HfFileSystem.clear_instance_cache()
-    with HubServer() as hub:
-        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.endpoint)
-        monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": hub.endpoint, "token": "hf_reader"})
-        make(recipe, tmp_path / "p")
-        here = open_prepared(tmp_path / "p").train
-        files = {path.name: path.read_bytes() for path in text.iterdir()}
-        for path in (tmp_path / "p").rglob("*.*"):
-            files[path.relative_to(tmp_path).as_posix()] = path.read_bytes()
-        hub.repositories["datasets/tester/corpus"] = repository = Repository("datasets/tester/corpus", private=False)
-        repository.commit("main", "text", files)
-        name = "hf://datasets/tester/corpus"
-        source = pair_source(f"{name}/part.*.en", f"{name}/part.*.de")
-        assert list(source.stream()) == list(pair_source(text / "part.*.en", text / "part.*.de").stream())
-        there = open_prepared(f"{name}/p").train
-        assert there.as_dataset()[:] == here.as_dataset()[:] and there.sha256() == here.sha256()
-        assert error_of(load_pairs, source=f"{name}/no.en", target=f"{name}/no.de").startswith(f"{name}/no.en: ")
-        assert "no-such" in error_of(load_pairs, data="hf://datasets/tester/no-such/a.tsv")
-    HfFileSystem.clear_instance_cache()
+    make(recipe, tmp_path / "p")
+    here = open_prepared(tmp_path / "p").train
+    files = {path.name: path.read_bytes() for path in text.iterdir()}
+    for path in (tmp_path / "p").rglob("*.*"):
+        files[path.relative_to(tmp_path).as_posix()] = path.read_bytes()
+    hub.repositories["datasets/tester/corpus"] = repository = Repository()
+    repository.commit("main", "text", files)
+    name = "hf://datasets/tester/corpus"
+    source = pair_source(f"{name}/part.*.en", f"{name}/part.*.de")
+    assert list(source.stream()) == list(pair_source(text / "part.*.en", text / "part.*.de").stream())
+    there = open_prepared(f"{name}/p").train
+    assert there.as_dataset()[:] == here.as_dataset()[:] and there.sha256() == here.sha256()
+    assert error_of(load_pairs, source=f"{name}/no.en", target=f"{name}/no.de").startswith(f"{name}/no.en: ")
+    assert "no-such" in error_of(load_pairs, data="hf://datasets/tester/no-such/a.tsv")

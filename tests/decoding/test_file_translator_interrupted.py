@@ -1,66 +1,132 @@
-"""`vaswani translate` on files: killed and resumed, and on a full disk."""
+"""`vaswani translate` on files: killed and resumed, interrupted, and on a full disk."""
 
 import json
+import os
+import random
+import signal
+import sys
+import time
 
 import pytest
 import translating
-from forked_translations import DISK
-from translating import LINES
+from children import limit_files, run_in_child, wait_for
+from translating import LINES, OPTIONS
 
+from vaswani_transformer.cli.main import main
 from vaswani_transformer.decoding.output import notes_path
+from vaswani_transformer.decoding.translator import Translator
 
 model = translating.model
 source = translating.source
 expected = translating.expected
 
+DISK = 690  # bytes of a full one
 
-@pytest.fixture(scope="module")
-def left(model, source, tmp_path_factory, expected, forked):
-    """What is left of the command, which was started many times: a folder, and what a script saw."""
-    folder = tmp_path_factory.mktemp("forked")
-    arguments = f"script.Path({str(folder)!r}), {str(model)!r}, {str(source)!r}"
-    code = f"import forked_translations as script; script.fork_all({arguments})"
-    done = forked.python(code, TOKENIZERS_PARALLELISM="false")
+
+@pytest.fixture(autouse=True)
+def slow_windows(monkeypatch):
+    """Every window takes a moment longer, so that there is time to kill."""
+    translate = Translator.translate_prepared
+
+    def wait(self, prepared, progress=None):
+        time.sleep(0.03)
+        return translate(self, prepared, progress)
+
+    monkeypatch.setattr(Translator, "translate_prepared", wait)
+
+
+@pytest.fixture
+def command(model, source):
+    return ["translate", model, "--input", source, *OPTIONS]
+
+
+def lines_of(path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def started(forked, words, output, lines) -> int | None:
+    """The process id of a command whose output has so many lines by now; None if it has ended before."""
+    child = forked.start(*words)
+
+    def has_ended():
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    wait_for(lambda: has_ended() or lines_of(output) >= lines)
+    return None if has_ended() else child
+
+
+def kill_again_and_again(forked, words, output, targets) -> list[int]:
+    """Kill at random moments, later each time, and resume; returns the lines that there were each time."""
+    chance, lines = random.Random(0), []
+    for target in targets:
+        child = started(forked, words, output, target)
+        if child is None:
+            break
+        time.sleep(chance.random() * 0.06)
+        os.kill(child, signal.SIGKILL)
+        forked.wait()
+        lines.append(lines_of(output))
+        if notes_path(output).exists():  # as a kill while writing would leave it
+            with output.open("ab") as file:
+                file.write("Ein hälf".encode()[:-2])
+    done = forked.vaswani(*words)
     assert done.status == 0, done.err
-    return folder, json.loads((folder / "seen.json").read_text())
+    return lines
 
 
-def test_a_bad_line_of_standard_input_loses_nothing(left, expected):
-    _, seen = left
-    assert seen["standard input"]["status"] == 2 and "standard input, line 11" in seen["standard input"]["error"]
-    assert "Traceback" not in seen["standard input"]["error"] and seen["standard input"]["text"].count("\n") == 10
+def test_a_bad_line_of_standard_input_loses_nothing(forked, model, expected, tmp_path):
+    (tmp_path / "in").write_bytes(b"\n".join(line.encode() for line in LINES[:10]) + b"\n\xff\nA dog.\n")
+
+    def translate():
+        with (tmp_path / "in").open() as sys.stdin:
+            return main(["translate", str(model), *OPTIONS])
+
+    done = forked.run(translate)
+    assert done.status == 2 and "standard input, line 11" in done.err
+    assert "Traceback" not in done.err and done.out.count("\n") == 10
     # The window that was cut short has batches of its own: whole windows are the same to the byte.
-    assert seen["standard input"]["text"].split("\n")[:7] == expected.decode().split("\n")[:7]
+    assert done.out.split("\n")[:7] == expected.decode().split("\n")[:7]
 
 
 # Killed, interrupted, out of space; and resumed.
 
 
-def test_killed_at_any_moment_it_resumes_to_the_same_bytes(left, expected):
-    folder, seen = left
-    assert len(seen["killed"]) >= 3 and all(lines < len(LINES) for lines in seen["killed"])
-    assert (folder / "killed").read_bytes() == expected and not notes_path(folder / "killed").exists()
+def test_killed_at_any_moment_it_resumes_to_the_same_bytes(forked, command, expected, tmp_path):
+    output = tmp_path / "out"
+    lines = kill_again_and_again(forked, [*command, "--output", output, "--resume"], output, (0, 30, 80))
+    assert len(lines) >= 3 and all(number < len(LINES) for number in lines)
+    assert output.read_bytes() == expected and not notes_path(output).exists()
 
 
-def test_killed_samples_resume_to_the_same_bytes(left):
+def test_killed_samples_resume_to_the_same_bytes(forked, model, source, tmp_path):
     """Without a seed one is drawn, and kept in the notes for the next time."""
-    folder, seen = left
-    assert seen["killed sample"]
-    assert (folder / "sample").read_bytes() == (folder / "whole sample").read_bytes()
+    output, whole = tmp_path / "out", tmp_path / "whole"
+    sample = ["translate", model, "--input", source, "--window", "7", "--max-new-tokens", "8", "--sample"]
+    os.kill(started(forked, [*sample, "--output", output], output, 10), signal.SIGKILL)
+    forked.wait()
+    seed = json.loads(notes_path(output).read_text())["--seed"]
+    assert kill_again_and_again(forked, [*sample, "--output", output, "--resume"], output, (50,))
+    assert forked.vaswani(*sample, "--seed", seed, "--output", whole).status == 0
+    assert output.read_bytes() == whole.read_bytes()
 
 
-def test_ctrl_c_leaves_whole_lines_and_prints_how_to_resume(left, expected):
-    folder, seen = left
-    assert seen["interrupted"]["status"] == 130 and seen["interrupted"]["text"].endswith("\n")
-    assert expected.decode().startswith(seen["interrupted"]["text"])
-    assert "--resume" in seen["interrupted"]["error"] and "Traceback" not in seen["interrupted"]["error"]
-    assert (folder / "interrupted").read_bytes() == expected
+def test_ctrl_c_leaves_whole_lines_and_prints_how_to_resume(forked, command, expected, tmp_path):
+    output = tmp_path / "out"
+    os.kill(started(forked, [*command, "--output", output], output, 30), signal.SIGINT)
+    done = forked.wait()
+    assert done.status == 130 and "--resume" in done.err and "Traceback" not in done.err
+    text = output.read_bytes()
+    assert text.endswith(b"\n") and expected.startswith(text)
+    assert forked.vaswani(*command, "--output", output, "--resume").status == 0
+    assert output.read_bytes() == expected
 
 
-def test_a_full_disk_costs_no_finished_line(left, expected):
-    folder, seen = left
+def test_a_full_disk_costs_no_finished_line(forked, command, expected, tmp_path):
+    output = tmp_path / "out"
     assert expected[DISK - 1 : DISK] != b"\n"  # it is full in the middle of a line
-    status, text, error = (seen["full"][name] for name in ("status", "text", "error"))
-    assert status == 1 and 0 < len(text.encode()) <= DISK
-    assert expected.decode().startswith(text) and "error: " in error
-    assert (folder / "full").read_bytes() == expected
+    status, error = run_in_child([*command, "--output", output], tmp_path, lambda: limit_files(DISK))
+    assert status == 1 and "error: " in error
+    text = output.read_bytes()
+    assert 0 < len(text) <= DISK and expected.startswith(text)
+    assert forked.vaswani(*command, "--output", output, "--resume").status == 0
+    assert output.read_bytes() == expected

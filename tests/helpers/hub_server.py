@@ -1,12 +1,16 @@
 """A small Hub on loopback: what `huggingface_hub` asks of the real one to publish and to load a model.
 
+Import it before `huggingface_hub`, which reads its address once: no test reaches the real Hub, or the user's caches.
 Repositories are kept in memory as lists of commits. Each request is logged, and `Fault`s break some of them.
 """
 
 import base64
 import hashlib
 import json
+import os
 import re
+import secrets
+import tempfile
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +18,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
-LICENSES = {"mit", "apache-2.0", "cc-by-4.0"}
 LFS_SUFFIXES = (".safetensors", ".bin")
 # What the Hub writes into a new Space.
 SPACE_TEXT = "Check out the configuration reference at https://huggingface.co/docs/hub/spaces-config-reference"
@@ -22,24 +25,19 @@ SPACE_TEXT = "Check out the configuration reference at https://huggingface.co/do
 
 @dataclass
 class Commit:
-    oid: str
     message: str
     files: dict[str, bytes]
+    oid: str = field(default_factory=lambda: secrets.token_hex(20))
 
 
 @dataclass
 class Repository:
-    name: str
-    private: bool
+    private: bool = False
     branches: dict[str, list[Commit]] = field(default_factory=dict)
 
     def commit(self, branch: str, message: str, files: dict[str, bytes]) -> Commit:
-        history = self.branches.setdefault(branch, [])
-        parent = history[-1].oid if history else ""
-        listing = "".join(f"{path}\n{hashlib.sha256(data).hexdigest()}\n" for path, data in sorted(files.items()))
-        oid = hashlib.sha1(f"{self.name}\n{branch}\n{parent}\n{len(history)}\n{listing}".encode()).hexdigest()
-        history.append(Commit(oid, message, dict(files)))
-        return history[-1]
+        self.branches.setdefault(branch, []).append(Commit(message, dict(files)))
+        return self.branches[branch][-1]
 
     def find(self, revision: str) -> Commit | None:
         if revision in self.branches:
@@ -55,78 +53,57 @@ class Fault:
         method: of the request.
         path: a regular expression searched in its path.
         times: how many requests.
-        status: answer with this status; or, when 0, cut the connection after `after_bytes` of the body.
-        after_bytes: read of the body before the connection is cut.
+        answer: status, body and headers of the answer; None cuts the connection within the request's body.
         stall: wait for this event before cutting it.
         lose_answer: do what was asked, and cut the connection in place of an answer.
-        message: said with the status.
     """
 
     method: str
     path: str
     times: int = 1
-    status: int = 0
-    after_bytes: int = 0
+    answer: tuple[int, bytes, dict] | None = None
     stall: threading.Event | None = None
     lose_answer: bool = False
-    message: str | None = None
 
 
 class Refusal(Exception):
     """An answer other than success, with the headers by which the Hub explains it."""
 
-    def __init__(self, status: int, message: str, code: str | None = None, body: dict | None = None):
+    def __init__(self, status: int, message: str, code: str = "", body: dict | None = None):
         super().__init__(message)
-        self.status, self.code, self.body = status, code, body or {"error": message}
+        headers = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
+        self.answer = status, json.dumps(body or {"error": message}).encode(), headers
 
 
 class HubServer:
-    """A Hub with users, repositories and faults; a context manager that serves while it is open.
+    """A Hub with a user, repositories and faults.
 
     Attributes:
-        tokens: token -> user name.
-        readers: tokens that may not write.
         repositories: `owner/name`, of a Space `spaces/owner/name`, of a dataset `datasets/owner/name` -> Repository.
         objects: SHA-256 -> content, of files stored by LFS.
         requests: (method, path, status) of each request, in the order of their ends.
         bodies: bytes of request bodies, in the same order, to search for what must not be sent.
         faults: consulted for each request.
         on_commit: called with the repository before a commit to it is looked at.
+        reached: set once a fault was met.
     """
 
     def __init__(self):
-        self.tokens = {"hf_writer": "tester", "hf_reader": "tester"}
-        self.readers = {"hf_reader"}
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}
         self.requests: list[tuple[str, str, int]] = []
         self.bodies: list[bytes] = []
         self.faults: list[Fault] = []
-        self.on_commit = None
-        self.reached = threading.Event()  # a fault was met
-        self.lock = threading.RLock()
-        hub = self
-
-        class Handler(_Handler):
-            server_hub = hub
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        self.endpoint = f"http://127.0.0.1:{self.http.server_address[1]}"
-
-    def __enter__(self):
-        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.http.shutdown()
-        self.http.server_close()
+        self.on_commit, self.reached, self.lock = None, threading.Event(), threading.RLock()
+        http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
+        threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        self.endpoint = f"http://127.0.0.1:{http.server_address[1]}"
 
     def reset(self) -> None:
-        """As new, at the same address."""
+        """Forget everything."""
         with self.lock:
-            for kept in (self.repositories, self.objects, self.requests, self.bodies, self.faults):
-                kept.clear()
+            for records in (self.repositories, self.objects, self.requests, self.bodies, self.faults):
+                records.clear()
             self.reached.clear()
             self.on_commit = None
 
@@ -144,143 +121,83 @@ class HubServer:
         return None
 
 
-def _owner(name: str) -> str:
-    return name.removeprefix("spaces/").partition("/")[0]
-
-
 def git_blob(data: bytes) -> str:
     """The object id that git gives to content."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
-def is_lfs(path: str) -> bool:
-    return path.endswith(LFS_SUFFIXES)
-
-
 def card_errors(content: str) -> list[str]:
     """What is wrong with a card's front matter, by some of the Hub's rules."""
     match = re.match(r"---\n(.*?)\n---\n", content, re.DOTALL)
-    if not match:
-        return []
-    try:
-        data = yaml.safe_load(match.group(1))
-    except yaml.YAMLError as error:
-        return [f"invalid YAML: {error}"]
-    errors = []
-    if "license" in data and data["license"] not in LICENSES:
-        errors.append(f'"license" must be one of {sorted(LICENSES)}')
+    data, errors = yaml.safe_load(match[1]) if match else {}, []
+    if data.get("license", "mit") not in ("mit", "apache-2.0", "cc-by-4.0"):
+        errors.append('"license" must be one of mit, apache-2.0, cc-by-4.0')
     languages = data.get("language", [])
     for language in languages if isinstance(languages, list) else [languages]:
         if not re.fullmatch(r"[a-z]{2,3}", str(language)):
             errors.append(f'"language" {language} must be a code of ISO 639')
-    if "sdk" in data:  # of a Space
-        colours = {data.get("colorFrom", "red"), data.get("colorTo", "red")}
-        if colours - {"red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"}:
-            errors.append('"colorFrom" and "colorTo" must be of the known colours')
-        if data["sdk"] not in ("gradio", "docker", "static") or len(data.get("short_description", "")) > 60:
-            errors.append('"sdk" must be a known one, and "short_description" have 60 characters at most')
-    for index in data.get("model-index", []):
-        for result in index["results"]:
-            if not result.get("task", {}).get("type") or not result.get("dataset", {}).get("name"):
-                errors.append('"model-index" needs a task type and a dataset name')
-            if not all("type" in metric and "value" in metric for metric in result.get("metrics", [{}])):
-                errors.append('"model-index" needs a type and a value for each metric')
+    if {data.get("colorFrom", "red"), data.get("colorTo", "red")} - {"red", "yellow", "green", "blue", "gray"}:
+        errors.append('"colorFrom" and "colorTo" must be of the known colours')
+    if len(data.get("short_description", "")) > 60:
+        errors.append('"short_description" must have 60 characters at most')
     return errors
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # or each answer waits 40 ms
-    server_hub: HubServer
+    hub: HubServer
 
     def log_message(self, *_):
         pass
 
     def _serve(self) -> None:
-        hub = self.server_hub
         parts = urlsplit(self.path)
         self.route, self.query = unquote(parts.path), parse_qs(parts.query)
-        fault = hub.take_fault(self.command, self.route)
+        fault = self.hub.take_fault(self.command, self.route)
         length = int(self.headers.get("Content-Length") or 0)
-        self.lose_answer = fault is not None and fault.lose_answer
-        if fault is not None and not fault.status and not fault.lose_answer:
-            self.rfile.read(min(fault.after_bytes, length))
+        if fault is not None and fault.answer is None and not fault.lose_answer:
+            self.rfile.read(min(1000, length))
             if fault.stall is not None:
                 fault.stall.wait(30)
-            self._note(0, b"")
-            self.close_connection = True
-            self.connection.close()
-            return
+            return self._cut(0, b"")
         self.body = self.rfile.read(length)
         if len(self.body) < length:  # the client went away in the middle of it
-            self._note(0, b"")
-            self.close_connection = True
-            return
+            return self._cut(0, b"")
+        if fault is not None and fault.answer:
+            return self._answer(*fault.answer)
         try:
-            if fault is not None and fault.status == 200:  # what any web server may say
-                return self._answer(200, b"<html>Hello.</html>", {"Content-Type": "text/html"})
-            if fault is not None and fault.status:
-                raise Refusal(fault.status, fault.message or f"made to fail with {fault.status}")
-            with hub.lock:
-                self._answer(*self._dispatch())
+            with self.hub.lock:
+                answer = self._dispatch()
         except Refusal as refusal:
-            headers = {"X-Error-Message": str(refusal)} | ({"X-Error-Code": refusal.code} if refusal.code else {})
-            self._answer(refusal.status, json.dumps(refusal.body).encode(), headers)
+            answer = refusal.answer
+        if fault is not None and fault.lose_answer:
+            return self._cut(answer[0], self.body)
+        self._answer(*answer)
 
     do_GET = do_HEAD = do_POST = do_PUT = _serve
 
     def _note(self, status: int, body: bytes) -> None:
-        with self.server_hub.lock:
-            self.server_hub.requests.append((self.command, self.route, status))
-            self.server_hub.bodies.append(body)
+        with self.hub.lock:
+            self.hub.requests.append((self.command, self.route, status))
+            self.hub.bodies.append(body)
 
-    def _answer(self, status: int, body: bytes = b"", headers: dict | None = None) -> None:
+    def _cut(self, status: int, body: bytes) -> None:
+        self._note(status, body)
+        self.close_connection = True
+        self.connection.close()
+
+    def _answer(self, status: int, body: bytes, headers: dict) -> None:
         self._note(status, self.body)
-        if self.lose_answer:
-            self.close_connection = True
-            self.connection.close()
-            return
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(body))} | (headers or {})
         self.send_response(status)
-        for name, value in headers.items():
+        for name, value in ({"Content-Type": "application/json", "Content-Length": str(len(body))} | headers).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def _json(self, value, status: int = 200):
-        return status, json.dumps(value).encode(), {}
-
-    # Who asks, and for what
-
-    def _user(self) -> str | None:
-        """Name of the user whose token this is; None without one."""
-        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
-        if not token:
-            return None
-        if scheme != "Bearer" or token not in self.server_hub.tokens:
-            raise Refusal(401, "Invalid credentials in Authorization header")
-        self.token = token
-        return self.server_hub.tokens[token]
-
-    def _may_write(self, name: str) -> None:
-        user = self._user()
-        if user is None:
-            raise Refusal(401, "Invalid username or password.")
-        if self.token in self.server_hub.readers or _owner(name) != user:
-            raise Refusal(403, "You don't have the rights to write to this repository")
-
-    def _repository(self, name: str) -> Repository:
-        repository, user = self.server_hub.repositories.get(name), self._user()
-        if repository is None or (repository.private and user != _owner(name)):
-            raise Refusal(404, "Repository not found", "RepoNotFound")
-        return repository
-
-    def _commit(self, name: str, revision: str) -> Commit:
-        commit = self._repository(name).find(revision)
-        if commit is None:
-            raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
-        return commit
+    def _json(self, value):
+        return 200, json.dumps(value).encode(), {}
 
     def _dispatch(self):
         method = "GET" if self.command == "HEAD" else self.command
@@ -290,17 +207,43 @@ class _Handler(BaseHTTPRequestHandler):
                 return action(self, *match.groups())
         raise Refusal(404, "Not found", "EntryNotFound")
 
-    # Actions
+    # Who asks, and for what
 
-    def whoami(self):
+    def _user(self) -> str | None:
+        """Name of the user whose token this is; None without one."""
+        self.token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if self.token not in ("", "hf_writer", "hf_reader"):
+            raise Refusal(401, "Invalid credentials in Authorization header")
+        return "tester" if self.token else None
+
+    def _may_write(self, name: str) -> None:
         user = self._user()
         if user is None:
             raise Refusal(401, "Invalid username or password.")
-        return self._json({"type": "user", "name": user, "orgs": [], "auth": {"type": "access_token"}})
+        if self.token == "hf_reader" or name.split("/")[-2] != user:
+            raise Refusal(403, "You don't have the rights to write to this repository")
+
+    def _repository(self, name: str) -> Repository:
+        repository, user = self.hub.repositories.get(name), self._user()
+        if repository is None or (repository.private and user != name.split("/")[-2]):
+            raise Refusal(404, "Repository not found", "RepoNotFound")
+        return repository
+
+    def _commit(self, name: str, revision: str) -> Commit:
+        commit = self._repository(name).find(revision)
+        if commit is None:
+            raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        return commit
+
+    # Actions
+
+    def whoami(self):
+        if self._user() is None:
+            raise Refusal(401, "Invalid username or password.")
+        return self._json({"type": "user", "name": "tester", "orgs": [], "auth": {"type": "access_token"}})
 
     def validate_yaml(self):
-        errors = card_errors(json.loads(self.body)["content"])
-        if errors:
+        if errors := card_errors(json.loads(self.body)["content"]):
             body = {"errors": [{"message": message} for message in errors], "warnings": []}
             raise Refusal(400, "Invalid metadata", body=body)
         return self._json({"errors": [], "warnings": []})
@@ -310,17 +253,16 @@ class _Handler(BaseHTTPRequestHandler):
         is_space = asked.get("type") == "space"
         name = f"{'spaces/' if is_space else ''}{asked.get('organization') or self._user()}/{asked['name']}"
         self._may_write(name)
-        if name in self.server_hub.repositories:
-            url = f"{self.server_hub.endpoint}/{name}"
+        url = f"{self.hub.endpoint}/{name}"
+        if name in self.hub.repositories:
             message = "You already created this model repo"
             raise Refusal(409, message, body={"error": message, "url": url})
-        repository = Repository(name, asked.get("visibility") == "private")
+        repository = self.hub.repositories[name] = Repository(asked.get("visibility") == "private")
         files = {".gitattributes": b"*.safetensors filter=lfs\n"}
         if is_space:
-            files["README.md"] = f"---\ntitle: A Space\nsdk: {asked['sdk']}\n---\n\n{SPACE_TEXT}\n".encode()
+            files["README.md"] = f"---\ntitle: A Space\n---\n\n{SPACE_TEXT}\n".encode()
         repository.commit("main", "initial commit", files)
-        self.server_hub.repositories[name] = repository
-        return self._json({"url": f"{self.server_hub.endpoint}/{name}", "name": name, "id": name})
+        return self._json({"url": url, "name": name, "id": name})
 
     def branch(self, name, branch):
         self._may_write(name)
@@ -332,13 +274,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def info(self, name, revision="main"):
         commit = self._commit(name, revision)
-        siblings = []
-        for path, data in sorted(commit.files.items()):
-            sibling = {"rfilename": path, "size": len(data), "blobId": git_blob(data)}
-            if is_lfs(path):
-                sibling["lfs"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "pointerSize": 130}
-            siblings.append(sibling if "blobs" in self.query else {"rfilename": path})
-        private = self.server_hub.repositories[name].private
+        siblings = [
+            {"rfilename": path} | ({"size": len(data), "blobId": git_blob(data)} if "blobs" in self.query else {})
+            for path, data in sorted(commit.files.items())
+        ]
+        private = self.hub.repositories[name].private
         name = name.removeprefix("spaces/").removeprefix("datasets/")
         return self._json({"id": name, "sha": commit.oid, "private": private, "siblings": siblings, "tags": []})
 
@@ -358,72 +298,58 @@ class _Handler(BaseHTTPRequestHandler):
     def preupload(self, name, revision):
         self._may_write(name)
         present, answers = self._commit(name, revision).files, []
-        for file in json.loads(self.body)["files"]:
-            data = present.get(file["path"])
-            answer = {"path": file["path"], "uploadMode": "lfs" if is_lfs(file["path"]) else "regular"}
-            answer["shouldIgnore"] = file["path"] in present.get(".gitignore", b"").decode().split()
-            if data is not None:
-                answer["oid"] = hashlib.sha256(data).hexdigest() if is_lfs(file["path"]) else git_blob(data)
+        for path in (file["path"] for file in json.loads(self.body)["files"]):
+            is_lfs = path.endswith(LFS_SUFFIXES)
+            answer = {"path": path, "uploadMode": "lfs" if is_lfs else "regular"}
+            answer["shouldIgnore"] = path in present.get(".gitignore", b"").decode().split()
+            if path in present:
+                answer["oid"] = hashlib.sha256(present[path]).hexdigest() if is_lfs else git_blob(present[path])
             answers.append(answer)
         return self._json({"files": answers})
 
     def lfs_batch(self, name):
         self._may_write(name)
-        objects = []
-        for each in json.loads(self.body)["objects"]:
-            if each["oid"] not in self.server_hub.objects:
-                href = f"{self.server_hub.endpoint}/lfs/{each['oid']}"
-                verify = {"href": f"{self.server_hub.endpoint}/lfs-verify"}
-                each = each | {"actions": {"upload": {"href": href}, "verify": verify}}
-            objects.append(each)
+        objects = json.loads(self.body)["objects"]
+        for each in objects:
+            if each["oid"] not in self.hub.objects:
+                each["actions"] = {"upload": {"href": f"{self.hub.endpoint}/lfs/{each['oid']}"}}
         return self._json({"transfer": "basic", "objects": objects})
 
     def lfs_put(self, oid):
         if hashlib.sha256(self.body).hexdigest() != oid:
             raise Refusal(400, "content does not match its SHA-256")
-        self.server_hub.objects[oid] = self.body
-        return self._json({})
-
-    def lfs_verify(self):
-        asked = json.loads(self.body)
-        if len(self.server_hub.objects.get(asked["oid"], b"")) != asked["size"]:
-            raise Refusal(404, "no such object")
+        self.hub.objects[oid] = self.body
         return self._json({})
 
     def commit(self, name, branch):
         self._may_write(name)
-        if self.server_hub.on_commit:
-            self.server_hub.on_commit(self._repository(name))
+        if self.hub.on_commit:
+            self.hub.on_commit(self._repository(name))
         parent = self._commit(name, branch)
-        lines = [json.loads(line) for line in self.body.decode().splitlines()]
-        header, files = lines[0]["value"], dict(parent.files)
-        if header.get("parentCommit") not in (None, parent.oid):
+        header, *lines = (json.loads(line) for line in self.body.decode().splitlines())
+        files = dict(parent.files)
+        if header["value"].get("parentCommit") not in (None, parent.oid):
             raise Refusal(412, "A commit has happened since. Please refresh and try again.")
-        for line in lines[1:]:
+        for line in lines:
             value = line["value"]
             if line["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
-                if value["oid"] not in self.server_hub.objects:
-                    raise Refusal(400, f"LFS object {value['oid']} does not exist")
-                files[value["path"]] = self.server_hub.objects[value["oid"]]
+                files[value["path"]] = self.hub.objects[value["oid"]]
             elif line["key"] == "deletedFile":
                 del files[value["path"]]
         if errors := card_errors(files.get("README.md", b"").decode()):
             raise Refusal(400, "; ".join(errors))
-        commit = self.server_hub.repositories[name].commit(branch, header["summary"], files)
-        url = f"{self.server_hub.endpoint}/{name}/commit/{commit.oid}"
+        commit = self.hub.repositories[name].commit(branch, header["value"]["summary"], files)
+        url = f"{self.hub.endpoint}/{name}/commit/{commit.oid}"
         return self._json({"success": True, "commitOid": commit.oid, "commitUrl": url, "hookOutput": ""})
 
     def resolve(self, name, revision, path):
         commit = self._commit(name, revision)
         if path not in commit.files:
             raise Refusal(404, "Entry not found", "EntryNotFound")
-        data, headers = commit.files[path], {"X-Repo-Commit": commit.oid, "Content-Type": "application/octet-stream"}
-        headers["ETag"] = f'"{git_blob(data)}"'
-        if is_lfs(path):
-            headers["X-Linked-Etag"] = f'"{hashlib.sha256(data).hexdigest()}"'
-            headers["X-Linked-Size"] = str(len(data))
+        data = commit.files[path]
+        headers = {"X-Repo-Commit": commit.oid, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
         if part := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or ""):
             return 206, data[int(part[1]) : int(part[2]) + 1], headers
         return 200, data, headers
@@ -443,7 +369,12 @@ _ROUTES = [
     ("POST", rf"{_API}/preupload/(.+)", _Handler.preupload),
     ("POST", rf"/{_NAME}\.git/info/lfs/objects/batch", _Handler.lfs_batch),
     ("PUT", r"/lfs/([0-9a-f]{64})", _Handler.lfs_put),
-    ("POST", r"/lfs-verify", _Handler.lfs_verify),
     ("POST", rf"{_API}/commit/(.+)", _Handler.commit),
     ("GET", rf"/{_NAME}/resolve/([^/]+)/(.+)", _Handler.resolve),
 ]
+
+HUB, _HOME = HubServer(), tempfile.TemporaryDirectory()
+for _name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HUGGING_FACE_HUB_TOKEN"):
+    os.environ.pop(_name, None)
+os.environ |= {"HF_ENDPOINT": HUB.endpoint, "HF_HOME": _HOME.name, "HF_TOKEN": "hf_writer"}
+os.environ |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}  # plain LFS, which this server speaks

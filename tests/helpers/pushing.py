@@ -1,4 +1,4 @@
-"""A model, an empty Hub on loopback and the command that pushes, for the tests of publishing.
+"""A model and the command that pushes it, for the tests of publishing.
 
 A test file takes a fixture of these by its name: `push = pushing.push`.
 """
@@ -24,13 +24,6 @@ def model(tmp_path_factory):
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"source_column": "en", "target_column": "de"}))
     (folder / "training_log.jsonl").write_text('{"step": 5, "seconds": 1.0, "loss": 2.0}\n')
     return folder
-
-
-@pytest.fixture
-def hub(loopback_hub):
-    """The Hub, empty."""
-    loopback_hub.reset()
-    return loopback_hub
 
 
 @pytest.fixture

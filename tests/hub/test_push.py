@@ -11,14 +11,13 @@ from pathlib import Path
 import pushing
 import pytest
 from conftest import tiny_model
-from hub_server import SPACE_TEXT, Fault
+from hub_server import SPACE_TEXT, Fault, Refusal
 from huggingface_hub import ModelCard
 from pushing import REPO, weights_of
 
 from vaswani_transformer.hub.model_card import is_sealed
 
 model = pushing.model
-hub = pushing.hub
 push = pushing.push
 scores = pushing.scores
 
@@ -238,7 +237,7 @@ def test_private_repositories_branches_and_messages(push, hub):
 def test_a_space_goes_up_with_its_model(push, hub):
     dry = push("--space", "--dry-run", token="")
     assert hub.requests == []
-    hub.faults.append(Fault("POST", "/api/spaces/.*/commit/", status=502))
+    hub.faults.append(Fault("POST", "/api/spaces/.*/commit/", answer=Refusal(502, "no").answer))
     assert "push again" in push("--space", "--private", status=1).err
     assert hub.files(REPO)["model.safetensors"] and SPACE_TEXT in hub.files(SPACE)["README.md"].decode()
     hub.faults.clear()
@@ -297,7 +296,7 @@ def test_the_code_on_the_card_runs(push, hub, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", hub.files(REPO)["README.md"].decode(), re.DOTALL)
     without = [block for block in blocks if "trust_remote_code" in block]
     assert len(blocks) == 3 and len(without) == 2 and "import vaswani_transformer" in blocks[0]
-    environment = os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+    environment = os.environ | {"HF_HOME": str(tmp_path)}
     hidden = "import sys; sys.modules['vaswani_transformer'] = None\n"
     for code in (blocks[0], hidden + "\n".join(without)):
         done = subprocess.run(

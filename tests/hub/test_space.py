@@ -13,7 +13,7 @@ import pushing
 import pytest
 import yaml
 from conftest import ROOT
-from hub_server import SPACE_TEXT, HubServer, card_errors
+from hub_server import SPACE_TEXT, card_errors
 from huggingface_hub import HfApi
 from pushing import REPO
 
@@ -24,7 +24,6 @@ from vaswani_transformer.hub.model_card import is_sealed
 from vaswani_transformer.hub.space import push_space, space_files
 
 model = pushing.model
-hub = pushing.hub
 push = pushing.push
 
 SPACE = f"spaces/{REPO}"
@@ -41,16 +40,9 @@ def files_of(*languages: str, revision: str = "main", is_parser: bool = False) -
 
 
 @pytest.fixture
-def own_hub():
-    """A Hub for calls from this process, without the command."""
-    with HubServer() as hub:
-        yield hub
-
-
-@pytest.fixture
-def write(own_hub):
+def write(hub):
     """Puts files of a Space of this model into the Hub."""
-    api = HfApi(own_hub.endpoint, token="hf_writer")
+    api = HfApi()
     api.create_repo(REPO)
 
     def call(*languages: str, overwrite: bool = False):
@@ -93,30 +85,30 @@ def test_the_languages_have_to_be_known_and_a_parser_has_none(monkeypatch):
     assert words[:2] == ["serve", "FOLDER"] and "Draws the trees" in files["README.md"]
 
 
-def test_the_same_again_makes_no_commit_and_news_do(write, own_hub):
+def test_the_same_again_makes_no_commit_and_news_do(write, hub):
     assert write("en", "de").changed
-    before = texts(own_hub)
+    before = texts(hub)
     assert before == files_of("en", "de") and SPACE_TEXT not in before["README.md"]
-    assert set(own_hub.files(SPACE)) == {*NAMES, ".gitattributes"}
+    assert set(hub.files(SPACE)) == {*NAMES, ".gitattributes"}
     assert not write("en", "de").changed
-    assert len(own_hub.repositories[SPACE].branches["main"]) == 2
+    assert len(hub.repositories[SPACE].branches["main"]) == 2
     assert write("de", "nl").changed
-    after = texts(own_hub)
+    after = texts(hub)
     assert {name for name in NAMES if before[name] != after[name]} == {"README.md", "app.py"}
     assert "de-nl" in after["app.py"] and "German to Dutch" in after["README.md"]
 
 
-def test_files_that_someone_wrote_or_edited_stay(write, own_hub, caplog):
+def test_files_that_someone_wrote_or_edited_stay(write, hub, caplog):
     write("en", "de")
-    theirs = {name: data + b"# more\n" for name, data in own_hub.files(SPACE).items() if name in NAMES[:3]}
+    theirs = {name: data + b"# more\n" for name, data in hub.files(SPACE).items() if name in NAMES[:3]}
     theirs |= {"Dockerfile": b"FROM scratch\n", "notes.txt": b"mine"}
-    own_hub.repositories[SPACE].find("main").files.update(theirs)
-    assert write("fr", "en").kept == tuple(NAMES) and own_hub.files(SPACE).items() >= theirs.items()
+    hub.repositories[SPACE].find("main").files.update(theirs)
+    assert write("fr", "en").kept == tuple(NAMES) and hub.files(SPACE).items() >= theirs.items()
     assert f"in the Space someone else wrote or edited {', '.join(NAMES)}, so they stay" in caplog.text
-    del own_hub.repositories[SPACE].find("main").files["app.py"]
-    assert "app.py" not in write("fr", "en").kept and "fr-en" in texts(own_hub)["app.py"]
+    del hub.repositories[SPACE].find("main").files["app.py"]
+    assert "app.py" not in write("fr", "en").kept and "fr-en" in texts(hub)["app.py"]
     assert write("fr", "en", overwrite=True).kept == ()
-    assert texts(own_hub) == files_of("fr", "en") and own_hub.files(SPACE)["notes.txt"] == b"mine"
+    assert texts(hub) == files_of("fr", "en") and hub.files(SPACE)["notes.txt"] == b"mine"
 
 
 @pytest.mark.slow
@@ -133,11 +125,10 @@ def test_it_runs_as_spaces_run_it(push, hub, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     subprocess.run([environment / "bin" / "pip", "wheel", "-q", "--no-deps", "--wheel-dir", tmp_path, ROOT], check=True)
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HF_TOKEN")}
-    variables |= {"PATH": f"{environment / 'bin'}:{os.environ['PATH']}", "HF_HOME": str(tmp_path / "hf")}
+    variables["PATH"] = f"{environment / 'bin'}:{os.environ['PATH']}"
     wheels = f"{os.environ.get('PIP_FIND_LINKS', '')} {tmp_path}"
     variables |= {"PIP_FIND_LINKS": wheels, "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
     variables |= {"PIP_RETRIES": "0"}  # an index that cannot be reached from here is asked for each package
-    variables |= {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1"}
     lines = (folder / "Dockerfile").read_text().splitlines()
     (install,) = (line.removeprefix("RUN ") for line in lines if line.startswith("RUN pip "))
     done = subprocess.run(shlex.split(install), cwd=folder, env=variables, capture_output=True, text=True)

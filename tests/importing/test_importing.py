@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 from conftest import error_of, tiny_model
-from hub_server import Fault, HubServer, Repository
+from hub_server import Fault, Refusal, Repository
 from huggingface_hub import ModelCard, constants
 from safetensors.torch import load_file
 
@@ -173,22 +173,9 @@ def test_ties_are_found_in_the_matrices(pattern):
 # Names on the Hub
 
 
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """A Hub that this process knows as the one."""
-    with HubServer() as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        yield server
-
-
 def test_a_model_on_the_hub(hub, folder, tmp_path, model, monkeypatch):
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    hub.repositories["owner/pickled"] = Repository("owner/pickled", private=False)
+    hub.repositories["owner/pickled"] = Repository()
     hub.repositories["owner/pickled"].commit("main", "files", files)
     import_model("owner/pickled", tmp_path / "out")
     loaded, _ = load_model(tmp_path / "out", "cpu")
@@ -207,7 +194,7 @@ def test_a_model_on_the_hub(hub, folder, tmp_path, model, monkeypatch):
 def test_names_that_the_hub_does_not_know(hub, tmp_path):
     line = error_of(import_model, "owner/nothing", tmp_path / "out")
     assert line.startswith("owner/nothing: ") and "Not Found" in line
-    hub.faults.append(Fault("GET", "/api/models", times=99, status=403))
+    hub.faults.append(Fault("GET", "/api/models", times=99, answer=Refusal(403, "no").answer))
     assert "owner/nothing: " in error_of(import_model, "owner/nothing", tmp_path / "out")
 
 

@@ -1,23 +1,22 @@
 """What goes to the Hub is a list of what may; templates, cards and evaluation files of strangers do no harm."""
 
-import http.server
 import json
 import re
 import shutil
-import threading
 import time
 import zipfile
 
-import hub_server
 import pushing
 import pytest
 import torch
 import yaml
 from conftest import error_of, tiny_config
+from hub_server import Fault
 from huggingface_hub import ModelCard
 from pushing import REPO
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from stores import refuse, web_server
 
 from vaswani_transformer.data.tokenization import load_tokenizer
 from vaswani_transformer.evaluation.records import weights_sha256
@@ -29,7 +28,6 @@ from vaswani_transformer.importing.importing import import_model
 from vaswani_transformer.parsing.tokenizer import train_parser_tokenizer, tree_token_ids
 
 model = pushing.model
-hub = pushing.hub
 push = pushing.push
 scores = pushing.scores
 
@@ -262,27 +260,18 @@ def test_a_huge_card_on_the_hub_is_not_fetched_and_stays(push, hub):
 
 
 @pytest.mark.parametrize("redirected", ["whoami", "resolve"])
-def test_the_token_does_not_follow_a_redirect_to_another_host(push, forked, hub, model, monkeypatch, redirected):
+def test_the_token_does_not_follow_a_redirect_to_another_host(push, forked, hub, model, redirected):
     seen = []
 
-    class Other(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            seen.append(str(self.headers))
-            self.send_error(404)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_):
-            pass
+    def answer(handler):
+        seen.append(str(handler.headers))
+        refuse(404)(handler)
 
     push()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
-        threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        answer = 307, b"", {"Location": f"http://localhost:{other.server_address[1]}/x"}
-        routes = [(*route[:2], lambda *_: answer) if redirected in route[1] else route for route in hub_server._ROUTES]
-        monkeypatch.setattr(hub_server, "_ROUTES", routes)
+    with web_server(answer) as url:
+        redirect = 307, b"", {"Location": url.replace("127.0.0.1", "localhost")}
+        hub.faults += [Fault(method, redirected, 99, redirect) for method in ("GET", "HEAD")]
         done = forked.vaswani("push", model, REPO, "--language", "fr")
-        other.shutdown()
     assert done.status and "Traceback" not in done.err
     assert not any("hf_writer" in headers for headers in seen)
     assert seen or redirected == "resolve"  # the client takes a file's address from the Hub only

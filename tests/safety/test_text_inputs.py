@@ -4,16 +4,17 @@ import gzip
 import json
 import os
 import struct
-from pathlib import Path
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from children import limit_memory, run_in_child
 from conftest import error_of
 from model_folders import write_model
 from pair_files import read, write, write_two
 
+from vaswani_transformer.cli import translate
 from vaswani_transformer.data import text_files
 from vaswani_transformer.data.text_files import LONGEST_LINE, has_undecoded, read_lines, scan_text
 from vaswani_transformer.hardware import MOST_WORKERS
@@ -27,16 +28,16 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture
-def commands(forked):
-    """Commands in processes of 6 GB of address space at most."""
-    return forked.having(memory=6 << 30, HF_HUB_OFFLINE="1")
+def refused(tmp_path):
+    """Runs a command in a process with little memory; returns the one line by which it refuses what it was given."""
 
+    def run(*words, before=lambda: None) -> str:
+        status, error = run_in_child(words, tmp_path, lambda: (limit_memory(2 << 30), before()))
+        lines = [line for line in error.replace("\r", "\n").splitlines() if "/s]" not in line and line.strip()]
+        assert status == 2 and len(lines) == 1 and lines[0].startswith("error: "), (status, error[-2000:])
+        return lines[0]
 
-def refusal(done) -> str:
-    """The one line of a command that refused what it was given."""
-    lines = [line for line in done.err.replace("\r", "\n").splitlines() if "/s]" not in line and line.strip()]
-    assert done.status == 2 and len(lines) == 1 and lines[0].startswith("error: "), (done.status, done.err[-2000:])
-    return lines[0]
+    return run
 
 
 # Long lines
@@ -53,14 +54,14 @@ def long_line(folder, name, before=b""):
 
 
 @pytest.mark.parametrize(("name", "how"), [("long.gz", "split"), ("long.txt", "refuse")])
-def test_a_line_without_end_is_refused_before_it_is_in_memory(commands, model, tmp_path, name, how):
+def test_a_line_without_end_is_refused_before_it_is_in_memory(refused, model, tmp_path, name, how):
     path = long_line(tmp_path, name, b"a dog\n")
-    done = commands.vaswani("translate", model, "--input", path, "--long-lines", how)
-    assert f"{path}, line 2: more than {LONGEST_LINE:,} characters" in refusal(done) and done.out == ""
+    line = refused("translate", model, "--input", path, "--long-lines", how)
+    assert f"{path}, line 2: more than {LONGEST_LINE:,} characters" in line and not (tmp_path / "stdout").read_text()
 
 
 @pytest.mark.parametrize("reader", ["score", "tokenizer", "prepare"])
-def test_every_command_refuses_it_with_its_place(commands, model, tmp_path, reader):
+def test_every_command_refuses_it_with_its_place(refused, model, tmp_path, reader):
     path, out = long_line(tmp_path, "long.gz"), tmp_path / "out"
     (tmp_path / "b").write_text("b")
     words = {
@@ -68,7 +69,7 @@ def test_every_command_refuses_it_with_its_place(commands, model, tmp_path, read
         "tokenizer": ["tokenizer", path, "--output", out],
         "prepare": ["prepare", "small", "--train-source", path, "--train-target", path.with_name("b"), "--output", out],
     }[reader]
-    assert f"{path}, line 1: more than" in refusal(commands.vaswani(*words))
+    assert f"{path}, line 1: more than" in refused(*words)
 
 
 @pytest.mark.parametrize("letter", ["a", "😀"])
@@ -135,21 +136,16 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path, how):
 
 
 @pytest.mark.parametrize("how", ["grows", "vanishes"])
-def test_translate_notices_a_change_after_it_has_counted_the_lines(commands, model, tmp_path, how):
+def test_translate_notices_a_change_after_it_has_counted_the_lines(refused, model, tmp_path, how):
     path, output = write(tmp_path / "a", "a dog\ntwo cats\n"), tmp_path / "out"
-    code = f"""
-import sys
-sys.path[:0] = {[str(Path(__file__).parent)]!r}
-from pathlib import Path
-import vaswani_transformer.cli.translate as translate
-from test_text_inputs import change
-from vaswani_transformer.cli.main import main
-load = translate.load_for_decoding
-translate.load_for_decoding = lambda *options: change(Path({str(path)!r}), {how!r}) or load(*options)
-sys.exit(main(["translate", {str(model)!r}, "--input", {str(path)!r}, "--output", {str(output)!r}]))
-"""
+    load = translate.load_for_decoding
+
+    def change_before_loading():
+        translate.load_for_decoding = lambda *options: change(path, how) or load(*options)
+
     problem = ": No such file" if how == "vanishes" else " has changed while it was read"
-    assert f"{path}{problem}" in refusal(commands.python(code))
+    line = refused("translate", model, "--input", path, "--output", output, before=change_before_loading)
+    assert f"{path}{problem}" in line
 
 
 # Tables

@@ -21,9 +21,9 @@ folder, fails = served.folder, translating.fails
 
 def started(forked, *options) -> tuple[int, str]:
     """The process id and the address of a server."""
-    out = forked.home / "out"
+    out = forked.home / "stdout"
     out.unlink(missing_ok=True)
-    process = forked.start(command=["serve", *options, "--port", "0"])
+    process = forked.start("serve", *options, "--port", "0")
     while not out.exists() or "http" not in out.read_text():
         time.sleep(0.02)
     line = out.read_text()

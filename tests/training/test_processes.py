@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -267,13 +266,8 @@ def run_all(folder, runs):
         fork(resume, folder, f"resumed-by-{number}", number, 1, {**SGD, "start": "start"})
 
 
-def run_forked(forked, folder, which):
-    """In a fork of a process that has imported everything and has no threads."""
-    code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        f"import test_processes; test_processes.run_all(test_processes.Path({str(folder)!r}), test_processes.{which})"
-    )
-    done = forked.python(code)
+def run_forked(forked, folder, runs):
+    done = forked.run(lambda: run_all(folder, runs))
     assert done.status == 0, done.out + done.err
     return folder
 
@@ -281,13 +275,13 @@ def run_forked(forked, folder, which):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, forked):
     """What the runs of the fast tests leave."""
-    return run_forked(forked, tmp_path_factory.mktemp("fast"), "FAST")
+    return run_forked(forked, tmp_path_factory.mktemp("fast"), FAST)
 
 
 @pytest.fixture(scope="module")
 def slow_folder(tmp_path_factory, forked):
     """What the others leave."""
-    return run_forked(forked, tmp_path_factory.mktemp("slow"), "SLOW")
+    return run_forked(forked, tmp_path_factory.mktemp("slow"), SLOW)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import copy
 import gzip
 import json
+from collections.abc import Callable, Iterator
 
 import yaml
 from hypothesis import strategies as st
@@ -28,45 +29,42 @@ VALUES = st.recursive(
 DEEP = st.integers(2, 100_000).map(lambda depth: "[" * depth + "]" * depth)
 #: Texts of JSON that no value stands for.
 RAW = st.one_of(DEEP, st.sampled_from(["1e400", '"\\ud800"', "9" * 5000, "-", "[1,]", "{'a': 1}", "01", "tru"]))
-_HERE = "a place for raw text"
+_HOLE = "a hole for text"
+LINES = [
+    b"", b"\xff\xfe", b"\x00", b"\xef\xbb\xbf", b"\r", b"(" * 5000, b"a" * 100_000, b"\t" * 50, b'"', b"0-0 " * 99,
+    b"(S " * 1000 + b"(N a" + b")" * 1001, b"(S" * 390 + b"(N a" + b")" * 391, b"9" * 5000 + b"-0", b"[]", b"((",
+    "\u0661-\u0662 \u00b2-\u00b2".encode(), b"{}", b"null", b"(S (NP))", b"()", b"( (X))", b"\xe2\x80\xa8", b"\x1b[2J",
+    b'{"source": 1}', b'{"step": "x"}', b'{"step": 1e400}',
+]  # fmt: skip
 
 
-def _places(value, path=()):
-    yield path
-    if isinstance(value, dict | list):
-        for key in value if isinstance(value, dict) else range(len(value)):
-            yield from _places(value[key], (*path, key))
+def _containers(value) -> Iterator[dict | list]:
+    if isinstance(value, dict | list) and value:
+        yield value
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _containers(inner)
 
 
 @st.composite
-def changed_values(draw, value, dump):
+def changed_value(draw, value, dump: Callable[[object], str]) -> str:
     """The text of a JSON or YAML value with one thing in it changed: replaced, removed, renamed, given twice."""
     value = copy.deepcopy(value)
-    path = draw(st.sampled_from(list(_places(value))[:400]))
+    container = draw(st.sampled_from([*_containers(value)][:400] or [[None]]))
+    key = draw(st.sampled_from([*container] if isinstance(container, dict) else range(len(container))))
     how = draw(st.sampled_from(["replace", "raw", "remove", "rename", "twice"]))
-    if not path:
-        return draw(VALUES.map(dump) | RAW)
-    container = value
-    for key in path[:-1]:
-        container = container[key]
-    old = container[path[-1]]
     if how == "replace":
-        container[path[-1]] = draw(VALUES)
+        container[key] = draw(VALUES)
     elif how == "raw":
-        container[path[-1]] = _HERE
-    elif how == "remove":
-        del container[path[-1]]
-    elif isinstance(container, list):
-        container.append(old)
-    elif how == "rename":
-        del container[path[-1]]
-        container[draw(STRINGS)] = old
+        container[key] = _HOLE
+        return dump(value).replace(json.dumps(_HOLE), _HOLE).replace(_HOLE, draw(RAW))
+    elif how == "twice" and isinstance(container, dict):
+        container[_HOLE] = draw(VALUES)
+        return dump(value).replace(_HOLE, str(key))
     else:
-        container[_HERE] = draw(VALUES)
-    text = dump(value)
-    if how == "raw":
-        return text.replace(json.dumps(_HERE), _HERE).replace(_HERE, draw(RAW))
-    return text.replace(_HERE, str(path[-1]))
+        removed = container.pop(key)
+        if how == "rename" and isinstance(container, dict):
+            container[draw(STRINGS)] = removed
+    return dump(value)
 
 
 def _json(value) -> str:
@@ -78,76 +76,61 @@ def _yaml(value) -> str:
 
 
 @st.composite
-def changed_bytes(draw, content: bytes):
-    """Bytes with some flipped, cut off, put in, left out or repeated."""
+def changed_bytes(draw, content: bytes) -> bytes:
+    """Bytes with some flipped, cut off, put in, removed or repeated."""
     how = draw(st.sampled_from(["flip", "cut", "insert", "remove", "repeat"]))
-    place = draw(st.integers(0, max(0, len(content) - 1)))
+    start = draw(st.integers(0, max(0, len(content) - 1)))
+    end = start + draw(st.integers(1, 200))
     if how == "cut":
-        return content[:place]
+        return content[:start]
     if how == "flip":
-        changed = bytearray(content or b"\0")
-        for _ in range(draw(st.integers(1, 4))):
-            changed[draw(st.integers(0, len(changed) - 1))] ^= draw(st.integers(1, 255))
-        return bytes(changed)
+        return content[:start] + bytes(255 - byte for byte in content[start : start + 1]) + content[start + 1 :]
     if how == "insert":
-        return content[:place] + draw(st.binary(min_size=1, max_size=20)) + content[place:]
-    end = place + draw(st.integers(1, 200))
-    return content[:place] + content[end:] if how == "remove" else content[:end] + content[place:]
+        return content[:start] + draw(st.binary(min_size=1, max_size=20)) + content[start:]
+    return content[:start] + content[end:] if how == "remove" else content[:end] + content[start:]
 
 
 @st.composite
-def changed_lines(draw, content: bytes):
-    """Text with a line dropped, doubled, put in or made strange."""
+def changed_lines(draw, content: bytes, line_of: Callable | None = None) -> bytes:
+    """Text with a line dropped, doubled, replaced by a strange one, or changed by a strategy `line_of` it."""
     lines = content.split(b"\n")
-    place = draw(st.integers(0, len(lines) - 1))
-    how = draw(st.sampled_from(["drop", "double", "insert", "swap"]))
-    strange = [b"", b"\xff\xfe", b"\x00", b"\xef\xbb\xbf", b"\r", b"(" * 5000, b"a" * 100_000, b"\t" * 50, b'"']
-    strange += [b"0-0 " * 99, b"(S " * 1000 + b"(N a" + b")" * 1001, b"(S" * 390 + b"(N a" + b")" * 391]
-    strange += [b"9" * 5000 + b"-0", "\u0661-\u0662 \u00b2-\u00b2".encode(), b"{}", b"null", b"[]", b"((", b"(S (NP))"]
-    strange += [b"()", b"( (X))", b"\xe2\x80\xa8", b"\x1b[2J", b'{"source": 1}', b'{"step": "x"}', b'{"step": 1e400}']
-    if how == "drop":
-        del lines[place]
-    elif how == "double":
-        lines.insert(place, lines[place])
-    elif how == "insert":
-        lines.insert(place, draw(st.sampled_from(strange)))
-    else:
-        lines[place] = draw(st.sampled_from(strange))
+    number = draw(st.integers(0, len(lines) - 1))
+    strange = st.sampled_from([[], 2 * [lines[number]], *([line] for line in LINES), *([line, b""] for line in LINES)])
+    if line_of is not None and lines[number]:
+        strange |= line_of(lines[number]).map(lambda line: [line])
+    lines[number : number + 1] = draw(strange)
     return b"\n".join(lines)
 
 
-@st.composite
-def _changed_entries(draw, content: bytes):
-    """JSON lines with something changed in one of them."""
-    lines = content.decode().splitlines()
-    place = draw(st.integers(0, len(lines) - 1))
-    lines[place] = draw(changed_values(json.loads(lines[place]), json.dumps)).replace("\n", " ")
-    return "\n".join(lines).encode("utf-8", "surrogatepass") + b"\n"
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
-@st.composite
-def _changed_header(draw, content: bytes):
+def _changed_line_of_json(line: bytes):
+    return changed_value(json.loads(line), json.dumps).map(_encode)
+
+
+def _changed_header(content: bytes):
     """A safetensors file with something changed in its header."""
-    length = int.from_bytes(content[:8], "little")
-    header = draw(changed_values(json.loads(content[8 : 8 + length]), json.dumps)).encode("utf-8", "surrogatepass")
-    return len(header).to_bytes(8, "little") + header + content[8 + length :]
+    end = 8 + int.from_bytes(content[:8], "little")
+    headers = changed_value(json.loads(content[8:end]), json.dumps).map(_encode)
+    return headers.map(lambda header: len(header).to_bytes(8, "little") + header + content[end:])
 
 
 def damaged(form: str, content: bytes):
     """Contents for a file of a form whose valid content this is; the first are no file of the form at all."""
     anything = st.binary(max_size=200) | changed_bytes(content)
-    encode = lambda text: text.encode("utf-8", "surrogatepass")  # noqa: E731
     if form == "json":
         value = json.loads(content)
-        return st.one_of(anything, VALUES.map(_json).map(encode), *3 * [changed_values(value, _json).map(encode)])
+        return st.one_of(anything, VALUES.map(_json).map(_encode), *3 * [changed_value(value, _json).map(_encode)])
     if form == "yaml":
         value = yaml.safe_load(content)
         aliases = b"a: &a [x, x]\n" + b"".join(b"b%d: &b%d [*a, *a]\n" % (n, n) for n in range(30))
         own = [aliases, b"seed: 010\n", b"? [a]\n: b\n", b"!!python/object:os.system {}\n", b"--- a\n--- b\n"]
-        changes = [changed_values(value, dump).map(encode) for dump in (_yaml, _json)]  # JSON is YAML too
-        return st.one_of(anything, st.sampled_from(own), VALUES.map(_json).map(encode), *changes, *changes)
+        changes = [changed_value(value, dump).map(_encode) for dump in (_yaml, _json)]  # JSON is YAML too
+        return st.one_of(anything, st.sampled_from(own), VALUES.map(_json).map(_encode), *changes, *changes)
     if form == "lines of json":
-        return anything | changed_lines(content) | _changed_entries(content)
+        return anything | changed_lines(content, _changed_line_of_json)
     if form == "text":
         return anything | changed_lines(content)
     if form == "safetensors":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from random_trees import TINY
 
-FORMATS = ("ctranslate2",) if importlib.util.find_spec("ctranslate2") else ()  # that models are exported to
+HAS_CTRANSLATE2, HAS_SACREMOSES = (importlib.util.find_spec(name) for name in ("ctranslate2", "sacremoses"))
 _FORMS = {
     ".json": "json", ".jsonl": "lines of json", ".yaml": "yaml", ".yml": "yaml",
     ".safetensors": "safetensors", ".gz": "gzip",
@@ -71,15 +71,12 @@ TARGETS = [
     *_reads("translate model words", *_MODEL, folder="model/"),
     *_reads(_PUSH, *_MODEL, folder="model/"),
     *_reads(_PUSH, "recipe.yaml", "training_log.jsonl", folder="model/", tolerant=True),
-    *_reads("export model --output new", *(_MODEL if FORMATS else ()), folder="model/", **_NEW),
-    *_reads("evaluate model --source in.txt --reference reference.txt", *_MODEL, folder="model/"),
     *_reads("translate shards words", "shards/model.safetensors.index.json"),
     *_reads("import pickled --output new", "pickled/pytorch_model.bin", tolerant=True, **_NEW),
     # What goes onto a card.
     *_reads(f"{_PUSH} --evaluation scores.json", "scores.json"),
     *_reads(f"{_PUSH} --card card.md", "card.md", tolerant=True),
     # A recipe.
-    *_reads("train recipe.yaml --output new --dry-run", "recipe.yaml"),
     *_reads("prepare recipe.yaml --output new --quiet", "recipe.yaml", **_NEW),
     # A run that is resumed.
     # An edited recipe is set aside: the run has its settings in its checkpoints too.
@@ -117,7 +114,6 @@ TARGETS = [
             tolerant=True),
     *_reads("parse evaluate --trees gold.trees --predicted predicted.trees --baselines gum/gum.train.trees",
             "gum/gum.train.trees", tolerant=True),
-    *_reads("parse evaluate parser --trees gold.trees", "gold.trees", tolerant=True),
     *_reads(" ".join(["parse train --trees gold.trees --dev predicted.trees --output new", *TINY]), "gold.trees",
             tolerant=True, **_NEW),
     *_reads("parse predict parser --input words.txt", "words.txt", tolerant=True),
@@ -126,10 +122,9 @@ TARGETS = [
     *_reads("experiment table4 --report --output runs", "result.json", folder="runs/table4/laptop/right-branching/",
             writes=("runs",)),
 ]  # fmt: skip
-if FORMATS:
-    _FILES = ("export.json", "config.json", "shared_vocabulary.json", "generation_config.json", "tokenizer.json")
-    TARGETS += _reads("translate exported words", *_FILES, "model.bin", folder="exported/")
-    TARGETS += _reads("score exported --source in.txt --target reference.txt", "exported/export.json")
+if HAS_CTRANSLATE2:
+    TARGETS += _reads("translate exported words", "export.json", "config.json", "shared_vocabulary.json",
+                      "generation_config.json", "tokenizer.json", "model.bin", folder="exported/")  # fmt: skip
 TARGETS += [
     # Models of other toolkits.
     *_reads("import marianmt --output new", "source.spm", "target.spm", "vocab.json", "tokenizer_config.json",
@@ -143,12 +138,10 @@ TARGETS += [
             **_NEW),
     *_reads("translate imported-marianmt words", "config.json", "tokenizer.json", "target_tokenizer.json",
             "tokenizer_config.json", folder="imported-marianmt/", tolerant=True),
-    *_reads("translate imported-fsmt words", "vocab-tgt.json", "merges.txt", "tokenizer_config.json",
-            folder="imported-fsmt/", tolerant=True),
     *_reads(f"{_TUNE} --train-source train.en --train-target train.de --data-dir text", *_MODEL, "import.json",
             "target_tokenizer.json", folder="imported-marianmt/", tolerant=True, **_NEW),
     *_reads(f"{_TUNE} --train-data memory.tmx --source-column en --target-column de", "memory.tmx", tolerant=True,
             **_NEW),
 ]  # fmt: skip
-if importlib.util.find_spec("sacremoses") is None:
+if not HAS_SACREMOSES:
     TARGETS = [target for target in TARGETS if "fsmt" not in target.command]

@@ -1,63 +1,56 @@
 """Everything that commands read, small, in one folder: made by the commands themselves, in one process."""
 
 import gzip
-import importlib.util
 import json
 import os
-import signal
+import shutil
 from pathlib import Path
 
+import import_differences
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
 import yaml
-from conftest import TESTS
+from conftest import TESTS, TINY_RECIPE
 from experimenting import write_gum
+from hostile_targets import HAS_CTRANSLATE2
 from random_trees import TINY
+from safetensors.torch import load_file
+from training_runs import stop_after
 
-TEXT_RECIPE = {
-    "data_dir": "text", "train_source": "train.en", "train_target": "train.de", "validation_source": "validation.en",
-    "validation_target": "validation.de", "validation_bleu": 0, "tokens_per_batch": 600, "tokens_per_device": 600,
-    "max_length": 60, "warmup_steps": 3, "log_every": 1, "keep_checkpoints": 3, "vocab_size": 400, "d_model": 16,
-    "d_ff": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "max_steps": 4, "evaluate_every": 2,
-    "average_checkpoints": 1, "num_beams": 2,
-}  # fmt: skip
-#: Sources of `vaswani import`, with their options.
-IMPORTS = [
-    ("marianmt",), ("fsmt",), ("relu-two",), ("src-spm",), ("fairseq/model.pt",),
-]  # fmt: skip
-KEPT = ("marianmt", "fsmt")  # whose imported folders stay
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.data import prepare
+from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
+from vaswani_transformer.decoding.output import ResumableOutput, notes_path
+from vaswani_transformer.model.modeling_vaswani import VaswaniForConditionalGeneration
+from vaswani_transformer.parsing.evalb import BASELINES
+from vaswani_transformer.recipes.recipe import load_recipe
+
+SETTINGS = {"data_dir": "text", "max_steps": 4, "evaluate_every": 2, "average_checkpoints": 1, "num_beams": 2}
 SENTENCES = "A small sentence.\nWords and more words.\nThe dog sees a cat.\n"
 
 
-def build(folder: str, formats: tuple[str, ...]) -> None:
-    """Make all of it; `formats` are those that models are exported to."""
-    import torch
-
-    torch.set_num_threads(1)
+def build(folder: Path) -> None:
+    """Make all of it."""
     os.chdir(folder)
     _write_texts()
     _train()
     _use_the_model()
-    for format in formats:
-        _run("export", "model", "--format", format, "--output", "exported" if format == "ctranslate2" else format)
+    if HAS_CTRANSLATE2:
+        _run("export", "model", "--output", "exported")
     _parse()
     _bring_others()
 
 
 def _run(*words: str) -> None:
-    from vaswani_transformer.cli.main import main
-
     assert main(list(words)) == 0, words
 
 
 def _write_texts() -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
-
     corpus = generate_corpus(60, 10, 10)
     Path("text").mkdir()
     write_corpus(corpus, Path("text"))
-    Path("recipe.yaml").write_text(yaml.safe_dump(TEXT_RECIPE, sort_keys=False))
+    Path("recipe.yaml").write_text(yaml.safe_dump(TINY_RECIPE | SETTINGS, sort_keys=False))
     Path("in.txt").write_text(SENTENCES)
     Path("in.txt.gz").write_bytes(gzip.compress(SENTENCES.encode()))
     Path("reference.txt").write_text(SENTENCES)
@@ -74,32 +67,9 @@ def _write_texts() -> None:
 
 def _train() -> None:
     """A run that a signal stopped, the finished one, its model, and prepared pairs: whole, and without a manifest."""
-    import shutil
-
-    from transformers import TrainerCallback
-
-    from vaswani_transformer.cli.main import main
-    from vaswani_transformer.data import prepare
-    from vaswani_transformer.training import run
-
-    class Stop(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    make_trainer = run.TrainingRun._make_trainer
-
-    def make_with_signal(self, *arguments):
-        trainer = make_trainer(self, *arguments)
-        trainer.add_callback(Stop())
-        return trainer
-
-    train = ["train", "recipe.yaml", "--quiet", "--output"]
-    run.TrainingRun._make_trainer = make_with_signal
-    assert main([*train, "stopped"]) == 128 + signal.SIGTERM
-    run.TrainingRun._make_trainer = make_trainer
+    stop_after(3, load_recipe("recipe.yaml", {"output": "stopped"}))
     shutil.copytree("stopped", "run")
-    _run(*train, "run")
+    _run("train", "recipe.yaml", "--quiet", "--output", "run")
     shutil.copytree("run", "model", ignore=shutil.ignore_patterns("checkpoints", "*.py"))
     _run("prepare", "recipe.yaml", "--output", "prepared", "--quiet")
     _run("clean", "recipe.yaml", "--output", "cleaned", "--quiet")
@@ -114,14 +84,6 @@ def _train() -> None:
 
 def _use_the_model() -> None:
     """Scores, an output whose translation was killed, weights in shards, and pickled ones."""
-    import shutil
-
-    import torch
-    from safetensors.torch import load_file
-
-    from vaswani_transformer.decoding.output import ResumableOutput, notes_path
-    from vaswani_transformer.model.modeling_vaswani import VaswaniForConditionalGeneration
-
     _run("evaluate", "model", "--source", "in.txt", "--reference", "reference.txt", "--json", "scores.json")
     finish, ResumableOutput.finish = ResumableOutput.finish, lambda self: None
     _run("translate", "model", "--input", "in.txt", "--output", "out.txt")
@@ -139,25 +101,12 @@ def _use_the_model() -> None:
 
 def _bring_others() -> None:
     """Models of other toolkits, one of them imported, and a translation memory."""
-    import shutil
-
-    import import_differences
-    import torch
-
     for make in (import_differences.marianmt, import_differences.fairseq):
         make(Path(make.__name__), torch.float32)
     Path("fairseq/fsmt").rename("fsmt")
     for name in ("relu-two", "src-spm"):
         shutil.copytree(TESTS / "fixtures/marian" / name, name)
-    for folder in ("relu-two", "src-spm"):
-        for name in ("expected.json", "scores.json"):
-            Path(folder, name).unlink(missing_ok=True)
-    for source, *options in IMPORTS:
-        if source == "fsmt" and importlib.util.find_spec("sacremoses") is None:
-            continue
-        _run("import", source, "--output", f"imported-{Path(source).parts[0]}", *options)
-        if source not in KEPT:
-            shutil.rmtree(f"imported-{Path(source).parts[0]}")
+    _run("import", "marianmt", "--output", "imported-marianmt")
     segments = [f"<tuv xml:lang='{language}'><seg>a %s b</seg></tuv>" for language in ("en", "de")]
     units = "".join(f"<tu>{''.join(segments)}</tu>\n".replace("%s", str(number)) for number in range(9))
     Path("memory.tmx").write_text(f"<tmx version='1.4'><header/><body>\n{units}</body></tmx>\n")
@@ -165,8 +114,6 @@ def _bring_others() -> None:
 
 def _parse() -> None:
     """Trees, a parser, and the cells of an experiment that need no training."""
-    from vaswani_transformer.parsing.evalb import BASELINES
-
     write_gum(Path("gum"))
     Path("gold.trees").write_bytes(gzip.decompress(Path("gum/gum.dev.trees.gz").read_bytes()))
     Path("predicted.trees").write_bytes(Path("gold.trees").read_bytes())

@@ -1,5 +1,6 @@
 """The scripts that show fine-tuning: their mistakes, their loops, and whole runs of them."""
 
+import datetime
 import importlib.util
 import json
 import os
@@ -7,6 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import finetuning
@@ -14,6 +16,7 @@ import pytest
 import torch
 from conftest import ROOT, free_port
 from finetuning import assert_same
+from torch.multiprocessing import start_processes
 from torch.nn.functional import cross_entropy
 from training_runs import weights_of
 from transformers import AutoModelForSeq2SeqLM
@@ -73,39 +76,24 @@ def test_mistakes_are_found_before_training(folder, text, tmp_path, monkeypatch,
 
 
 REFUSED = {
-    "--learning-rate": ["nan", "inf", "-1e-3", "0", "fast"],
-    "--warmup-steps": ["-3", "1.5"],
-    "--label-smoothing": ["2", "1", "-0.1", "nan"],
-    "--gradient-accumulation": ["0"],
-    "--batch-size": ["0", "-1"],
-    "--steps": ["0", "many"],
-    "--max-length": ["0"],
-    "--evaluate-every": ["0"],
-}
-
-
-def has_option(name: str, option: str) -> bool:
-    return option != "--evaluate-every" or name == "finetune_seq2seq_trainer"
+    "--learning-rate": ["nan", "inf", "-1e-3", "0", "fast"], "--warmup-steps": ["-3", "1.5"],
+    "--label-smoothing": ["2", "1", "-0.1", "nan"], "--batch-size": ["0", "-1"], "--steps": ["0", "many"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_nonsense_is_refused_by_argparse(monkeypatch, capsys, name):
     module = script(name)
-    for option, values in REFUSED.items():
-        for value in values if has_option(name, option) else []:
-            monkeypatch.setattr(sys, "argv", [name, "m", "--output", "o", *files(Path()), f"{option}={value}"])
-            with pytest.raises(SystemExit) as caught:
-                module.parse_options()
-            [line] = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
-            assert caught.value.code == 2 and f"error: argument {option}: {value} is " in line
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_the_least_values_are_accepted(monkeypatch, name):
-    options = ["--learning-rate", "1e-9", "--label-smoothing", "0", "--batch-size", "1", "--steps", "1"]
-    monkeypatch.setattr(sys, "argv", [name, "m", "--output", "o", *files(Path()), *options])
-    given = script(name).parse_options()
-    assert (given.learning_rate, given.label_smoothing, given.batch_size, given.steps) == (1e-9, 0, 1, 1)
+    for option, value in ((option, value) for option, values in REFUSED.items() for value in values):
+        monkeypatch.setattr(sys, "argv", [name, "m", "--output", "o", *files(Path()), f"{option}={value}"])
+        with pytest.raises(SystemExit) as caught:
+            module.parse_options()
+        [line] = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+        assert caught.value.code == 2 and f"error: argument {option}: {value} is " in line
+    least = ["--learning-rate", "1e-9", "--label-smoothing", "0", "--batch-size", "1", "--steps", "1"]
+    monkeypatch.setattr(sys, "argv", [name, "m", "--output", "o", *files(Path()), *least])
+    options = module.parse_options()
+    assert (options.learning_rate, options.label_smoothing, options.batch_size, options.steps) == (1e-9, 0, 1, 1)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -149,55 +137,42 @@ def test_accelerate_loop_weighs_every_token_alike(folder, batch, smoothing):
     assert_same(whole, parts, 1e-5)
 
 
-VALIDATE = """
-import datetime, json, os, sys, types
-sys.path[:0] = [{tests!r}, {helpers!r}]
-from test_finetuning_scripts import script
-import torch, vaswani_transformer as vt
-from vaswani_transformer.data.synthetic import generate_corpus
+COUNTS = (5, 2, 1)  # pairs
 
-COUNTS, port = (5, 2, 1), os.environ["MASTER_PORT"]
 
-def work(rank, number):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(number), LOCAL_WORLD_SIZE=str(number))
-    if number == 1:
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-            del os.environ[name]
+def validate(rank: int, number: int, folder: Path, port: int) -> None:
+    """Leave what one process of a number finds in validation, and the texts that it compared."""
+    if number > 1:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(number), LOCAL_WORLD_SIZE=str(number))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     module, options = script("finetune_accelerate"), types.SimpleNamespace(seed=0, bf16=False, ddp_timeout=77)
     accelerator = module.new_accelerator(options)
-    model, tokenizer = vt.load_model({folder!r}, device="cpu")
-    scores, batches = [], []
-    metric = vt.TranslationMetric()
+    model, tokenizer = vt.load_model(folder, device="cpu")
+    scores, batches, metric = [], [], vt.TranslationMetric()
     noting = types.SimpleNamespace(compute=lambda **texts: batches.append(texts) or metric.compute(**texts))
     vt.TranslationMetric = lambda: noting
     for count in COUNTS:
-        pairs = dict(zip(("source", "target"), zip(*generate_corpus(100, 10, 10).train[:count])))
-        scores.append(module.validate(accelerator, model, tokenizer, pairs))
+        sources, targets = zip(*generate_corpus(100, 10, 10).train[:count], strict=True)
+        scores.append(module.validate(accelerator, model, tokenizer, {"source": sources, "target": targets}))
     if number > 1:
         assert torch.distributed.get_world_size() == number
         timeout = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
         assert timeout == datetime.timedelta(seconds=77), timeout
-    json.dump([scores, batches], open(f"{out}/{{number}}-{{rank}}.json", "w"))
-    torch.distributed.is_initialized() and torch.distributed.destroy_process_group()
-
-torch.set_num_threads(1)
-for number in {numbers}:
-    torch.multiprocessing.start_processes(work, (number,), number, start_method="fork")
-"""
+        torch.distributed.destroy_process_group()
+    Path(f"{number}-{rank}.json").write_text(json.dumps([scores, batches]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 3])
-def test_processes_that_share_the_validation_find_what_one_finds(folder, tmp_path, monkeypatch, number):
-    """Uneven shares, and fewer pairs than processes; in a process of its own, whose copies are forked."""
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    places = {"tests": str(Path(__file__).parent), "helpers": str(ROOT / "tests" / "helpers")}
-    code = VALIDATE.format(**places, folder=str(folder), out=tmp_path, numbers=(1, number))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))
-    run(["-c", code], tmp_path)
+def test_processes_that_share_the_validation_find_what_one_finds(forked, folder, tmp_path, monkeypatch, number):
+    """Uneven shares, and fewer pairs than processes."""
+    monkeypatch.chdir(tmp_path)
+    for processes in (1, number):
+        arguments = (processes, folder, free_port())
+        done = forked.run(lambda: start_processes(validate, arguments, processes, start_method="fork"))  # noqa: B023
+        assert done.status == 0, done.err
     scores, texts = json.loads((tmp_path / "1-0.json").read_text())
-    assert [len(text["predictions"]) for text in texts] == [5, 2, 1] and len(set(texts[0]["predictions"])) > 1
+    assert [len(text["predictions"]) for text in texts] == [*COUNTS] and len(set(texts[0]["predictions"])) > 1
     for rank in range(number):
         others, other_texts = json.loads((tmp_path / f"{number}-{rank}.json").read_text())
         assert other_texts == texts
@@ -265,15 +240,8 @@ def before_and_after(text: str, name: str) -> tuple[float, float]:
 
 @pytest.mark.slow
 def test_trainer_script_improves_the_model_and_resumes(trained, style, tmp_path):
-    command = [
-        SCRIPTS / "finetune_seq2seq_trainer.py",
-        trained,
-        *files(style),
-        "--batch-size",
-        16,
-        "--warmup-steps",
-        10,
-    ]
+    command = [SCRIPTS / "finetune_seq2seq_trainer.py", trained, *files(style), "--batch-size", 16]
+    command += ["--warmup-steps", 10]
     command += ["--gradient-accumulation", 2, "--learning-rate", 3e-3, "--evaluate-every", 40]
     straight = run([*command, "--output", tmp_path / "straight", "--steps", 80], tmp_path)
     before, after = before_and_after(straight.stdout, "BLEU")

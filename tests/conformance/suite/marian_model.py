@@ -5,9 +5,8 @@ import unittest
 from transformers import MarianConfig, MarianModel, MarianMTModel
 
 from .generation.test_utils import GenerationTesterMixin
-from .seq2seq import ConfigurationTests, Seq2SeqTester, Seq2SeqTrainingBatch
+from .seq2seq import ConfigurationTests, Seq2SeqTester
 from .test_modeling_common import ModelTesterMixin
-from .test_training_mixin import TrainingTesterMixin
 
 
 def new_tester() -> Seq2SeqTester:
@@ -26,8 +25,3 @@ class MarianModelTest(ModelTesterMixin, GenerationTesterMixin, unittest.TestCase
 class MarianConfigurationTest(ConfigurationTests, unittest.TestCase):
     def setUp(self):
         self.model_tester = new_tester()
-
-
-class MarianTrainingTest(Seq2SeqTrainingBatch, TrainingTesterMixin, unittest.TestCase):
-    all_model_classes = (MarianMTModel,)
-    model_tester = new_tester()

@@ -4,6 +4,8 @@ import errno
 import functools
 import logging
 import os
+import shlex
+import signal
 import sys
 import time
 import traceback
@@ -13,17 +15,13 @@ import wrapt
 from cyclopts import App, CycloptsError, Parameter
 
 from .. import __version__
+from ..distributed import is_launched, reports_error
 from ..errors import UserError, is_panic, one_line, shortened
-from .running import (
-    EXIT_FAILURE,
-    EXIT_USAGE,
-    REPORTING_SECONDS,
-    is_first_process,
-    leave_failed,
-    leave_process_group,
-    report_stop,
-)
+from ..output_folder import is_first_process
 
+EXIT_FAILURE, EXIT_USAGE = 1, 2
+_RESUMED = [[name] for name in ("train", "distill", "demo", "experiment", "prepare", "clean")]
+_REPORTING_SECONDS = 2.0  # for the process that reports an error: a launcher ends all processes when one ends
 _LONGEST = 1500  # characters of an error message
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FAILED_WRITES = ("PytorchStreamWriter", "unexpected pos", "iostream error", "(os error ")  # of torch, and of Rust
@@ -82,10 +80,14 @@ def _prepare_libraries() -> None:
             stream.reconfigure(encoding="utf-8")  # translations are not limited to the terminal's own encoding
 
 
-def _explain(error: BaseException, words: list[str]) -> str:
+def _explain(error: BaseException) -> str:
     """Return what is wrong and what to do, for a reader who does not know the code."""
     if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, CycloptsError):
+        error.verbose = False
+        name = " ".join(["vaswani", *(error.command_chain or ())])
+        return f"{one_line(error, _LONGEST).replace(_ESCAPE, '').removesuffix('.')} (see `{name} --help`)"
     if is_panic(error):  # of a text where a regular expression has tried ten million ways, most of all
         return f"the tokenizer failed on a text ({one_line(error)}): change the rules in tokenizer.json, or the text"
     if isinstance(error, OSError):
@@ -93,45 +95,61 @@ def _explain(error: BaseException, words: list[str]) -> str:
         fix = ": free some space and run the same command again" if error.errno in _DISK_FULL else ""
         return f"{error.strerror or error}{where}{fix}"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAlloc" in str(error):
-        if words[:1] in (["train"], ["distill"]):
-            return "out of memory: lower tokens_per_device; tokens_per_batch, and so the training, stays as it is"
-        return "out of memory: lower --tokens-per-batch or --beams, or use a machine with more of it"
+        return (
+            "out of memory: lower --tokens-per-batch or --beams, of a training --tokens-per-device, which changes no"
+            " result, or use a machine with more of it"
+        )
     if any(reason in str(error) for reason in _FAILED_WRITES) or type(error).__name__ == "SafetensorError":
         return f"a file could not be written ({one_line(error, 200)}): free some space and run the same command again"
     return f"unexpected {type(error).__name__}: {one_line(error)}; the same command with --debug shows where"
 
 
-def _on_a_line(message: str) -> str:
-    """Return a message, which may quote files of strangers, without what a terminal would obey, and not too long."""
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
-    return shortened(line, _LONGEST)
+def _report(error: BaseException, debug: bool) -> int:
+    """Print an error, in one line unless `debug`; returns the exit status.
 
-
-def _report(error: BaseException, words: list[str], debug: bool) -> int:
-    """Print an error, in one line unless `debug`; returns the exit status. One of several processes ends here."""
-    message, status = _on_a_line(_explain(error, words)), EXIT_USAGE if isinstance(error, UserError) else EXIT_FAILURE
+    One of several processes ends here: ending together could wait for the others without end. Of those that fail
+    together the first reports it.
+    """
+    status = EXIT_USAGE if isinstance(error, UserError | CycloptsError) else EXIT_FAILURE
+    # Files of strangers, which a message may quote, do not control the terminal.
+    message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(_explain(error).split()))
+    if is_launched() and status == EXIT_FAILURE and type(error).__name__ != "ProcessLostError":
+        message = f"process {os.environ.get('RANK', '0')} of {os.environ['WORLD_SIZE']}: {message}"
     if debug:
         traceback.print_exception(error)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        leave_failed(error, message, status)
-    print(f"error: {message}", file=sys.stderr)
+    if not is_launched() or reports_error():
+        print(f"error: {shortened(message, _LONGEST)}", file=sys.stderr)
+    if is_launched():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(_REPORTING_SECONDS)
+        os._exit(status)
     return status
 
 
-def _refuse(error: CycloptsError) -> int:
-    """Report a wrong option; of several processes, one on each machine prints it."""
-    error.verbose = False
-    name = " ".join(["vaswani", *(error.command_chain or ())])
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(REPORTING_SECONDS)
-        return EXIT_USAGE
-    message = _on_a_line(str(error).replace(_ESCAPE, "")).removesuffix(".")
-    print(f"error: {message} (see `{name} --help`)", file=sys.stderr)
-    return EXIT_USAGE
+def _leave_process_group() -> None:
+    """Destroy torch's process group, whose threads may otherwise abort a finished process as the interpreter exits."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
-def _run(words: list[str]) -> int:
-    """Run the command of a command line; returns its exit status."""
+def _report_stop(words: list[str], signal_number: int = signal.SIGINT, step: int | None = None) -> int:
+    """Print how to resume a command that a signal has stopped, `step` of its checkpoint; returns the exit status."""
+    if not is_first_process():
+        return 128 + signal_number
+    if words[:1] not in _RESUMED and words[:2] != ["parse", "train"]:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal_number
+    where = "" if step is None else f" at step {step:,}; checkpoint written"
+    if words[0] == "prepare":  # with --overwrite it would start again; the others resume with it
+        words = [word for word in words if word != "--overwrite"]
+    print(f"stopped{where}. To resume, run the same command again:\n  vaswani {shlex.join(words)}")
+    return 128 + signal_number
+
+
+def _run(words: list[str]) -> None:
+    """Run the command of a command line."""
     options = words[: words.index("--")] if "--" in words else words
     escaped = [_ESCAPE + word if word[:1] == "-" and " " in word and "=" not in word else word for word in options]
     app = make_app()
@@ -144,9 +162,9 @@ def _run(words: list[str]) -> int:
     _prepare_libraries()
     given = {name: value.lstrip(_ESCAPE) if isinstance(value, str) else value for name, value in bound.kwargs.items()}
     arguments = [value.lstrip(_ESCAPE) if isinstance(value, str) else value for value in bound.args]
-    status = command(*arguments, **given)
+    command(*arguments, **given)
+    _leave_process_group()
     sys.stdout.flush()  # here, so that a closed pipe is noticed
-    return status or 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -156,11 +174,10 @@ def main(argv: list[str] | None = None) -> int:
     debug = "--debug" in words[:end]
     words = [word for index, word in enumerate(words) if word != "--debug" or index > end]
     try:
-        return _run(words)
-    except CycloptsError as error:
-        return _refuse(error)
+        _run(words)
+        return 0
     except KeyboardInterrupt:
-        return report_stop(words)
+        return _report_stop(words)
     except BrokenPipeError:  # nobody reads our output any more, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
@@ -168,6 +185,6 @@ def main(argv: list[str] | None = None) -> int:
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
         if type(error).__name__ == "TrainingStopped":  # whose module takes seconds to import
-            leave_process_group()
-            return report_stop(words, error.signal_number, error.step)
-        return _report(error, words, debug)
+            _leave_process_group()
+            return _report_stop(words, error.signal_number, error.step)
+        return _report(error, debug)

@@ -12,7 +12,6 @@ from cyclopts import Parameter
 
 from ..errors import UserError
 from .options import REQUIRED, SEVERAL, Path_, exclude, require, within
-from .running import command_name
 
 DEFAULT_LAST = 5  # Section 6.1, for the base model
 _CARD = Parameter(group="model card")
@@ -59,7 +58,7 @@ def average(
     steps = "steps " if of_a_run else ""
     print(f"averaged {len(chosen)} checkpoint{'s' if len(chosen) > 1 else ''}: {steps}{', '.join(names)}")
     print(f"model: {folder}")
-    print(f"evaluate it with: {command_name()} evaluate {folder} --source FILE --reference FILE")
+    print(f"evaluate it with: vaswani evaluate {folder} --source FILE --reference FILE")
 
 
 @Parameter(name="*")
@@ -188,7 +187,7 @@ def import_(
     for note in result.facts.notes:
         print(note)
     if result.has_tokenizer:
-        print(f"use it with: {command_name()} translate {shlex.quote(output)}")
+        print(f"use it with: vaswani translate {shlex.quote(output)}")
 
 
 def export(
@@ -229,4 +228,4 @@ def export(
     if format == "ctranslate2":
         if "int8" in (quantization or ""):
             print("on a processor without VNNI int8 differs more: give `translate` --precision float32 there")
-        print(f"use it with: {command_name()} translate {shlex.quote(output)}")
+        print(f"use it with: vaswani translate {shlex.quote(output)}")

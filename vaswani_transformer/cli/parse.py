@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from ..durations import duration
 from ..errors import UserError, reading
-from ..output_folder import locked_together
+from ..output_folder import is_first_process, locked_together
 from ..recipes.recipe import DATA
 from .files import (
     Writing,
@@ -38,7 +38,6 @@ from .options import (
     read_recipe,
     recipe_options,
 )
-from .running import command_name, is_first_process, leave_process_group
 
 _PAPER = "parser"
 _NOT_OF_TREES = ("tokenizer", "from_model", "lora_rank")
@@ -85,11 +84,10 @@ def train(
     form = TextForm(tags, recipe != _PAPER if words is None else words, augment)
     with locked_together(settings.output):
         result = train_recipe(parsing_recipe(settings, train_trees, dev_trees, form), progress=not quiet)
-    leave_process_group()
     if is_first_process():
         print(f"trained {result.steps:,} steps in {duration(result.seconds)}; kept the {result.kept}")
         print(f"model: {result.folder}")
-        print(f"scores: {command_name()} parse evaluate {shlex.join([str(result.folder), '--trees', dev])}")
+        print(f"scores: vaswani parse evaluate {shlex.join([str(result.folder), '--trees', dev])}")
 
 
 def _load_parser(folder: str, constrained: bool, search: Search, computing: Computing):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..durations import duration
+from ..output_folder import is_first_process
 from ..recipes.recipe import TOKENIZER
 from .options import (
     REQUIRED,
@@ -18,7 +19,6 @@ from .options import (
     read_recipe,
     recipe_options,
 )
-from .running import command_name, is_first_process, leave_process_group
 
 _OF_DATA_AT_HAND = ("prepared", "expected_pairs", "expected_source_length", "expected_target_length")
 RecipeOptions = recipe_options()
@@ -66,14 +66,13 @@ def _print_plan(recipe) -> None:
 def _train(run: Callable[[], Any]) -> None:
     """Run a training; print what came of it."""
     result = run()
-    leave_process_group()
     if not is_first_process():
         return
     labels = {"eval_loss": "loss", "eval_perplexity": "perplexity", "eval_bleu": "BLEU (greedy)"}
     shown = ", ".join(f"{labels[key]} {result.metrics[key]:.2f}" for key in labels if key in result.metrics)
     print(f"trained {result.steps:,} steps in {duration(result.seconds)}; kept the {result.kept}: validation {shown}")
     print(f"model: {result.folder}")
-    print(f"translate with it: {command_name()} translate {result.folder} 'a sentence'")
+    print(f"translate with it: vaswani translate {result.folder} 'a sentence'")
 
 
 def distill(
@@ -129,4 +128,4 @@ def demo(*, output: Path_ = "demo_output", seed: int = 0) -> None:
     """
     from ..experiments.demo import run_demo
 
-    run_demo(Path(output), seed, command_name())
+    run_demo(Path(output), seed)

@@ -12,13 +12,12 @@ from ..output_folder import OutputFolder, locked
 say = partial(print, flush=True)  # so that lines stay in step with the progress bar on standard error
 
 
-def run_demo(folder: Path, seed: int, command: str = "vaswani") -> None:
+def run_demo(folder: Path, seed: int) -> None:
     """Generate text, train on it, and print what was learned on combinations of words that training never saw.
 
     Args:
         folder: of corpus, model and pictures; an earlier demo there is replaced.
         seed: of corpus and training.
-        command: by which the reader calls this program, for the advice at the end.
 
     Raises:
         UserError: if the folder holds something else than a demo, or another process writes there.
@@ -47,10 +46,10 @@ def run_demo(folder: Path, seed: int, command: str = "vaswani") -> None:
         say(f"     {model / 'training_log.jsonl'}   every logged step")
         say(f"     {data}   the corpus")
         say("   What to type next:")
-        say(f"     {command} translate {model} '{corpus.test[-1][0]}'")
-        say(f"     {command} evaluate {model} --source {data / 'test.en'} --reference {data / 'test.de'}")
+        say(f"     vaswani translate {model} '{corpus.test[-1][0]}'")
+        say(f"     vaswani evaluate {model} --source {data / 'test.en'} --reference {data / 'test.de'}")
         text = "--train-source YOUR.en --train-target YOUR.de"
-        say(f"     {command} train small {text} --output runs/mine   # your own text")
+        say(f"     vaswani train small {text} --output runs/mine   # your own text")
 
 
 def _train_and_show(folder: Path, output: OutputFolder, corpus: SyntheticCorpus, seed: int) -> str | None:

@@ -31,11 +31,9 @@ from .distributed import joined_processes
 from .errors import UserError, reading
 from .evaluation.records import model_sha256
 from .files import written_whole
-from .hardware import check_workers
 from .hub.card_facts import known_languages
 from .json_and_yaml import parse_json, read_json
 from .loading import check_folder
-from .model.settings_vaswani import broken_range
 from .output_folder import OutputFolder, locked_together
 from .recipes.recipe import Recipe, check_paths
 from .training.initial_model import read_model_of
@@ -59,17 +57,6 @@ class TeacherOptions:
     interpolate: bool = False  # of the beam take the translation nearest to the reference, by sentence BLEU
     keep: float = 1.0  # the share of translations that is kept: those of the most log-probability a token
     precision: str | None = None  # what the teachers were loaded in
-
-    def check(self, text: str | None) -> None:
-        """Raise `UserError` for values that would be ignored or fail after hours; `text` has no references."""
-        if self.beams is not None and (rule := broken_range("num_beams", self.beams)):
-            raise UserError(f"--beams is {self.beams}: it must be {rule}")
-        if not 0 < self.keep <= 1:
-            raise UserError(f"--keep is {self.keep}: it must be a share above 0 and at most 1")
-        if self.sample and (self.interpolate or self.beams is not None):
-            raise UserError("--sample draws, and --beams and --interpolate are of a beam search: leave one of them out")
-        if self.interpolate and (text is not None or self.beams == 1):
-            raise UserError("--interpolate compares several --beams with references, which --text has not")
 
     def search(self, own_beams: int) -> dict[str, Any]:
         """Return options of `generate()` for a teacher that was saved with `own_beams`."""
@@ -110,8 +97,6 @@ def distill(
         TrainingStopped: as `train`.
     """
     check_paths(recipe)
-    check_workers("--workers", workers)
-    options.check(text)
     for teacher in teachers:
         check_folder(teacher)
         check_is_elsewhere(recipe.output, teacher)

@@ -19,12 +19,6 @@ CPU_TOKENS = 4096  # tokens a side that a CPU takes at once, where nothing else 
 MOST_WORKERS = 256  # processes or threads that an option may ask for: the processors of a large machine
 
 
-def check_workers(name: str, number: int) -> None:
-    """Refuse a number of processes that no machine has use for; `name` is what was given."""
-    if not 1 <= number <= MOST_WORKERS:
-        raise UserError(f"{name} is {number}: it must be from 1 to {MOST_WORKERS}")
-
-
 def measure_peak(precision: str, seconds: float = 1.0) -> float:
     """Return the FLOP/s of this machine's matrix products in `"fp32"`, `"fp16"` or `"bf16"`."""
     import torch

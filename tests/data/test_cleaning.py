@@ -188,7 +188,6 @@ def test_rules_that_make_no_sense(tmp_path):
         ({"scores": str(tmp_path / "none"), "minimum_score": 0.0}, "none: No such file"),
         ({"tests": (str(tmp_path / "none"),)}, "none: No such file"),
         ({"tests": (str(tmp_path),)}, str(tmp_path)),
-        ({"workers": 0}, "workers is 0"),
     ):
         message = error_of(make, recipe, tmp_path / "out", **options)
         assert part in message and "\n" not in message

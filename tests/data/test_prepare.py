@@ -252,7 +252,6 @@ def test_nothing_left_and_nonsense_are_refused(recipe, tmp_path):
         make, dataclasses.replace(recipe, validation_size=210), tmp_path / "r"
     )
     assert "nothing was given" in error_of(make, Recipe(), tmp_path / "s")
-    assert "workers is 0" in error_of(make, recipe, tmp_path / "t", workers=0)
 
 
 # The command

@@ -23,14 +23,6 @@ _SIDES = {  # captions of rows and columns
 }
 
 
-def require_matplotlib() -> None:
-    """Refuse to draw without matplotlib."""
-    if not can_draw():
-        raise UserError(
-            "pictures need matplotlib: pip install 'vaswani_transformer[plots]', or give --output FILE.html"
-        )
-
-
 def draw_attention(
     weights: AttentionWeights,
     kind: str,
@@ -56,7 +48,10 @@ def attention_figure(
     weights: AttentionWeights, kind: str, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
 ):
     """Return what `draw_attention` draws, with its errors, as a matplotlib figure."""
-    require_matplotlib()
+    if not can_draw():
+        raise UserError(
+            "pictures need matplotlib: pip install 'vaswani_transformer[plots]', or give --output FILE.html"
+        )
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
     from matplotlib.font_manager import fontManager

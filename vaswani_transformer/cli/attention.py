@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from ..errors import UserError
 from .files import scan_files
-from .options import Path_, Search, exclude, generate_options, group, within
+from .options import Model, Path_, Search, exclude, generate_options, group, within
 
 _MOST_TOKENS = 1000  # of a sentence: the weights of a longer one would fill the memory
 
@@ -22,9 +22,9 @@ class Shown:
 
     kind: Literal["encoder", "decoder", "encoder-decoder"] | None = None
     """one of the three kinds of attention (default: all)"""
-    layer: list[int] = field(default_factory=list)
+    layer: list[int] | None = None
     """draw this layer only; may be repeated"""
-    head: list[int] = field(default_factory=list)
+    head: list[int] | None = None
     """draw this head only; may be repeated"""
     output: Path_ = "attention"
     """folder for all files, or one FILE.png or FILE.html, with --report FILE.md or FILE.json"""
@@ -46,7 +46,7 @@ class Report:
 
 
 def attention(
-    model: Path_,
+    model: Model,
     sentence: str | None = None,
     /,
     *,
@@ -62,7 +62,6 @@ def attention(
     count from 1.
 
     Args:
-        model: model folder
         sentence: source sentence
         target: its translation (with --report: a file; default: the model's own)
         device: cpu, cuda, cuda:1, mps, ...; auto: an accelerator if any
@@ -100,35 +99,29 @@ def _files(shown: Shown, names: dict[str, str], alone: dict[str, str]) -> dict[s
 def _show(sentence: str, target: str | None, shown: Shown, load) -> None:
     """Draw the attention in one sentence."""
     from ..attention.page import write_attention_page
-    from ..attention.pictures import attention_figure, require_matplotlib, save_figure
+    from ..attention.pictures import attention_figure, save_figure
     from ..attention.weights import KINDS, attend, token_ids
 
     names = {kind: f"{kind}.png" for kind in ([shown.kind] if shown.kind else KINDS)}
     alone = {".png": shown.kind or "encoder-decoder", ".html": "page"}
     files = _files(shown, {"page": "attention.html", **names}, alone)
-    pictures = [name for name in files if name != "page"]
-    if pictures:
-        require_matplotlib()
     model, tokenizer, options = load()
     for side, text in (("source", sentence), ("target", target)):
         if text is not None and (tokens := len(token_ids(model, tokenizer, side, text))) > _MOST_TOKENS:
             raise UserError(f"the {side} has {tokens:,} tokens, too many to show, at most {_MOST_TOKENS:,}")
     weights = attend(model, tokenizer, sentence, target, **options)
-    figures = {}  # all of them before anything is written, since each may be refused
-    for kind in pictures:
-        figures[kind] = attention_figure(weights, kind, shown.layer or None, shown.head or None)
-    lines = []
+    # All figures come before anything is written, since each may be refused.
+    pictures = {files[kind]: attention_figure(weights, kind, shown.layer, shown.head) for kind in files.keys() & KINDS}
     next(iter(files.values())).parent.mkdir(parents=True, exist_ok=True)
+    if "page" in files:
+        kinds = [shown.kind] if shown.kind else ["encoder-decoder", "encoder", "decoder"]
+        first_layer, first_head = (next(iter(numbers or ()), None) for numbers in (shown.layer, shown.head))
+        write_attention_page(weights, files["page"], kinds, first_layer or 1, first_head)
+    for path, figure in pictures.items():
+        save_figure(figure, path)
+    print(f"target: {weights.target}")
     for kind, path in files.items():
-        if kind == "page":
-            layer, head = (numbers[0] if numbers else None for numbers in (shown.layer, shown.head))
-            kinds = [shown.kind] if shown.kind else ["encoder-decoder", "encoder", "decoder"]
-            write_attention_page(weights, path, kinds, layer or 1, head)
-            lines.append(f"{path}   all layers and heads, to explore in a browser")
-        else:
-            save_figure(figures[kind], path)
-            lines.append(f"{path}   {KINDS[kind]}")
-    print(f"target: {weights.target}", *lines, sep="\n")
+        print(f"{path}   {KINDS.get(kind, 'all layers and heads, to explore in a browser')}")
 
 
 def _report(model: str, target: str | None, report: Report, shown: Shown, load) -> None:

@@ -10,7 +10,18 @@ from cyclopts import Group, Parameter
 
 from ..errors import UserError
 from ..recipes.recipe import DATA, TOKENIZER, load_recipe
-from .options import REQUIRED, SEVERAL, Engine, Path_, Quiet, RecipeName, read_recipe, recipe_options
+from .options import (
+    REQUIRED,
+    SEVERAL,
+    Engine,
+    Overwrite,
+    Path_,
+    Quiet,
+    RecipeName,
+    Workers,
+    read_recipe,
+    recipe_options,
+)
 
 _OF_TEXT = (
     "train_source", "train_target", "train_data", "validation_source", "validation_target", "validation_data",
@@ -32,7 +43,7 @@ def tokenizer(
     output: Path_,
     kind: Literal["bpe", "wordpiece"] = "bpe",
     vocab_size: int | None = None,
-    overwrite: bool = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Train a shared subword vocabulary on text files.
 
@@ -41,7 +52,6 @@ def tokenizer(
         output: folder for the tokenizer
         kind: bpe as for en-de, or wordpiece
         vocab_size: entries (default: 37000 for bpe, 32000 for wordpiece)
-        overwrite: replace a tokenizer in the folder
     """
     from ..data.text_files import read_lines
     from ..data.tokenization import train_tokenizer
@@ -67,9 +77,9 @@ def prepare(
     /,
     *,
     output: Path_,
-    workers: int | None = None,
+    workers: Workers = None,
     engine: Engine = "local",
-    overwrite: bool = False,
+    overwrite: Overwrite = False,
     quiet: Quiet = False,
     options: PrepareOptions = PrepareOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
@@ -80,8 +90,6 @@ def prepare(
 
     Args:
         output: the folder to make, or to resume in; also s3://bucket/folder
-        workers: processes (default: one per processor, fewer for a short text)
-        overwrite: remove an earlier preparation in the folder first
     """
     from ..data.filtering import FilterCounts
     from ..data.prepare import prepare as prepare_data
@@ -101,9 +109,9 @@ def clean(
     /,
     *,
     output: Path_,
-    workers: int | None = None,
+    workers: Workers = None,
     engine: Engine = "local",
-    overwrite: bool = False,
+    overwrite: Overwrite = False,
     quiet: Quiet = False,
     keep_identical: Annotated[bool, _RULES] = False,
     max_characters: Annotated[int, _RULES] = 1000,
@@ -126,8 +134,6 @@ def clean(
 
     Args:
         output: the folder to make, or to resume in
-        workers: processes (default: one per processor, fewer for a short text)
-        overwrite: replace what an earlier cleaning has written in the folder, once all is done
         keep_identical: keep pairs of two equal sides
         max_characters: drop pairs with more characters on a side
         max_words: drop pairs with more words on a side

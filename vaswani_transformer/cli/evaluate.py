@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,28 +21,11 @@ from .files import (
     write_parts,
     write_result,
 )
-from .options import Computing, Path_, Search, Together, generate_options, load_for_decoding, setting
-
-_OF_PAIRS = (".tmx", ".tsv", ".csv", ".jsonl", ".json", ".parquet")
-
-
-def _test_pairs(source: str, reference: str, columns: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of two text files, or of one file of pairs that is given as both."""
-    from ..data.pair_readers import read_pairs
-    from ..data.parallel_text import pair_source
-    from ..data.text_files import home_path
-
-    paths = [home_path(name) for name in (source, reference)]
-    of_pairs = [path for path in paths if Path(path.name.removesuffix(".gz")).suffix in _OF_PAIRS]
-    if not of_pairs:
-        return read_pairs("text", [(source, reference)])
-    if not are_same_file(*paths):
-        raise UserError(f"{of_pairs[0]} is a file of pairs: give it as --source and as --reference")
-    return pair_source(data=source, **columns).stream()
+from .options import AnyModel, Computing, Path_, Search, Together, generate_options, load_for_decoding, setting
 
 
 def evaluate(
-    model: Path_,
+    model: AnyModel,
     /,
     *,
     source: Path_,
@@ -60,7 +42,6 @@ def evaluate(
     """BLEU, chrF and perplexity on a test set.
 
     Args:
-        model: model folder, or one exported to CTranslate2
         source: sources, one a line (.gz works)
         reference: reference translations, line n for line n of --source
         source_column: column, or language of a translation memory (.tmx), where --source and --reference are one file
@@ -73,6 +54,8 @@ def evaluate(
     """
     from tqdm.auto import tqdm
 
+    from ..data.pair_readers import read_pairs
+    from ..data.parallel_text import pair_source
     from ..decoding.scoring import score_pairs
     from ..decoding.translator import Translator
     from ..evaluation.metrics import moses_tokenizer, perplexity, score_translations
@@ -82,7 +65,10 @@ def evaluate(
     if paper_bleu:
         moses_tokenizer(paper_bleu)  # before the work, if it is not installed
     columns = {"source_column": source_column, "target_column": target_column}
-    pairs = list(_test_pairs(source, reference, columns))
+    if are_same_file(Path(source), Path(reference)):
+        pairs = list(pair_source(data=source, **columns).stream())
+    else:
+        pairs = list(read_pairs("text", [(source, reference)]))
     filled = [pair for pair in pairs if all(side.strip() for side in pair)]
     if not filled:
         raise UserError(f"{source} and {reference} hold blank lines only: nothing to evaluate")
@@ -126,7 +112,7 @@ def _load_scorer(
 
 
 def score(
-    model: Path_,
+    model: AnyModel,
     /,
     *,
     source: Path_,
@@ -141,7 +127,6 @@ def score(
     """Log-probabilities of given translations, and their perplexity.
 
     Args:
-        model: model folder, or one exported to CTranslate2
         source: sources, one a line (.gz works)
         target: their translations, line n for line n of --source
         tokens: also the log-probability of each token

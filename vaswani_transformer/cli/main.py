@@ -42,7 +42,7 @@ def make_app() -> App:
     """Return the application with all commands, none of whose modules is imported yet."""
 
     def shown(value):
-        return str(value) if value not in (None, False, True) and value != [] else None
+        return str(value) if value not in (None, False, True, (), []) else None
 
     app = App(
         name="vaswani",

@@ -4,14 +4,14 @@ import os
 import shlex
 import signal
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from ..errors import UserError
-from .options import REQUIRED, SEVERAL, Path_, exclude, require, within
+from .options import REQUIRED, SEVERAL, Model, Overwrite, Path_, exclude, require, within
 
 DEFAULT_LAST = 5  # Section 6.1, for the base model
 _CARD = Parameter(group="model card")
@@ -23,7 +23,7 @@ def average(
     last: Annotated[int | None, within(1, 10**6)] = None,
     best: Annotated[int | None, within(1, 10**6)] = None,
     by: Literal["loss", "bleu"] | None = None,
-    overwrite: bool = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Average checkpoints, or several models, into a model.
 
@@ -33,7 +33,6 @@ def average(
         last: the last N checkpoints (default: 5)
         best: the N checkpoints that validated best
         by: validation score that --best compares (default: loss)
-        overwrite: replace a model in the output folder
     """
     from ..training.averaging import average_models, best_checkpoints, last_checkpoints
     from ..training.checkpoints import step_of
@@ -84,26 +83,23 @@ class Push:
     """template: base, big, parser or a file (default: chosen by the model's size)"""
     overwrite_card: Annotated[bool, _CARD] = False
     """replace the card, and files of the Space, even if someone wrote or edited them"""
-    languages: Annotated[list[str], Parameter(name="--language", group="model card")] = field(default_factory=list)
+    languages: Annotated[tuple[str, ...], _CARD, Parameter(name="--language")] = ()
     """language, such as en; repeat it, source first"""
     license: Annotated[str | None, _CARD] = None
     """licence of the weights, such as mit"""
-    datasets: Annotated[list[str], Parameter(name="--dataset", group="model card")] = field(default_factory=list)
+    datasets: Annotated[tuple[str, ...], _CARD, Parameter(name="--dataset")] = ()
     """data set on the Hub; may be repeated"""
-    evaluations: Annotated[list[Path_], Parameter(name="--evaluation", group="model card")] = field(
-        default_factory=list
-    )
+    evaluations: Annotated[tuple[Path_, ...], _CARD, Parameter(name="--evaluation")] = ()
     """scores from `evaluate --json`; may be repeated"""
 
 
-def push(model: Path_, repository: str, /, *, options: Push = Push()) -> None:  # noqa: B008 (of cyclopts)
+def push(model: Model, repository: str, /, *, options: Push = Push()) -> None:  # noqa: B008 (of cyclopts)
     """Put a trained model on the Hugging Face Hub, with a model card, in one commit.
 
     The same command updates it, or resumes a push that was interrupted. The token is taken from `hf auth login` or the
     variable HF_TOKEN.
 
     Args:
-        model: model folder
         repository: OWNER/NAME on the Hub; created if it does not exist
     """
     from huggingface_hub.utils import logging as hub_logging
@@ -157,7 +153,7 @@ def import_(
     vocabulary: Annotated[list[Path_] | None, SEVERAL] = None,
     bpe_codes: Path_ | None = None,
     positions: Literal["marian", "transformers"] | None = None,
-    overwrite: bool = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Make a model of another toolkit a model of this package, with its tokenizer and a card.
 
@@ -172,7 +168,6 @@ def import_(
         positions: of a MarianMT folder: Marian's own, which Helsinki-NLP/opus-mt-* and all others that Marian trained
             have, or those of transformers, for a model that was trained or fine-tuned there (default: marian, or
             transformers where its Trainer has left training_args.bin or trainer_state.json)
-        overwrite: replace an imported model in the output folder
     """
     from huggingface_hub.utils import disable_progress_bars
 
@@ -191,14 +186,14 @@ def import_(
 
 
 def export(
-    model: Path_,
+    model: Model,
     /,
     *,
     output: Path_,
     format: Literal["ctranslate2", "onnx", "marian"] = "ctranslate2",
     quantization: Literal["float32", "int8", "int8_float32", "bfloat16", "float16", "int16"] | None = None,
     positions: int | None = None,
-    overwrite: bool = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write a model for CTranslate2, ONNX Runtime or Marian.
 
@@ -206,12 +201,10 @@ def export(
     are extras: pip install 'vaswani_transformer[ctranslate2]' or '[onnx]'.
 
     Args:
-        model: model folder
         output: a new folder for the exported model
         format: of the exported model
         quantization: how CTranslate2 stores the weights (default: float32)
         positions: longest source and output of the exported model, in tokens (default: max_position_embeddings)
-        overwrite: replace an exported model in the output folder
     """
     from ..export.exporting import export_model
 

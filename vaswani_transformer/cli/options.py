@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
 from ..errors import UserError
+from ..hardware import MOST_WORKERS
 from ..model.settings_vaswani import SETTING_RANGES, broken_range
 from ..recipes.recipe import Recipe, field_type
 
@@ -41,9 +42,17 @@ def group(title: str) -> Callable[[type], type]:
     return Parameter(name="*", group=Group.create_ordered(title))
 
 
-#: A recipe; its progress bar; where workers run.
+#: A model folder; one that decodes; a recipe; its progress bar; an output; how many workers, and where they run.
+Model = Annotated[Path_, Parameter(help="model folder")]
+AnyModel = Annotated[Path_, Parameter(help="model folder, or one exported to CTranslate2")]
 RecipeName = Annotated[Path_, Parameter(help="name of a recipe, or path of a YAML file")]
 Quiet = Annotated[bool, Parameter(help="no progress bar")]
+Overwrite = Annotated[bool, Parameter(help="replace what this command has written in the output folder before")]
+Workers = Annotated[
+    int | None,
+    within(1, MOST_WORKERS),
+    Parameter(help="processes (default: one per processor, fewer for a short text)"),
+]
 Engine = Annotated[Literal["local", "ray"], Parameter(help="where workers run: this machine, or a cluster by Ray")]
 
 
@@ -82,6 +91,8 @@ class Sampling:
 class Computing:
     """How a model computes."""
 
+    ensemble, combine = (), "probabilities"
+
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, ...; auto: an accelerator if any"""
     precision: str | None = None
@@ -95,7 +106,7 @@ class Computing:
 class Together(Computing):
     """How a model computes, and with which others."""
 
-    ensemble: Annotated[list[Path_], SEVERAL] = field(default_factory=list)
+    ensemble: Annotated[tuple[Path_, ...], SEVERAL] = ()
     """further models that translate together with MODEL; all words up to the next option"""
     combine: Literal["probabilities", "log_probabilities"] = "probabilities"
     """what the ensemble averages"""
@@ -161,10 +172,9 @@ def load_for_decoding(model: str, computing: Computing, needs: Mapping[str, Any]
     """
     from ..export.engine import load_for_decoding as load
 
-    folders = [model, *getattr(computing, "ensemble", [])]
-    combine = getattr(computing, "combine", Together.combine)
+    folders = [model, *computing.ensemble]
     given = [flag(name) for name, value in (needs or {}).items() if is_given(value)]
-    return load(folders, computing.device, computing.precision, combine=combine, needs=given)
+    return load(folders, computing.device, computing.precision, combine=computing.combine, needs=given)
 
 
 def generate_options(

@@ -46,6 +46,7 @@ TreeOptions = recipe_options(
     lambda field: (field.metadata["group"] != DATA or field.name in _LIMITS) and field.name not in _NOT_OF_TREES
 )
 Switch = Parameter(negative_bool=("no-",))
+SkipBad = Annotated[bool, Parameter(help="drop bad trees and count them, instead of stopping")]
 _RESTRICT = "restrict outputs to trees over the words (the default); else other outputs are repaired and counted"
 Constrained = Annotated[bool, Parameter(negative_bool=("no-",), help=_RESTRICT)]
 
@@ -59,7 +60,7 @@ def train(
     tags: Annotated[bool, Switch] = True,
     words: Annotated[bool | None, Switch] = None,
     augment: int = 0,
-    skip_bad: bool = False,
+    skip_bad: SkipBad = False,
     quiet: Quiet = False,
     options: TreeOptions = TreeOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
@@ -74,7 +75,6 @@ def train(
         tags: also tag the words (the default)
         words: also write the words into the tree (default: yes, except for the recipe parser, which follows the paper)
         augment: train N times on each tree and N times on versions with parts exchanged; 0: once on each tree
-        skip_bad: drop bad trees and count them, instead of stopping
     """
     from ..parsing.parser import TextForm, load_trees, parsing_recipe
     from ..training.run import train as train_recipe
@@ -94,7 +94,7 @@ def _load_parser(folder: str, constrained: bool, search: Search, computing: Comp
     from ..exported import refuse_exported
     from ..parsing.parser import Parser
 
-    for member in (folder, *getattr(computing, "ensemble", [])):
+    for member in (folder, *computing.ensemble):
         refuse_exported(member)
     model, tokenizer = load_for_decoding(folder, computing, {"constrained": constrained})
     options = {"constrained": constrained, "tokens_per_batch": computing.tokens_per_batch}
@@ -159,7 +159,7 @@ def evaluate(
     output: Path_ | None = None,
     json: Path_ | None = None,
     test_set: str | None = None,
-    skip_bad: bool = False,
+    skip_bad: SkipBad = False,
     constrained: Constrained = True,
     search: Search = Search(),  # noqa: B008 (of cyclopts)
     computing: Computing = Computing(),  # noqa: B008
@@ -174,7 +174,6 @@ def evaluate(
         output: also write the predicted trees here
         json: also write scores and settings here
         test_set: its name in the --json file (default: the file's)
-        skip_bad: drop bad trees and count them, instead of stopping
     """
     from ..parsing.evalb import BASELINES, Baselines, score_trees
     from ..parsing.parser import load_trees
@@ -184,12 +183,11 @@ def evaluate(
     if predicted:  # which needs a tree for each gold tree
         exclude("--predicted", {"skip_bad": skip_bad})
     check_files({"trees": trees, "predicted": predicted, "baselines": baselines}, {"output": output, "json": json})
-    advice = {"advice": "correct the tree"} if predicted else {}
-    gold = load_trees(trees, skip_bad, **advice)
-    labels = baselines and Baselines(load_trees(baselines, skip_bad, **advice))
+    gold = load_trees(trees, skip_bad)
+    labels = baselines and Baselines(load_trees(baselines, skip_bad))
     record: dict = {"test_set": test_set or Path(trees).name.removesuffix(".gz")}
     if predicted:
-        parses, extra, name = load_trees(predicted, **advice), {}, Path(predicted).name
+        parses, extra, name = load_trees(predicted), {}, Path(predicted).name
     else:
         parser, name = _load_parser(model, constrained, search, computing), Path(model).resolve().name
         if json:

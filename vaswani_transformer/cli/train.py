@@ -6,7 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
 from ..durations import duration
+from ..hardware import MOST_WORKERS
 from ..output_folder import is_first_process
 from ..recipes.recipe import TOKENIZER
 from .options import (
@@ -15,9 +19,12 @@ from .options import (
     Quiet,
     RecipeName,
     Together,
+    exclude,
     load_for_decoding,
     read_recipe,
     recipe_options,
+    setting,
+    within,
 )
 
 _OF_DATA_AT_HAND = ("prepared", "expected_pairs", "expected_source_length", "expected_target_length")
@@ -79,12 +86,12 @@ def distill(
     *teachers: Annotated[Path_, REQUIRED],
     student: RecipeName,
     text: Path_ | None = None,
-    beams: int | None = None,
+    beams: Annotated[int | None, setting("num_beams")] = None,
     interpolate: bool = False,
     sample: bool = False,
-    keep: float = 1.0,
+    keep: Annotated[float, Parameter(validator=Number(gt=0, lte=1))] = 1.0,
     teacher_precision: str | None = None,
-    workers: int = 1,
+    workers: Annotated[int, within(1, MOST_WORKERS)] = 1,
     quiet: Quiet = False,
     options: StudentOptions = StudentOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
@@ -108,6 +115,10 @@ def distill(
     from ..distillation import TeacherOptions
     from ..distillation import distill as train_student
 
+    if sample:
+        exclude("--sample", {"beams": beams, "interpolate": interpolate})
+    if interpolate:  # which compares translations with references
+        exclude("--interpolate", {"text": text})
     recipe = read_recipe(student, options)
     load = partial(load_teachers, list(teachers), teacher_precision, sample)
     teaching = TeacherOptions(beams, sample, interpolate, keep, teacher_precision)

@@ -15,6 +15,7 @@ from ..documents.formats import FORMATS
 from ..errors import UserError
 from .files import Work, check_work, open_output, run_lines, scan_files, settings_of, write_parts, write_result
 from .options import (
+    AnyModel,
     Path_,
     Sampling,
     Search,
@@ -39,6 +40,10 @@ class Files:
     """how the translation of each line of --input has to begin"""
     glossary: Path_ | None = None
     """terms that translations must have: lines of SOURCE TAB TARGET, or of a word that is not translated"""
+    max_source_tokens: Annotated[int | None, within(2, 10**6)] = None
+    """a line of more tokens is too long"""
+    long_lines: Literal["split", "refuse"] = "split"
+    """translate a line that is too long in parts, or stop there"""
 
 
 @group("what is written")
@@ -60,17 +65,6 @@ class Written:
     """code of the language, for the splitting of sentences (default: as the model was trained, or en)"""
 
 
-@group("long lines")
-@dataclass
-class LongLines:
-    """What is done with lines that are too long."""
-
-    max_source_tokens: Annotated[int | None, within(2, 10**6)] = None
-    """a line of more tokens is too long"""
-    long_lines: Literal["split", "refuse"] = "split"
-    """translate a line that is too long in parts, or stop there"""
-
-
 @Parameter(name="*")
 @dataclass
 class Options:
@@ -79,17 +73,15 @@ class Options:
     files: Files = field(default_factory=Files)
     work: Work = field(default_factory=Work)
     written: Written = field(default_factory=Written)
-    long: LongLines = field(default_factory=LongLines)
     search: Search = field(default_factory=Search)
     sampling: Sampling = field(default_factory=Sampling)
     computing: Together = field(default_factory=Together)
 
 
-def translate(model: Path_, /, *sentences: str, options: Options = Options()) -> None:  # noqa: B008 (of cyclopts)
+def translate(model: AnyModel, /, *sentences: str, options: Options = Options()) -> None:  # noqa: B008 (of cyclopts)
     """Translate sentences, a file or standard input.
 
     Args:
-        model: model folder, or one exported to CTranslate2
         sentences: sentences (default: the lines of standard input)
     """
     files, work, written, sampling = options.files, options.work, options.written, options.sampling
@@ -105,8 +97,11 @@ def translate(model: Path_, /, *sentences: str, options: Options = Options()) ->
         of_lines = {name: getattr(written, name) for name in ("nbest", "scores", "confidence", "alignments")}
         of_lines |= {"resume": work.resume, "workers": work.has_workers, "prefix": files.prefix, "SENTENCE": sentences}
         exclude(f"--format {written.format}", of_lines)
-    check_work(vars(files), work)
-    (_translate_document if written.format in FORMATS else _translate_lines)(model, sentences, options)
+    check_work({"input": files.input, "prefix": files.prefix, "glossary": files.glossary}, work)
+    if written.format in FORMATS:
+        _translate_document(model, options)
+    else:
+        _translate_lines(model, sentences, options)
 
 
 def _translate_lines(model: str, sentences: tuple[str, ...], options: Options) -> None:
@@ -126,8 +121,8 @@ def _translate_lines(model: str, sentences: tuple[str, ...], options: Options) -
     def settings() -> dict[str, Any]:
         glossary = files.glossary and file_sha256(files.glossary)
         groups = options.computing, options.written, options.search, options.sampling
-        limit = options.long.max_source_tokens
-        return settings_of(model, *groups, window=work.window, max_source_tokens=limit, glossary=glossary)
+        limits = {"window": work.window, "max_source_tokens": files.max_source_tokens}
+        return settings_of(model, *groups, **limits, glossary=glossary)
 
     def with_prefix(lines: Iterator[str]) -> Iterator[Any]:
         scan = scans.get("prefix")
@@ -146,7 +141,7 @@ def _translate_lines(model: str, sentences: tuple[str, ...], options: Options) -
             run_lines(worker, output, sentences, files.input, scans.get("input"), with_prefix)
 
 
-def _translate_document(model: str, _: tuple[str, ...], options: Options) -> None:
+def _translate_document(model: str, options: Options) -> None:
     """Translate a document; the model is loaded when it is known to be one."""
     from tqdm.auto import tqdm
 
@@ -187,7 +182,7 @@ def load(folder: str, options: Options):
     from ..decoding.glossary import read_glossary
     from ..decoding.translator import Translator
 
-    files, written, long = options.files, options.written, options.long
+    files, written = options.files, options.written
     needs = {"sample": options.sampling.sample, "alignments": written.alignments}
     needs |= {"glossary": files.glossary, "prefix": files.prefix}
     glossary = None if files.glossary is None else read_glossary(files.glossary)
@@ -201,8 +196,8 @@ def load(folder: str, options: Options):
         model,
         tokenizer,
         options.computing.tokens_per_batch,
-        max_source_tokens=long.max_source_tokens,
-        split_long=long.long_lines == "split" and not is_whole,
+        max_source_tokens=files.max_source_tokens,
+        split_long=files.long_lines == "split" and not is_whole,
         scores=written.scores or written.nbest is not None,
         glossary=glossary,
         seed=seed,

@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 
 from ..errors import UserError, shortened
 from ..files import write_text, written_whole
-from ..hardware import check_workers
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
@@ -80,8 +79,6 @@ def clean(
     """
     rules = rules or CleaningRules()
     check_engine(engine)
-    if workers is not None:
-        check_workers("workers", workers)
     rules.check()
     check_paths(recipe)
     others = [home_path(name) for name in (*rules.tests, *filter(None, [rules.scores]))]

@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from ..errors import UserError, reading
 from ..files import file_sha256, is_local, remove_leftovers, to_path, write_text, written_whole
-from ..hardware import check_workers
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
@@ -90,8 +89,6 @@ def prepare(
         UserError: for mistakes in the recipe or its data, and a folder that holds something else.
     """
     check_engine(engine)
-    if workers is not None:
-        check_workers("workers", workers)
     check_paths(recipe)
     folder = to_path(folder)
     if not progress:

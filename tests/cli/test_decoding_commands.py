@@ -113,7 +113,9 @@ def test_evaluate_reads_its_files_itself(model, tmp_path, capsys, cache):
     assert f"{english} has 1 lines and {german} has 2" in capsys.readouterr().err
     german.write_text("Ein Hund.\n")
     assert run(*words, "--beams", "2", "--max-new-tokens", "8", "--json", tmp_path / "scores") == 0
-    assert "split" not in capsys.readouterr().err and not list(cache.iterdir())
+    printed = capsys.readouterr()
+    assert "split" not in printed.err and not list(cache.iterdir())
+    assert all(word in printed.out for word in ("BLEU", "tok:13a", "chrF", "perplexity"))
     record = json.loads((tmp_path / "scores").read_text())
     assert record["command"].endswith("--source a.en --reference a.de --beams 2 --max-new-tokens 8")
     (tmp_path / "a.tsv").write_text("en\tde\nA dog.\tEin Hund.\n")

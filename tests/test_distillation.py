@@ -300,7 +300,7 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(teachers, stranger, stude
         (*command[:3], tmp_path / "own.yaml", *command[4:]): "the student's recipe has another tokenizer",
         (*command[:4], "--output", teachers[0], "--overwrite"): f"is where the model {teachers[0]} lies",
         (*command, "--beams", 0): 'Invalid value "0" for --beams. Must be >= 1',
-        (*command, "--keep", 0): 'Invalid value "0" for --keep. Must be > 0',
+        (*command, "--keep", 0): 'Invalid value "0.0" for --keep. Must be > 0',
         (*command, "--sample", "--beams", 3): "--sample and --beams cannot be combined",
         (*command, "--interpolate", "--text", student): "--interpolate and --text cannot be combined",
         (*command, "--teacher-precision", "int7"): "precision is 'int7'",

@@ -183,11 +183,12 @@ def evaluate(
     if predicted:  # which needs a tree for each gold tree
         exclude("--predicted", {"skip_bad": skip_bad})
     check_files({"trees": trees, "predicted": predicted, "baselines": baselines}, {"output": output, "json": json})
-    gold = load_trees(trees, skip_bad)
-    labels = baselines and Baselines(load_trees(baselines, skip_bad))
+    advice = {"advice": "correct the tree"} if predicted else {}
+    gold = load_trees(trees, skip_bad, **advice)
+    labels = baselines and Baselines(load_trees(baselines, skip_bad, **advice))
     record: dict = {"test_set": test_set or Path(trees).name.removesuffix(".gz")}
     if predicted:
-        parses, extra, name = load_trees(predicted), {}, Path(predicted).name
+        parses, extra, name = load_trees(predicted, **advice), {}, Path(predicted).name
     else:
         parser, name = _load_parser(model, constrained, search, computing), Path(model).resolve().name
         if json:

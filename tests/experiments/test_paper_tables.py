@@ -3,7 +3,7 @@
 import pytest
 
 from vaswani_transformer import VaswaniConfig
-from vaswani_transformer.experiments.paper_tables import TABLE2, TABLE3, TABLE4
+from vaswani_transformer.experiments.base import TABLE2, TABLE3, TABLE4
 
 OURS = {row.model: row for row in TABLE2 if row.model.startswith("Transformer")}
 OTHERS = [row for row in TABLE2 if row.model not in OURS]

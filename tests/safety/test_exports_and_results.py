@@ -65,10 +65,10 @@ def test_results_that_make_no_table_are_one_line(tmp_path, figures):
     experiment, setup = Baselines(), Setup(output=tmp_path)
     cell = experiment.cells(setup)[0]
     run_cell(experiment, setup, cell)
-    write_report(experiment, setup)
+    write_report(experiment, setup, [cell])
     path = next(tmp_path.rglob("result.json"))
     path.write_text(json.dumps(json.loads(path.read_text()) | {"figures": figures}))
-    message = error_of(write_report, experiment, setup)
+    message = error_of(write_report, experiment, setup, [cell])
     assert message.startswith(str(path.parent.parent)) and "\n" not in message
     path.unlink()
     path.mkdir()

@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,17 @@ from ..output_folder import OutputFolder, is_first_process, locked
 logger = logging.getLogger(__name__)
 
 RECIPE, RESULT = "recipe.yaml", "result.json"
+
+
+class Row(dict):
+    """A row of one of the paper's tables; an attribute is None where it prints no figure."""
+
+    __getattr__ = dict.get
+
+
+# The figures that the paper prints (arXiv 1706.03762v7).
+_TABLES = yaml.safe_load((resources.files(__package__) / "paper_tables.yaml").read_text("utf-8"))
+TABLE2, TABLE3, TABLE4 = (list(map(Row, _TABLES[name])) for name in ("table2", "table3", "table4"))
 
 
 @dataclass(frozen=True)
@@ -92,8 +104,8 @@ def run_experiment(
         TrainingStopped: after a signal; the same call resumes.
     """
     cells = experiment.cells(setup)
-    chosen = chosen_cells(cells, only)
     finished = read_results(experiment, setup, cells)
+    chosen = chosen_cells(cells, only)
     missing = [cell for cell in chosen if cell.name not in finished]
     if dry_run:
         rows = [
@@ -105,7 +117,7 @@ def run_experiment(
     if not report:
         experiment.check(setup, missing)
         _run_cells(experiment, setup, missing)
-    return write_report(experiment, setup) if is_first_process() else ""
+    return write_report(experiment, setup, cells) if is_first_process() else ""
 
 
 def chosen_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
@@ -134,21 +146,15 @@ def _read_result(folder: Path, cell: Cell) -> dict | None:
     Settings that are newer than the folder do not count.
     """
     if (folder / RECIPE).exists():
-        earlier, settings = read_yaml(folder / RECIPE), _as_json(cell.settings)
+        earlier = read_yaml(folder / RECIPE)
         with reading(folder / RECIPE):
-            differ = [name for name in settings if name in earlier and earlier[name] != settings[name]]
-        if differ:
-            values = ", ".join(f"{name} {earlier[name]} there and {settings[name]} here" for name in differ[:3])
-            raise UserError(
-                f"{folder} is of another recipe ({values}{', ...' if len(differ) > 3 else ''}): give the --set that it"
-                " was made with, another --output, or remove that folder"
-            )
+            for name, value in cell.settings.items():
+                if earlier.get(name, value) != value:
+                    raise UserError(
+                        f"{folder} is of another recipe ({name} {earlier[name]} there and {value} here): give the --set"
+                        " that it was made with, another --output, or remove that folder"
+                    )
     return read_json(folder / RESULT, finite=False) if (folder / RESULT).exists() else None
-
-
-def _as_json(value: Any) -> Any:
-    """Return a value as it is read from a file again: lists in place of tuples, text for keys."""
-    return json.loads(json.dumps(value))
 
 
 def _run_cells(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) -> None:
@@ -167,8 +173,8 @@ def _run_cells(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) -> N
         raise UserError(f"{', '.join(failed)} of {len(cells)} cells failed, see above: the same command tries again")
 
 
-def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> dict:
-    """Run one cell unless it is finished; returns its `result.json`, which is written last.
+def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> None:
+    """Run one cell unless it is finished; its `result.json` is written last.
 
     Seconds are those of this session. After a `TrainingStopped` or `KeyboardInterrupt` the next call resumes the cell.
 
@@ -177,35 +183,26 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> dict:
     """
     folder = setup.folder(experiment.name) / cell.name
     with locked(folder.parent, f".{cell.name}.lock"):  # a training locks the folder itself
-        if (earlier := _read_result(folder, cell)) is not None:
-            return earlier
+        if _read_result(folder, cell) is not None:  # of a process that ran it meanwhile
+            return
         started = time.monotonic()
         logger.info("%s %s: started", experiment.name, cell.name)
         experiment.train(setup, cell, folder)
         if not (folder / RECIPE).exists():  # which a training writes itself
             folder.mkdir(exist_ok=True)
-            text = yaml.safe_dump(_as_json(cell.settings), sort_keys=False, allow_unicode=True)
-            OutputFolder(folder).write_text(RECIPE, text)
+            OutputFolder(folder).write_text(RECIPE, yaml.safe_dump(cell.settings, sort_keys=False, allow_unicode=True))
         figures = experiment.measure(setup, cell, folder)
         seconds = time.monotonic() - started
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
         result = {
             "experiment": experiment.name, "scale": setup.scale, "cell": cell.name,
-            "figures": figures, "paper": cell.paper, "seconds": round(seconds, 1), "machine": _machine(),
+            "figures": figures, "paper": cell.paper, "seconds": round(seconds, 1),
+            "machine": {"device": device, "threads": torch.get_num_threads()},
             "versions": versions(), "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             "settings": cell.settings,
         }  # fmt: skip
         OutputFolder(folder).write_text(RESULT, json.dumps(result, indent=1) + "\n")
         logger.info("%s %s: finished in %s", experiment.name, cell.name, duration(seconds))
-        return _as_json(result)
-
-
-def _machine() -> dict[str, Any]:
-    processor = platform.machine()
-    with contextlib.suppress(OSError):  # another system than Linux
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), processor)
-    accelerator = {"accelerator": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
-    return {"processor": processor, "threads": torch.get_num_threads()} | accelerator
 
 
 def refuse_changes(setup: Setup) -> None:
@@ -214,12 +211,14 @@ def refuse_changes(setup: Setup) -> None:
         raise UserError("this experiment has no settings that can be changed: leave --set out")
 
 
-def write_report(experiment: Experiment, setup: Setup) -> str:
+def write_report(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) -> str:
     """Write the table of the finished cells as Markdown, and return it."""
-    cells, folder = experiment.cells(setup), setup.folder(experiment.name)
-    results = read_results(experiment, setup, cells)
+    folder, results = setup.folder(experiment.name), read_results(experiment, setup, cells)
     with locked(folder), reading(folder):
-        parts = [experiment.report(setup, cells, results), describe_runs(results)]
+        # Seconds are those of a cell's last session, a training's minutes those of all.
+        minutes = sum(max(each["seconds"] / 60, each["figures"].get("minutes", 0)) for each in results.values())
+        parts = [experiment.report(setup, cells, results)]
+        parts.append(f"Finished runs: {len(results)}, {minutes:.1f} minutes in all by the clock.")
         if setup.changes:
             changes = ", ".join(f"`{name}={value}`" for name, value in setup.changes.items())
             parts.append(f"Other settings than those of this scale: {changes}.")
@@ -248,15 +247,3 @@ def results_table(cells: Sequence[Cell], results: dict[str, dict], columns: dict
 
     rows = [[cell.label, *(text(column, cell) for column in columns.values())] for cell in cells]
     return markdown_table(["", *columns], rows)
-
-
-def describe_runs(results: dict[str, dict]) -> str:
-    """Return one sentence on the number of finished cells, their time, dates and machines."""
-    # Seconds are those of a cell's last session, a training's minutes those of all.
-    minutes = sum(max(result["seconds"] / 60, result["figures"].get("minutes", 0)) for result in results.values())
-    dates = sorted(result["date"] for result in results.values())
-    machines = {", ".join(f"{name} {value}" for name, value in x["machine"].items()): True for x in results.values()}
-    return (
-        f"Finished runs: {len(results)}, {minutes:.1f} minutes in all by the clock"
-        f" ({' to '.join(dates[:: max(1, len(dates) - 1)])}); {'; '.join(machines)}."
-    )

@@ -29,8 +29,7 @@ class HeadStudy(Table2):
     def cells(self, setup: Setup) -> list[Training]:
         """Return that of Table 2, on the validation set."""
         model = next(cell for cell in super().cells(setup) if cell.name == MODEL)
-        test = "val" if setup.scale == "laptop" else "validation"
-        return [replace(model, name="heads", label="heads of the base model", paper={}, test=test)]
+        return [replace(model, name="heads", label="heads of the base model", paper={}, test={})]
 
     def train(self, setup: Setup, cell: Training, folder: Path) -> None:
         """Train the model, unless it is there."""

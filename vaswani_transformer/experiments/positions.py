@@ -128,7 +128,7 @@ class Positions(Experiment):
         refuse_changes(setup)
         return [
             Cell(f"copy-{encoding}-{seed}", f"{encoding} positions, seed {seed}",
-                 asdict(STUDY) | {"encoding": encoding, "seed": seed}, group=encoding)
+                 asdict(STUDY) | {"tested": list(STUDY.tested), "encoding": encoding, "seed": seed}, group=encoding)
             for encoding in ENCODINGS for seed in SEEDS
         ]  # fmt: skip
 

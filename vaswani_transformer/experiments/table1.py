@@ -15,17 +15,18 @@ from ..hardware import choose_device
 from ..model.local_attention_vaswani import block_mask, restricted_attention
 from .base import Cell, Experiment, Setup, refuse_changes, results_table
 
-# Sizes measured: lengths n at width `width`, widths d at length `length`; k and r.
+# Sizes measured: lengths n at width `width`, widths d at length `length`.
 SCALES = {
     "laptop": {
         "lengths": [128, 256, 512, 1024, 2048, 4096], "width": 64,
-        "widths": [64, 128, 256, 512, 1024], "length": 512, "kernel": 3, "neighbourhood": 64,
+        "widths": [64, 128, 256, 512, 1024], "length": 512,
     },
     "paper": {
         "lengths": [256, 512, 1024, 2048, 4096, 8192, 16384], "width": 512,
-        "widths": [128, 256, 512, 1024, 2048, 4096], "length": 2048, "kernel": 3, "neighbourhood": 64,
+        "widths": [128, 256, 512, 1024, 2048, 4096], "length": 2048,
     },
 }  # fmt: skip
+KERNEL, NEIGHBOURHOOD = 3, 64  # k and r
 PATH = 33, 3, 8  # n, k and r of the path lengths in the table
 COSTS = {"training_seconds": "time", "training_bytes": "memory", "operations": "operations"}
 SECONDS = 0.5  # that a layer of one size is timed, or two rounds if they take longer
@@ -51,10 +52,7 @@ class Attention(nn.Module):
 
 
 class Recurrence(nn.LSTM):
-    """torch's LSTM, one layer, one direction."""
-
-    def __init__(self, width: int):
-        super().__init__(width, width, batch_first=True)
+    """torch's LSTM, its outputs alone."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Map `(batch_size, length, width)` to the same shape."""
@@ -115,7 +113,7 @@ KINDS = {
         lambda d, k, r: Attention(), lambda n, k, r: 1),
     "lstm": LayerKind(
         "recurrent (LSTM)", "Recurrent", "O(n·d²)", "O(n)", "O(n)", lambda n, d, k, r: 8 * n * d * d,
-        lambda d, k, r: Recurrence(d), lambda n, k, r: n - 1),
+        lambda d, k, r: Recurrence(d, d, batch_first=True), lambda n, k, r: n - 1),
     "convolution": LayerKind(
         "convolutional, contiguous", *_CONVOLUTIONAL, "O(n/k)", lambda n, d, k, r: k * n * d * d,
         lambda d, k, r: Convolution(d, k), lambda n, k, r: _stacked(n, k // 2)),
@@ -189,11 +187,10 @@ class Table1(Experiment):
 
     def measure(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
         """Measure a layer over lengths, then over widths."""
-        settings = cell.settings
+        settings, device = cell.settings, choose_device()
 
         def measured(length: int, width: int) -> dict[str, float]:
-            layer = KINDS[cell.name].make(width, settings["kernel"], settings["neighbourhood"])
-            return measure_layer(layer, length, width, choose_device())
+            return measure_layer(KINDS[cell.name].make(width, KERNEL, NEIGHBOURHOOD), length, width, device)
 
         return {
             "over_lengths": [measured(length, settings["width"]) for length in settings["lengths"]],
@@ -218,10 +215,10 @@ class Table1(Experiment):
             "and backward (s)": "{training_seconds:.4f}",
             "memory (bytes)": "{training_bytes:,}",
         }
-        figures = {name: {"figures": _summary(KINDS[name], settings, result)} for name, result in results.items()}
+        figures = {name: {"figures": _summary(KINDS[name], result)} for name, result in results.items()}
         notes = (
             f"One sequence, float32; d = {settings['width']} over n, n = {settings['length']:,} over d; k ="
-            f" {settings['kernel']}, r = {settings['neighbourhood']}. Exponents: least squares of logarithms over the"
+            f" {KERNEL}, r = {NEIGHBOURHOOD}. Exponents: least squares of logarithms over the"
             " three largest sizes; time is of forward and backward together, operations are counted, memory is what"
             " the forward pass keeps for the backward pass. Self-attention is one head and without projections, as the"
             " table counts it; the restricted one is the model's (`attention_window`)."
@@ -230,15 +227,14 @@ class Table1(Experiment):
         return "\n\n".join([f"# Table 1, {setup.scale} scale", *tables, notes])
 
 
-def _summary(kind: LayerKind, settings: dict[str, Any], result: dict[str, Any]) -> dict[str, float]:
+def _summary(kind: LayerKind, result: dict[str, Any]) -> dict[str, float]:
     """Return a layer's costs at the largest length, and the exponents of its costs in length and in width."""
     summary = dict(result["figures"]["over_lengths"][-1])
     for size, over in (("length", "over_lengths"), ("width", "over_widths")):
         costs = result["figures"][over]
+        sizes = [cost[size] for cost in costs]
         for cost in costs:
-            sizes = cost["length"], cost["width"], settings["kernel"], settings["neighbourhood"]
-            cost["operations"] = kind.operations(*sizes)
+            cost["operations"] = kind.operations(cost["length"], cost["width"], KERNEL, NEIGHBOURHOOD)
         for name in COSTS:
-            values = [cost[name] for cost in costs]
-            summary[f"{name}_{size}"] = fitted_exponent([cost[size] for cost in costs], values)
+            summary[f"{name}_{size}"] = fitted_exponent(sizes, [cost[name] for cost in costs])
     return summary

@@ -13,9 +13,8 @@ from ..parsing.parser import OWN_FIELDS, Parser, TextForm, load_trees, parsing_r
 from ..recipes.recipe import Recipe, load_recipe
 from ..training.checkpoints import WEIGHTS
 from ..training.run import train
-from .base import Cell, Experiment, Setup, markdown_table, results_table
-from .paper_tables import TABLE4
-from .translation import check_data_dir, facts_of, trained
+from .base import TABLE4, Cell, Experiment, Setup, markdown_table, results_table
+from .translation import facts_of, trained
 
 # By scale: a shipped recipe; trees to train on, to validate on and to score, plain or as `.gz`, sections of the Wall
 # Street Journal as all rows of the table use them (GUM has no test trees here, so its development trees are both); mean
@@ -39,17 +38,14 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def _data_files(setup: Setup) -> list[Path]:
-    """Return the files of the training, validation and test trees, plain or `.gz`, whichever are there."""
-    names, folder = SCALES[setup.scale][1], setup.data_dir or Path()
-    names = [name if (folder / name).is_file() else f"{name}.gz" for name in names]
-    check_data_dir(setup, names)
-    return [folder / name for name in names]
+_load = functools.cache(load_trees)  # all cells read the same files, whose warnings are logged once
 
 
-@functools.cache
-def _trees(path: Path) -> list:
-    return load_trees(path)
+def _trees(setup: Setup) -> list[list]:
+    """Return the trees to train on, to validate on and to score."""
+    folder = setup.data_dir or Path()
+    paths = [folder / name for name in SCALES[setup.scale][1]]
+    return [_load(path if path.is_file() else f"{path}.gz") for path in paths]
 
 
 class Table4(Experiment):
@@ -71,20 +67,20 @@ class Table4(Experiment):
         return cells
 
     def check(self, setup: Setup, cells: Sequence[Cell]) -> None:
-        """Check that the files of trees are there."""
+        """Check the files of trees."""
         if cells:
-            _data_files(setup)
+            _trees(setup)
 
     def train(self, setup: Setup, cell: Cell, folder: Path) -> None:
         """Train a parser, unless its weights are there; a baseline needs no training."""
         if cell.name not in BASELINES and not (folder / WEIGHTS).exists():
-            train_trees, dev, _ = map(_trees, _data_files(setup))
+            train_trees, dev, _ = _trees(setup)
             form = PARSERS[setup.scale][cell.name][1]
             train(parsing_recipe(self._recipe(setup, folder), train_trees, dev, form))
 
     def measure(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
         """Parse and score the test trees; a baseline is derived from the training trees."""
-        train_trees, _, test = map(_trees, _data_files(setup))
+        train_trees, _, test = _trees(setup)
         if cell.name in BASELINES:
             baselines = Baselines(train_trees)
             return score_trees(test, [BASELINES[cell.name](baselines, tree.words()) for tree in test])

@@ -2,15 +2,14 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..data.parallel_text import load_pairs
-from ..data.recipe_data import data_path
+from ..data.recipe_data import data_sources
 from ..decoding.scoring import score_pairs
 from ..decoding.translator import Translator
-from ..errors import UserError, reading
+from ..errors import reading
 from ..evaluation.metrics import moses_tokenizer, paper_bleu, perplexity, score_translations
 from ..hardware import choose_precision, measure_peak
 from ..loading import load_model
@@ -78,7 +77,7 @@ class Training(Cell):
 
     recipe: Recipe | None = None
     language: str = "de"  # of the targets
-    test: str = ""  # set to score: name of a file without its ending, or a split of the dataset of the recipe
+    test: dict[str, str] = field(default_factory=dict)  # changes of the recipe by which the test set is to validate on
 
 
 def training(setup: Setup, recipe: str, changes: dict[str, Any], **fields) -> Training:
@@ -95,10 +94,8 @@ class TranslationExperiment(Experiment):
     def check(self, setup: Setup, cells: Sequence[Training]) -> None:
         """Check that the data files are there, and the package that tokenised BLEU needs."""
         for cell in cells:
-            names = ("train_source", "train_target", "validation_source", "validation_target")
-            files = [getattr(cell.recipe, name) for name in names]
-            if cell.recipe.train_source is not None:
-                check_data_dir(setup, [*files, f"{cell.test}.en.gz", f"{cell.test}.{cell.language}.gz"])
+            for recipe in (cell.recipe, replace(cell.recipe, **cell.test)):
+                data_sources(recipe)
             moses_tokenizer(cell.language)
 
     def train(self, setup: Setup, cell: Training, folder: Path) -> None:
@@ -124,22 +121,10 @@ def trained(folder: Path) -> dict[str, float]:
         return {"steps": last["step"], "minutes": last["seconds"] / 60}
 
 
-def check_data_dir(setup: Setup, names: Sequence[str]) -> None:
-    """Raise `UserError` for no data folder, or one without these files."""
-    missing = [name for name in dict.fromkeys(names) if not ((setup.data_dir or Path()) / name).is_file()]
-    if setup.data_dir is None or missing:
-        raise UserError(f"give --data-dir, the folder with {', '.join(missing or names)}")
-
-
 def test_pairs(cell: Training) -> tuple[list[str], list[str]]:
     """Return sources and targets of a cell's test set."""
-    recipe = cell.recipe
-    if recipe.train_source is not None:
-        source, target = (data_path(recipe, f"{cell.test}.{code}.gz") for code in ("en", cell.language))
-        pairs = load_pairs(source=source, target=target)
-    else:
-        columns = {"source_column": recipe.source_column, "target_column": recipe.target_column}
-        pairs = load_pairs(data=recipe.train_data, config=recipe.data_config, split=cell.test, **columns)
+    _, source = data_sources(replace(cell.recipe, **cell.test))
+    pairs = source.load()
     return list(pairs["source"]), list(pairs["target"])
 
 

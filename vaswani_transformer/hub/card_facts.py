@@ -2,9 +2,8 @@
 
 import contextlib
 import re
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,6 @@ METRICS = {
 _TEXTS = ("bleu_signature", "chrf_signature", "test_set", "source_file", "reference_file", "source_sha256",
           "reference_sha256", "command", "date")  # fmt: skip
 _NUMBERS = (*METRICS, "paper_bleu", "pos_accuracy", "well_formed", "bracket_f1_40", "seconds", "sentences")
-_MOST_CHARACTERS = 5000  # of a text in a record; a path has 4,096 at most
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ def file_name(path: str) -> str:
 
 
 def published_record(record: Mapping, path: str | Path) -> dict:
-    """Return the fields and settings of an evaluation record that are known, with no folders in the paths among them.
+    """Return the fields and settings of an evaluation record that are known; it has no folders (`evaluation_record`).
 
     Raises:
         UserError: for a score that is not a finite number, or a field of another type than it must have.
@@ -122,16 +120,8 @@ def published_record(record: Mapping, path: str | Path) -> dict:
         known = {name: record[name] for name in _NUMBERS if name in record}
         if not METRICS.keys() & known.keys() or not all(map(is_number, known.values())):
             raise UserError(f"{path} must hold a score, and finite numbers only: evaluate again with --json")
-        known |= {name: one_line_of_text(record[name])[:_MOST_CHARACTERS] for name in _TEXTS if name in record}
-        for name in known.keys() & {"source_file", "reference_file"}:
-            known[name] = file_name(known[name])
-        if re.match(r"[/~\\]|[A-Za-z]:[/\\]", known.get("test_set", "")):
-            known["test_set"] = file_name(known["test_set"])
-        # Not shlex.split(), which takes the backslashes of Windows' paths for quotes and removes them.
-        reader = shlex.shlex(known.get("command", ""), posix=True, punctuation_chars="")
-        reader.whitespace_split, reader.escape, reader.commenters = True, "", ""
-        known["command"] = shlex.join(map(file_name, reader))
-        known["versions"] = {str(name)[:50]: str(value)[:50] for name, value in record.get("versions", {}).items()}
+        known |= {name: one_line_of_text(record[name]) for name in _TEXTS if name in record}
+        known["versions"] = {str(name): str(value) for name, value in record.get("versions", {}).items()}
         settings = record.get("generation", {}).items()
         known["generation"] = {name: value for name, value in settings if is_search_setting(name, value)}
     return known
@@ -145,25 +135,21 @@ def read_run(folder: str | Path) -> tuple[dict, int | None]:
     from ..training.callbacks import read_training_log
     from ..training.run_folder import LOG
 
-    recipe = read_run_recipe(folder)
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        steps = [entry["step"] for entry in read_training_log(Path(folder) / LOG) if is_number(entry["step"])]
-        return recipe, max(steps, default=None) if recipe else None
-    return recipe, None
+    steps = []
+    if recipe := read_run_recipe(folder):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            steps = [entry["step"] for entry in read_training_log(Path(folder) / LOG) if is_number(entry["step"])]
+    return recipe, max(steps, default=None)
 
 
 def read_run_recipe(folder: str | Path) -> dict:
-    """Return the recipe of a run's folder without unknown fields and values of other types. Imports no torch."""
+    """Return the known fields of the recipe in a run's folder; empty if one has no value. Imports no torch."""
     from ..recipes.recipe import Recipe, convert
 
-    recipe, values = {}, {}
-    with contextlib.suppress(UserError, OSError):
+    with contextlib.suppress(UserError, TypeError):
         values = read_yaml(Path(folder) / RECIPE)
-    for name in Recipe.__dataclass_fields__ if isinstance(values, dict) else ():
-        if not isinstance(values.get(name), list | dict):
-            with contextlib.suppress(UserError, KeyError):
-                recipe[name] = convert(name, values[name])
-    return recipe
+        return {name: convert(name, values[name]) for name in Recipe.__dataclass_fields__ if name in values}
+    return {}
 
 
 def read_import(folder: str | Path) -> dict:
@@ -236,24 +222,24 @@ def facts_of(model, repo_id: str, folder: str | Path | None, weights: str | None
     """Return the facts in a model that was loaded, and in the folder of its run, if any."""
     from ..evaluation.records import search_settings
 
-    facts = {}
-    if folder is not None:
-        (recipe, steps), imported = read_run(folder), read_import(folder)
-        facts = {
-            "recipe": recipe,
-            "steps": steps,
-            "imported": imported,
-            "teachers": read_teachers(folder, recipe),
-            "languages": imported.get("languages") or languages_of(recipe),
-            "license": imported.get("license"),
-            "datasets": datasets_of(recipe),
-        }
     settings = search_settings(model.generation_config).items()
-    return CardFacts(
+    facts = CardFacts(
         repo_id=repo_id,
         config=model.config,
         parameters=model.num_parameters(),
         generation={name: value for name, value in settings if is_search_setting(name, value)},
         weights=weights,
-        **facts,
+    )
+    if folder is None:
+        return facts
+    (recipe, steps), imported = read_run(folder), read_import(folder)
+    return replace(
+        facts,
+        recipe=recipe,
+        steps=steps,
+        imported=imported,
+        teachers=read_teachers(folder, recipe),
+        languages=known_languages(folder),
+        license=imported.get("license"),
+        datasets=datasets_of(recipe),
     )

@@ -38,8 +38,11 @@ _RECORD = ("sentences", "source_file", "source_sha256", "reference_file", "refer
            "chrf_signature", "date", "command")  # fmt: skip
 _SEAL = re.compile(r"(?:<!--|#) Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64})(?: -->)?\s*\Z")
 _WEIGHTS = "<!-- SHA-256 of the tensors, for the next push: {} -->"
-# The one sentence of transformers' default card that is not from huggingface_hub's template.
-_DESCRIPTION = re.compile(r"^.*This model card has been automatically generated\.$", re.MULTILINE)
+# What transformers puts into huggingface_hub's template for its default card.
+_DEFAULT = (
+    "This is the model card of a 🤗 transformers model that has been pushed on the Hub. This model card has been"
+    " automatically generated."
+)
 
 
 def escaped(value: Any) -> Any:
@@ -227,13 +230,15 @@ def is_sealed(text: str) -> bool:
     return match is not None and match[1] == _digest(text[: match.start()])
 
 
+def body_of(text: str) -> str:
+    """Return a card without its front matter."""
+    return re.sub(r"\A---\n.*?\n---\n", "", text.replace("\r\n", "\n"), flags=re.DOTALL)
+
+
 def may_be_replaced(text: str) -> bool:
     """Return whether nobody wrote or edited this card: it is sealed, or it is transformers' default one."""
-    sentence = _DESCRIPTION.search(text := text.replace("\r\n", "\n"))
-    if sentence is None:
-        return is_sealed(text)
-    default = ModelCard.from_template(ModelCardData(), model_description=sentence.group())
-    return re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL).split() == default.text.split()
+    default = ModelCard.from_template(ModelCardData(), model_description=_DEFAULT)
+    return is_sealed(text) or body_of(text).split() == default.text.split()
 
 
 def describes(text: str, weights: str | None) -> bool:

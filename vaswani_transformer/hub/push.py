@@ -84,7 +84,6 @@ def publish(
     space: bool = False,
     token: str | None = None,
     dry_run: bool = False,
-    progress: bool = True,
 ) -> Published:
     """Put a trained model, its tokenizer and a model card into a repository of the Hub, in one commit.
 
@@ -108,7 +107,6 @@ def publish(
         space: also put the page of `vaswani serve` for this model into the Space of the same name, in a second commit.
         token: with the right to write; by default that of `hf auth login` or of the variable HF_TOKEN.
         dry_run: prepare and check everything, but send nothing.
-        progress: show progress bars of the upload on standard error; False turns the Hub client's off in this process.
 
     Raises:
         UserError: for a mistake in the arguments, and for a token that is refused or may not write.
@@ -118,8 +116,6 @@ def publish(
     with reading(repo_id):
         utils.validate_repo_id(repo_id if "/" in repo_id else f"{repo_id}: give owner/name")
     token = None if dry_run else token or get_token()
-    if not progress:
-        utils.disable_progress_bars()
     with tempfile.TemporaryDirectory(prefix="vaswani-push-") as folder:
         _staging.add(folder)
         staging, api, head, existing = Path(folder), HfApi(token=token), None, None
@@ -128,10 +124,9 @@ def publish(
             model.save_pretrained(staging, max_shard_size=max_shard_size)
         tokenizer.save_pretrained(staging)
         vocabulary = set().union(*(side_of(tokenizer, side).get_vocab() for side in SIDES))
-        dropped = _keep_what_may_be_published(staging, vocabulary)
-        records, unknown = _read_evaluations(model_folder, evaluations)
-        if dropped + unknown:
-            names = shortened(ascii(", ".join(dropped + unknown))[1:-1], 2000)
+        records = _read_evaluations(model_folder, evaluations)
+        if dropped := _keep_what_may_be_published(staging, vocabulary):
+            names = shortened(ascii(", ".join(dropped))[1:-1], 2000)
             logger.warning("not published, since only known entries are: %s", names)
         with _hub_errors(repo_id, token):
             if not dry_run:
@@ -217,18 +212,15 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> l
     return dropped
 
 
-def _read_evaluations(model_folder: str | Path, paths: Sequence[str | Path]) -> tuple[list[dict], list[str]]:
-    """Return evaluation records, which must be of the folder's weights, and the names of what is dropped."""
-    weights, records, dropped = weights_sha256(model_folder), [], []
+def _read_evaluations(model_folder: str | Path, paths: Sequence[str | Path]) -> list[dict]:
+    """Return what is published of evaluation records, which must be of the folder's weights."""
+    weights, records = weights_sha256(model_folder), []
     for path in paths:
         record = read_evaluation(path)
         if record["weights_sha256"] != weights:
             raise UserError(f"{path} is an evaluation of other weights than those in {model_folder}: evaluate these")
-        known = published_record(record, path)
-        unknown = record.keys() - known.keys() | record["generation"].keys() - known["generation"].keys()
-        dropped += [f"{name} of {path}" for name in sorted(unknown - _WRITTEN - {"weights_sha256"})]
-        records += [known] if known not in records else []
-    return records, dropped
+        records.append(published_record(record, path))
+    return records
 
 
 def _push(

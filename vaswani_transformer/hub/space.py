@@ -6,7 +6,6 @@ Dockerfile, run it as user 1000, and show what listens on `app_port`.
 
 import contextlib
 import logging
-import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES
 from .. import __version__
 from ..errors import UserError
 from .card_facts import CardFacts
-from .model_card import is_sealed, seal
+from .model_card import body_of, is_sealed, seal
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +120,7 @@ def _card(facts: CardFacts, description: str) -> str:
 
 def _is_ours(text: str) -> bool:
     """Return whether a file of a Space is as `vaswani push` wrote it, or as the Hub makes it."""
-    body = re.sub(r"\A---\n.*?\n---\n", "", text.replace("\r\n", "\n"), flags=re.DOTALL)
-    return is_sealed(text) or body.strip() == _DEFAULT
+    return is_sealed(text) or body_of(text).strip() == _DEFAULT
 
 
 def push_space(api: HfApi, repo_id: str, files: dict[str, str], overwrite: bool, message: str) -> Space:

@@ -102,7 +102,6 @@ def push(model: Model, repository: str, /, *, options: Push = Push()) -> None:  
     Args:
         repository: OWNER/NAME on the Hub; created if it does not exist
     """
-    from huggingface_hub.utils import disable_progress_bars
     from huggingface_hub.utils import logging as hub_logging
 
     from ..hub.push import clear_staging, publish
@@ -114,8 +113,6 @@ def push(model: Model, repository: str, /, *, options: Push = Push()) -> None:  
         os._exit(128 + number)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    if not sys.stderr.isatty():
-        disable_progress_bars()
     hub_logging.set_verbosity_error()  # not a line for every attempt: if the last one fails, our error explains it
     try:
         result = publish(model, repository, **vars(options))

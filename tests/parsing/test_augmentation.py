@@ -5,9 +5,6 @@ from hypothesis import strategies as st
 from random_trees import clean_trees
 
 from vaswani_transformer.parsing.augmentation import Exchange
-from vaswani_transformer.parsing.evalb import count_brackets
-from vaswani_transformer.parsing.linearization import delinearize, linearize
-from vaswani_transformer.parsing.pictures import tree_text
 from vaswani_transformer.parsing.trees import Tree
 
 LISTS = st.lists(clean_trees(), min_size=1, max_size=6)
@@ -51,15 +48,3 @@ def test_a_quarter_of_the_short_constituents_by_themselves():
     assert all(part.label == "ROOT" and len(part.children) == 1 and part.children[0] in phrases for part in parts)
     assert 0.22 < len(parts) / (200 * 14) < 0.28
     assert Exchange([tree], seed=3).parts([tree] * 200) == parts
-
-
-def test_trees_deeper_than_pythons_stack():
-    depth, tree = 1100, Tree("NN", word="a")
-    for _ in range(depth):
-        tree = Tree("S", (Tree("DT", word="b"), tree))
-    tree = Tree("ROOT", (tree,))
-    assert Exchange([tree], constituents=0).version() == [tree]
-    assert 1 <= len(Exchange([tree]).parts([tree] * 5)) <= 35  # of 7 constituents of 3 to 9 words in each
-    assert delinearize(linearize(tree), tree.words()) == tree
-    assert count_brackets(tree, tree)["matched"] == depth
-    assert tree_text(tree).count("\n") == 2 * depth + 1

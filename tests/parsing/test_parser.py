@@ -11,8 +11,8 @@ from vaswani_transformer.evaluation.records import read_evaluation
 from vaswani_transformer.hub.model_card import METRICS
 from vaswani_transformer.hub.push import publish
 from vaswani_transformer.parsing.evalb import Baselines
-from vaswani_transformer.parsing.linearization import linearize, without_words
-from vaswani_transformer.parsing.parser import Parser, TextForm, load_trees, parsing_recipe, read_parse
+from vaswani_transformer.parsing.linearization import delinearize, linearize, without_words
+from vaswani_transformer.parsing.parser import Parser, TextForm, load_trees, parsing_recipe
 from vaswani_transformer.parsing.tokenizer import sentence_text, train_parser_tokenizer, tree_token_ids, word_starts
 
 pytest_plugins = ["parsers"]
@@ -150,7 +150,7 @@ def test_recipes(tmp_path, trees):
     assert paper.preset == "parsing"
     recipe = load_recipe("parser-small", {"output": str(tmp_path), "train_source": "a"})
     with pytest.raises(UserError, match="train_source is 'a'"):
-        parsing_recipe(recipe, [], [])
+        parsing_recipe(recipe, [], [], TextForm())
 
 
 @pytest.mark.parametrize("name", GUM)
@@ -164,4 +164,4 @@ def test_gum_survives_text_and_tokens(shared_data, name):
         ids = tokenizer(" ".join(form.tokens(tree)))["input_ids"]
         written = tokenizer.decode(ids, skip_special_tokens=True).split()
         assert written == form.tokens(tree)
-        assert read_parse(without_words(written), tree.words()).tree == tree
+        assert delinearize(without_words(written), tree.words()) == tree

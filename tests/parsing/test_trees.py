@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from random_trees import GUM, clean_trees, constituents, treebank
 
 from vaswani_transformer import UserError
+from vaswani_transformer.parsing.augmentation import Exchange
 from vaswani_transformer.parsing.evalb import count_brackets
 from vaswani_transformer.parsing.linearization import delinearize, linearize
 from vaswani_transformer.parsing.pictures import tree_svg, tree_text
@@ -63,18 +64,17 @@ def test_a_tree_of_several_lines_and_two_on_one(tmp_path):
 
 
 BAD = [  # text, line, words of the message
-    ("(S (NN a))\n(S (NP (NN a))\n(S (NN b))", 2, "1 bracket(s) not closed before line 3"),
-    ("(S (NP (DT the)", 1, "2 bracket(s) not closed at the end"),
+    ("(S (NN a))\n(S (NP (NN a))\n(S (NN b))", 2, "1 bracket(s) not closed"),
+    ("(S (NP (DT the)", 1, "2 bracket(s) not closed"),
     ("(S\n(NP (NN a))", 1, "all lines of a tree but the first must be indented"),
     ("(S (NN a)))", 1, "')' is out of place"),
     ("(S (NN a))\nrubbish", 2, "'rubbish' is out of place"),
-    ("()", 1, "')' is out of place"),
-    ("(S (NN a) (NP ))", 1, "')' is out of place under 'NP'"),
-    ("(S\n  (NN two words))", 2, "'words' is out of place under 'NN'"),
-    ("(S (NN a) dog)", 1, "'dog' is out of place under 'S'"),
-    ("(S dog (NN a))", 1, "'(' is out of place under 'S'"),
-    ("(S ( (NN a)))", 1, "'(' is out of place"),
-    ("(S " * 500, 1, "at most 400 deep"),
+    ("()", 1, "() is neither a tag and a word nor a label and brackets"),
+    ("(S (NN a) (NP ))", 1, "(NP) is neither"),
+    ("(S\n  (NN two words))", 2, "(NN two words) is neither"),
+    ("(S (NN a) dog)", 1, "(S (NN a) dog) is neither"),
+    ("(S ( (NN a)))", 1, "((NN a)) is neither"),
+    ("(S " * 500, 1, "more than 250 brackets in each other"),
     ("(S (-LRB- ())", 1, "a round bracket as a word is -LRB- or -RRB-"),
     ("(S (NN a\0b))", 1, "'a\\x00b' is out of place"),
 ]
@@ -119,7 +119,10 @@ def test_the_deepest_trees_are_read_and_worked_on():
     assert len(tree.words()) == depth + 1 and sum(1 for _ in tree.constituents()) == depth + 1
     assert count_brackets(tree, again)["matched"] == depth
     assert delinearize(linearize(tree), tree.words()) == tree
+    deeper = delinearize(["(S"] * 5 + linearize(tree), tree.words())
+    assert deeper.words() == tree.words() and read(str(deeper)) == [deeper]
     assert tree_text(tree).count("\n") == 2 * depth + 1 and tree_svg(tree).count('class="label"') == depth + 1
+    assert Exchange([tree], constituents=0).version() == [tree] and Exchange([tree]).parts([tree] * 5)
 
 
 def test_a_line_that_is_not_utf8(tmp_path):

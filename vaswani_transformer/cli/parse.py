@@ -37,6 +37,7 @@ from .options import (
     load_for_decoding,
     read_recipe,
     recipe_options,
+    within,
 )
 
 _PAPER = "parser"
@@ -59,7 +60,7 @@ def train(
     dev: Path_,
     tags: Annotated[bool, Switch] = True,
     words: Annotated[bool | None, Switch] = None,
-    augment: int = 0,
+    augment: Annotated[int, within(0, 1000)] = 0,
     skip_bad: SkipBad = False,
     quiet: Quiet = False,
     options: TreeOptions = TreeOptions(),  # noqa: B008 (of cyclopts)
@@ -183,12 +184,11 @@ def evaluate(
     if predicted:  # which needs a tree for each gold tree
         exclude("--predicted", {"skip_bad": skip_bad})
     check_files({"trees": trees, "predicted": predicted, "baselines": baselines}, {"output": output, "json": json})
-    advice = {"advice": "correct the tree"} if predicted else {}
-    gold = load_trees(trees, skip_bad, **advice)
-    labels = baselines and Baselines(load_trees(baselines, skip_bad, **advice))
+    gold = load_trees(trees, skip_bad)
+    labels = baselines and Baselines(load_trees(baselines, skip_bad))
     record: dict = {"test_set": test_set or Path(trees).name.removesuffix(".gz")}
     if predicted:
-        parses, extra, name = load_trees(predicted, **advice), {}, Path(predicted).name
+        parses, extra, name = load_trees(predicted), {}, Path(predicted).name
     else:
         parser, name = _load_parser(model, constrained, search, computing), Path(model).resolve().name
         if json:

@@ -14,22 +14,16 @@ CONSTITUENTS, WORDS = 0.1, 0.1  # share of each that is exchanged
 PARTS, PART_WORDS = 0.25, range(3, 10)  # share of the constituents of so many words that become trees of their own
 
 
-def _number_of_words(node: Tree) -> int:
-    return sum(1 for _ in node.leaves())
-
-
 def _kind(node: Tree, parent: str) -> tuple:
     """Nodes of one kind may be exchanged: words of a tag, constituents of a label, parent and about as many words."""
-    return (node.label,) if node.word is not None else (parent, node.label, _number_of_words(node).bit_length())
+    return (node.label,) if node.word is not None else (parent, node.label, len(node.words()).bit_length())
 
 
 def _with_parents(tree: Tree) -> Iterator[tuple[Tree, str]]:
     """All nodes below the outermost, in the order of `Tree.nodes`, each with its parent's label."""
-    waiting = [(child, tree.label) for child in reversed(tree.children)]
-    while waiting:  # no recursion here and below: trees may be nested deeper than Python's stack
-        node, parent = waiting.pop()
-        yield node, parent
-        waiting.extend((child, node.label) for child in reversed(node.children))
+    for child in tree.children:
+        yield child, tree.label
+        yield from _with_parents(child)
 
 
 class Exchange:
@@ -51,25 +45,16 @@ class Exchange:
         """All trees once more, each with some parts exchanged."""
         return [self._exchanged(tree) for tree in self.trees]
 
-    def _exchanged(self, tree: Tree) -> Tree:
-        stack: list[tuple[Tree, list[Tree]]] = [(tree, [])]  # nodes, each with those of its new children that are done
-        while True:
-            node, done = stack[-1]
-            if len(done) == len(node.children):
-                stack.pop()
-                new = Tree(node.label, tuple(done), node.word)
-                if not stack:
-                    return new
-                stack[-1][1].append(new)
-                continue
-            child = node.children[len(done)]
-            if self.random.random() < (self.constituents if child.word is None else self.words):
-                done.append(self.random.choice(self.pools[_kind(child, node.label)]))
-            else:
-                stack.append((child, []))
+    def _exchanged(self, node: Tree) -> Tree:
+        children = []
+        for child in node.children:
+            is_exchanged = self.random.random() < (self.constituents if child.word is None else self.words)
+            pool = self.pools[_kind(child, node.label)] if is_exchanged else []
+            children.append(self.random.choice(pool) if is_exchanged else self._exchanged(child))
+        return Tree(node.label, tuple(children), node.word)
 
     def parts(self, trees: Sequence[Tree]) -> list[Tree]:
         """Some constituents of 3 to 9 words as trees of their own; none of them a whole sentence."""
         inner = (node for tree in trees for top in tree.children for node, _ in _with_parents(top))
-        short = (node for node in inner if node.word is None and _number_of_words(node) in PART_WORDS)
+        short = (node for node in inner if node.word is None and len(node.words()) in PART_WORDS)
         return [Tree(ROOT, (node,)) for node in short if self.random.random() < PARTS]

@@ -12,7 +12,6 @@
 - A sentence without a remaining word is skipped: it counts neither as a sentence nor as an exact match.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, zip_longest
@@ -49,21 +48,22 @@ def _as_percentages(counts: Counter) -> dict[str, float]:
 def _brackets(tree: Tree, punctuation: Sequence[bool]) -> Counter:
     """Count how often each `(label, start, end)` occurs, counted in words that are not punctuation, `end` excluded."""
     counts: Counter = Counter()
-    place = [0, *accumulate(not is_removed for is_removed in punctuation)]  # remaining words before each word
-    words, is_outermost = 0, True  # words so far; whether each constituent so far has the next as its only child
-    opened: list[tuple[int, bool]] = []  # words before each open constituent, and whether it is an outer one
-    for node, is_end in tree.walk():
+    offsets = [0, *accumulate(not is_removed for is_removed in punctuation)]  # remaining words before each word
+
+    def count(node: Tree, start: int, is_outer: bool) -> int:
+        """Count the brackets of a node whose first word has the index `start`; returns that of the next word."""
         if node.word is not None:
-            words += 1
-        elif not is_end:
-            opened.append((words, is_outermost))
-            is_outermost = is_outermost and len(node.children) == 1
-        else:
-            start, is_outer = opened.pop()
-            label = plain_label(node.label)
-            is_counted = label not in UNCOUNTED and not (is_outer and label in ROOT_LABELS)
-            if is_counted and place[start] < place[words]:
-                counts[EQUAL_LABELS.get(label, label), place[start], place[words]] += 1
+            return start + 1
+        end = start
+        for child in node.children:
+            end = count(child, end, is_outer and len(node.children) == 1)
+        label = plain_label(node.label)
+        is_counted = label not in UNCOUNTED and not (is_outer and label in ROOT_LABELS)
+        if is_counted and offsets[start] < offsets[end]:
+            counts[EQUAL_LABELS.get(label, label), offsets[start], offsets[end]] += 1
+        return end
+
+    count(tree, 0, is_outer=True)
     return counts
 
 
@@ -155,7 +155,7 @@ class BracketMetric(evaluate.Metric):
 
 
 def _one_tree(text: str, where: str) -> Tree:
-    trees = list(parse_trees(iter([re.sub("[\r\n]", " ", text)]), where, advice="correct it"))
+    trees = list(parse_trees([text], where))
     if len(trees) != 1:
         raise UserError(f"{where}: {len(trees)} trees: give one")
     tree = clean(trees[0])

@@ -12,7 +12,7 @@ has the next word in its input when it decides which constituents to open and to
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from .trees import ROOT, Tree
+from .trees import MAX_DEPTH, ROOT, Tree
 
 ANY_TAG = "XX"  # the one tag of trees without tags
 _TAG_END = ")"  # of tags among words: no word has a round bracket
@@ -69,10 +69,10 @@ def without_words(tokens: Iterable[str]) -> list[str]:
 def delinearize(tokens: Iterable[str], words: Sequence[str]) -> Tree:
     """Return a tree over exactly these words from any tokens; `delinearize(linearize(tree), tree.words())` is the tree.
 
-    Other tokens are repaired: a closing bracket without an open one, and tags beyond the last word, are skipped; a
-    closing bracket of an outer constituent closes those in it too; empty constituents are dropped; words without a tag
-    are added at the end of the innermost open constituent, tagged `XX`; constituents that are open at the end are
-    closed. Tokens are those of a tree if `linearize` gives them back.
+    Other tokens are repaired: a closing bracket without an open one, tags beyond the last word, and brackets deeper
+    than `MAX_DEPTH` are skipped; a closing bracket of an outer constituent closes those in it too; empty constituents
+    are dropped; words without a tag are added at the end of the innermost open constituent, tagged `XX`; constituents
+    that are open at the end are closed. Tokens are those of a tree if `linearize` gives them back.
     """
     stack: list[tuple[str, list[Tree]]] = [(ROOT, [])]
     used = 0
@@ -84,7 +84,8 @@ def delinearize(tokens: Iterable[str], words: Sequence[str]) -> Tree:
 
     for token in tokens:
         if is_open(token):
-            stack.append((token[1:], []))
+            if len(stack) < MAX_DEPTH - 1:  # below `ROOT` and above the words
+                stack.append((token[1:], []))
         elif is_close(token):
             if any(label == token[1:] for label, _ in stack[1:]):
                 while stack[-1][0] != token[1:]:

@@ -80,12 +80,11 @@ class TreeTranslator(Translator):
         if not words:
             return Parse(None)
         words, tokens = [escape(word) for word in words], hypothesis.text.split()
-        if not self.has_words:
-            return read_parse(tokens, words)
-        plain = without_words(tokens)
-        parse = read_parse(plain, words)
-        is_whole = parse.well_formed and tokens == with_words(plain, sentence_text(words).split(" "))
-        return replace(parse, well_formed=is_whole)
+        tree = delinearize(without_words(tokens) if self.has_words else tokens, words)
+        well_formed = linearize(tree)
+        if self.has_words:
+            well_formed = with_words(well_formed, sentence_text(words).split(" "))
+        return Parse(tree, tokens == well_formed)
 
     def logits_processors(self, pieces: list[Piece]) -> list[LogitsProcessor]:
         """As in `Translator`, and the grammar of trees over the words of each piece."""
@@ -137,25 +136,18 @@ def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
         yield words
 
 
-def read_parse(tokens: Sequence[str], words: Sequence[str]) -> Parse:
-    """Return the tree of a linearized output, repaired if it is not a tree over these words."""
-    tree = delinearize(tokens, words)
-    return Parse(tree, well_formed=linearize(tree) == list(tokens))
-
-
-def load_trees(path: str | Path, skip_bad: bool = False, **options) -> list[Tree]:
+def load_trees(path: str | Path, skip_bad: bool = False) -> list[Tree]:
     """Return the cleaned trees of a file, without those that have no words.
 
     Args:
         path: brackets, plain or `.gz`.
         skip_bad: leave bad trees out, and log their number, instead of raising an error.
-        **options: of `read_trees`.
 
     Raises:
         UserError: as `read_trees`, and where no tree is left.
     """
     skipped: list[str] | None = [] if skip_bad else None
-    cleaned = [clean(tree) for tree in read_trees(path, skipped, **options)]
+    cleaned = [clean(tree) for tree in read_trees(path, skipped)]
     trees = [tree for tree in cleaned if tree is not None]
     if skipped:
         logger.warning("%s: %s bad tree(s) left out, the first: %s", path, f"{len(skipped):,}", skipped[0])
@@ -187,46 +179,34 @@ class TextForm:
         return sorted(set(with_words(plain, [])) if self.words else plain)
 
 
-TAGGED = TextForm()
-
-
-def _training_text(trees: Sequence[Tree], part: str, form: TextForm) -> dict[str, str]:
-    """Return cleaned trees as line-aligned text: the contents of `PART.words` and `PART.brackets`, by file name."""
-    return {
-        f"{part}.words": "".join(sentence_text(tree.words()) + "\n" for tree in trees),
-        f"{part}.brackets": "".join(" ".join(form.tokens(tree)) + "\n" for tree in trees),
-    }
-
-
 # Fields of a recipe that are set from the trees.
 OWN_FIELDS = ("train_source", "train_target", "validation_source", "validation_target", "data_dir", "tokenizer")
 OTHER_DATA = ("train_data", "validation_data", "validation_split", "prepared", "from_model")
 
 
-def parsing_recipe(
-    recipe: Recipe, train_trees: Sequence[Tree], dev_trees: Sequence[Tree], form: TextForm = TAGGED
-) -> Recipe:
+def parsing_recipe(recipe: Recipe, train_trees: Sequence[Tree], dev_trees: Sequence[Tree], form: TextForm) -> Recipe:
     """Return a recipe for training on these trees; writes their text and a tokenizer to `text/` in its output folder.
 
     An error leaves the folder unchanged. Of processes that were launched together the first one writes, then the first
     of each other machine, where the folder is not shared. Trees are cleaned; `vocab_size` includes brackets and tags.
 
     Raises:
-        UserError: for a recipe that names other data, an `augment` below 0, an interrupted training on other trees,
-            files of the user's in the places of ours, and as `train_parser_tokenizer`, `check_output` and
-            `check_trainable`.
+        UserError: for a recipe that names other data, an interrupted training on other trees, files of the user's in
+            the places of ours, and as `train_parser_tokenizer`, `check_output` and `check_trainable`.
     """
     check_paths(recipe)
     for name in (*OWN_FIELDS, *OTHER_DATA):
         if getattr(recipe, name) is not None:
             raise UserError(f"{name} is {getattr(recipe, name)!r}: a parser is trained on --trees, leave it out")
-    if form.augment < 0:
-        raise UserError(f"--augment is {form.augment}: it must be 0 or more")
-    folder = Path(recipe.output) / TEXT
-    exchange = Exchange(train_trees, recipe.seed) if form.augment else None
-    versions = [tree for _ in range(form.augment) for tree in (*train_trees, *exchange.version())] or train_trees
-    versions = [*versions, *exchange.parts(versions)] if exchange else versions
-    files = _training_text(versions, "train", form) | _training_text(dev_trees, "dev", form)
+    folder, versions = Path(recipe.output) / TEXT, train_trees
+    if form.augment:
+        exchange = Exchange(train_trees, recipe.seed)
+        versions = [tree for _ in range(form.augment) for tree in (*train_trees, *exchange.version())]
+        versions += exchange.parts(versions)
+    files = {}
+    for part, trees in (("train", versions), ("dev", dev_trees)):
+        files[f"{part}.words"] = "".join(sentence_text(tree.words()) + "\n" for tree in trees)
+        files[f"{part}.brackets"] = "".join(" ".join(form.tokens(tree)) + "\n" for tree in trees)
     paths = [*(folder / name for name in files), None, folder / "tokenizer"]
     recipe = replace(recipe, **{name: path and str(path) for name, path in zip(OWN_FIELDS, paths, strict=True)})
     sentences = (sentence_text(tree.words()) for tree in train_trees)

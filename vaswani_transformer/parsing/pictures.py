@@ -14,24 +14,20 @@ _STYLE = (
 )
 
 
-def tree_text(tree: Tree) -> str:
+def tree_text(tree: Tree, indent: str = "") -> str:
     """Return a tree drawn with lines, a line for each node, without a line break at the end.
+
+    `indent` comes before all lines but the first.
 
     >>> print(tree_text(Tree("NP", (Tree("DT", word="the"), Tree("NN", word="dog")))))
     NP
     ├─ DT the
     └─ NN dog
     """
-    lines: list[str] = []
-    waiting = [(tree, "", "")]  # with what precedes the node's own line, and those of its children
-    while waiting:
-        node, before, indent = waiting.pop()
-        word = "" if node.word is None else f" {unescape(node.word)}"
-        lines.append(f"{before}{node.label}{word}")
-        is_last = True
-        for child in reversed(node.children):
-            waiting.append((child, indent + ("└─ " if is_last else "├─ "), indent + ("   " if is_last else "│  ")))
-            is_last = False
+    lines = [tree.label if tree.word is None else f"{tree.label} {unescape(tree.word)}"]
+    for number, child in enumerate(tree.children, 1):
+        branch, below = ("├─ ", "│  ") if number < len(tree.children) else ("└─ ", "   ")
+        lines.append(indent + branch + tree_text(child, indent + below))
     return "\n".join(lines)
 
 
@@ -85,11 +81,8 @@ def tree_svg(tree: Tree) -> str:
 
 
 def _depth(tree: Tree) -> int:
-    """Return the number of levels below the outermost node."""
-    depth, level = -1, [tree]
-    while level:
-        depth, level = depth + 1, [child for node in level for child in node.children]
-    return depth + 1
+    """Return the number of levels of a tree."""
+    return 1 + max(map(_depth, tree.children), default=0)
 
 
 def _widths(tree: Tree) -> dict[int, float]:

@@ -5,7 +5,7 @@ escaped: `-LRB-` for `(`.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +16,11 @@ ROOT = "ROOT"
 ROOT_LABELS = ("", "ROOT", "TOP", "S1")  # of brackets around the whole tree
 TRACE = "-NONE-"  # the tag of a moved or omitted element, which is no word of the sentence
 TREE_TOKENS = "tree_tokens"  # entry of a parser's `tokenizer_config.json`: all brackets and tags
-MAX_DEPTH = 400  # nested brackets; a file with more is damaged
+MAX_DEPTH = 250  # nested brackets; a file with more is damaged, and Python's stack has room for recursion
 _ESCAPES = {"(": "-LRB-", ")": "-RRB-", "{": "-LCB-", "}": "-RCB-", "[": "-LSB-", "]": "-RSB-"}
 _UNESCAPES = {escape: sign for sign, escape in _ESCAPES.items()}
 _TOKEN = re.compile(r"[()]|[^() \t\r\n\f\v]+")
 _WORD = re.compile(r"[^ \t\r\n\f\v]+")
-_ADVICE = "correct the tree, or leave such trees out with --skip-bad"
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,31 +40,22 @@ class Tree:
         return "".join(parts)[1:]
 
     def __eq__(self, other: object) -> bool:
-        return self._outline() == other._outline() if isinstance(other, Tree) else NotImplemented
+        return str(self) == str(other) if isinstance(other, Tree) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(tuple(self._outline()))
-
-    def _outline(self) -> list[tuple[str, int, str | None]]:
-        return [(node.label, len(node.children), node.word) for node in self.nodes()]
+        return hash(str(self))
 
     def walk(self) -> Iterator[tuple["Tree", bool]]:
         """Yield itself, constituents and words from left to right, with False; constituents at their end with True."""
-        waiting = [(self, False)]
-        while waiting:  # no recursion: trees may be nested deeper than Python's stack
-            node, is_end = waiting.pop()
-            yield node, is_end
-            if not is_end and node.word is None:
-                waiting.append((node, True))
-                waiting.extend((child, False) for child in reversed(node.children))
+        yield self, False
+        if self.word is None:
+            for child in self.children:
+                yield from child.walk()
+            yield self, True
 
     def nodes(self) -> Iterator["Tree"]:
         """Yield itself, all constituents and all words in it, each before its children, from left to right."""
-        waiting = [self]
-        while waiting:
-            node = waiting.pop()
-            yield node
-            waiting.extend(reversed(node.children))
+        return (node for node, is_end in self.walk() if not is_end)
 
     def leaves(self) -> Iterator["Tree"]:
         """Yield its words from left to right, each with its tag."""
@@ -86,7 +76,7 @@ class Tree:
 
 def escape(word: str) -> str:
     """Return a word as it is written in trees: `-LRB-` and `-RRB-` for round brackets, which would end it."""
-    return word.replace("(", _ESCAPES["("]).replace(")", _ESCAPES[")"]) if "(" in word or ")" in word else word
+    return word.replace("(", _ESCAPES["("]).replace(")", _ESCAPES[")"])
 
 
 def words_of(line: str) -> list[str]:
@@ -108,76 +98,72 @@ def unescape(word: str) -> str:
     return _UNESCAPES.get(word) or word.replace("\\/", "/").replace("\\*", "*")
 
 
-def _add(stack: list[list], token: str) -> Tree | None:
-    """Add the next token to a tree's open brackets, each `[label or None, children, word]`; the tree at its end.
+def parse_trees(lines: Iterable[str], where: str, skipped: list[str] | None = None) -> Iterator[Tree]:
+    """Yield the trees in lines, as `read_trees`; `where` names the source in messages."""
+    for first, text in _paragraphs(lines):
+        try:
+            yield from _read(text, first)
+        except ValueError as error:
+            message = f"{where}, {shortened(str(error))}"
+            if skipped is None:
+                raise UserError(message) from error
+            skipped.append(message)
+
+
+def _paragraphs(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield the number of each line that begins with a bracket, and the text from there to the next one."""
+    first, paragraph = 1, []
+    for number, line in enumerate(lines, 1):
+        if line.startswith("(") and paragraph:  # the further lines of a tree are indented
+            yield first, "\n".join(paragraph)
+            first, paragraph = number, []
+        paragraph.append(line)
+    yield first, "\n".join(paragraph)
+
+
+def _read(text: str, first: int) -> Iterator[Tree]:
+    """Yield the trees of a text whose first line has this number.
 
     Raises:
-        ValueError: for a token that has no place there.
+        ValueError: with the line, for what is not in a tree; the trees before it have been yielded.
     """
-    label, children, word = stack[-1] if stack else (None, [], None)
-    if token == "(":
-        fits = len(stack) < MAX_DEPTH and word is None and (label is not None or len(stack) < 2)
-    elif token == ")":
-        fits = bool(children) or word is not None
-    else:
-        fits = bool(stack) and "\0" not in token and word is None and not children
-    if not fits:
-        under = f" under {label!r}" if label is not None else ""
+    stack: list[list[str | Tree]] = [[]]  # the parts so far of each open bracket, the first around all trees
+    for match in _TOKEN.finditer(text):
+        token, problem = match[0], ""
+        if token == "(":
+            stack.append([])
+            problem = f"there are more than {MAX_DEPTH} brackets in each other" if len(stack) > MAX_DEPTH + 1 else ""
+        elif len(stack) == 1 or "\0" in token:
+            problem = f"{token!r} is out of place"
+        elif token != ")":
+            stack[-1].append(token)
+        elif (tree := _tree(parts := stack.pop(), is_outermost=len(stack) == 1)) is None:
+            problem = (
+                f"({' '.join(map(str, parts))}) is neither a tag and a word nor a label and brackets; a round bracket"
+                " as a word is -LRB- or -RRB-"
+            )
+        elif len(stack) == 1:
+            yield tree
+        else:
+            stack[-1].append(tree)
+        if problem:
+            raise ValueError(f"line {first + text.count(chr(10), 0, match.start())}: {problem}")
+    if len(stack) > 1:
         raise ValueError(
-            f"{token!r} is out of place{under}: a bracket holds a tag and a word, or a label and brackets, at most"
-            f" {MAX_DEPTH} deep; a round bracket as a word is -LRB- or -RRB-"
+            f"line {first}: {len(stack) - 1} bracket(s) not closed (all lines of a tree but the first must be indented)"
         )
-    if token == "(":
-        if stack:
-            stack[-1][0] = label or ""
-        stack.append([None, [], None])
-    elif token == ")":
-        tree = Tree(label, tuple(children), word)
-        stack.pop()
-        if not stack:
-            return tree
-        stack[-1][1].append(tree)
-    else:
-        stack[-1][0 if label is None else 2] = token
-    return None
 
 
-def parse_trees(
-    lines: Iterator[str], where: str, skipped: list[str] | None = None, advice: str = _ADVICE
-) -> Iterator[Tree]:
-    """Yield the trees in lines, as `read_trees`; `where` names the source in messages."""
-    stack: list[list] = []  # open brackets
-    first, skips = 0, False  # line of the tree's first bracket; whether the rest of a bad tree follows
-
-    def refuse(line: int, problem: object) -> None:
-        start = f" (the tree begins in line {first})" if first not in (0, line) else ""
-        message = f"{where}, line {line}: {shortened(str(problem))}{start}"
-        if skipped is None:
-            raise UserError(f"{message}; {advice}")
-        skipped.append(message)
-
-    for number, text in enumerate(lines, 1):
-        if text.startswith("("):  # the further lines of a tree are indented
-            if stack:
-                hint = "all lines of a tree but the first must be indented"
-                refuse(first, f"{len(stack)} bracket(s) not closed before line {number} ({hint})")
-            stack, first, skips = [], 0, False
-        for token in () if skips else _TOKEN.findall(text):
-            first = first or number
-            try:
-                tree = _add(stack, token)
-            except ValueError as error:
-                refuse(number, error)
-                stack, skips = [], True
-                break
-            if tree is not None:
-                yield tree
-                first = 0
-    if stack:
-        refuse(first, f"{len(stack)} bracket(s) not closed at the end")
+def _tree(parts: list["str | Tree"], is_outermost: bool) -> Tree | None:
+    """Return the tree of what a bracket holds, or None; only the outermost bracket may be without a label."""
+    label, inside = (parts[0], parts[1:]) if parts and isinstance(parts[0], str) else ("", parts)
+    if label and len(inside) == 1 and isinstance(inside[0], str):
+        return Tree(label, word=inside[0])
+    is_constituent = inside and all(isinstance(part, Tree) for part in inside) and (label or is_outermost)
+    return Tree(label, tuple(inside)) if is_constituent else None
 
 
-def read_trees(path: str | Path, skipped: list[str] | None = None, advice: str = _ADVICE) -> Iterator[Tree]:
+def read_trees(path: str | Path, skipped: list[str] | None = None) -> Iterator[Tree]:
     """Yield the trees of a file, unchanged: with traces, functional tags and outer labels.
 
     A tree has one line or several, of which all but the first are indented. Blank lines are skipped.
@@ -185,13 +171,12 @@ def read_trees(path: str | Path, skipped: list[str] | None = None, advice: str =
     Args:
         path: UTF-8 text, plain or `.gz`.
         skipped: receives the message about each bad tree, which is left out; if None, a bad tree is an error.
-        advice: end of the error message.
 
     Raises:
         UserError: for a file that cannot be read, and, with file and line, for unbalanced or empty brackets and text
             outside of brackets.
     """
-    return parse_trees(read_lines(Path(path)), str(path), skipped, advice)
+    return parse_trees(read_lines(Path(path)), str(path), skipped)
 
 
 def plain_label(label: str) -> str:
@@ -211,12 +196,11 @@ def clean(tree: Tree) -> Tree | None:
     children = (tree,)
     while len(children) == 1 and children[0].word is None and children[0].label in ROOT_LABELS:
         children = children[0].children
-    stack: list[list[Tree]] = [[]]  # the cleaned children of each open constituent
-    for node, is_end in Tree(ROOT, children).walk():
+
+    def cleaned(node: Tree) -> Tree | None:
         if node.word is not None:
-            stack[-1] += [Tree(plain_label(node.label), word=node.word)] if node.label != TRACE else []
-        elif not is_end:
-            stack.append([])
-        elif cleaned := stack.pop():
-            stack[-1].append(Tree(plain_label(node.label), tuple(cleaned)))
-    return stack[0][0] if stack[0] else None
+            return None if node.label == TRACE else Tree(plain_label(node.label), word=node.word)
+        parts = tuple(filter(None, map(cleaned, node.children)))
+        return Tree(plain_label(node.label), parts) if parts else None
+
+    return cleaned(Tree(ROOT, children))

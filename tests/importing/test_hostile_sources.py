@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import shutil
 import struct
 import zipfile
 from pathlib import Path
@@ -11,17 +10,14 @@ import import_differences
 import numpy as np
 import pytest
 import torch
-import yaml
-from conftest import TESTS, error_of
+from conftest import error_of
 from safetensors.torch import load_file, save_file
 
 from vaswani_transformer import import_model
-from vaswani_transformer.importing import fairseq, marian, sentencepiece
+from vaswani_transformer.importing import fairseq, sentencepiece
 from vaswani_transformer.importing.source import ImportOptions
 from vaswani_transformer.importing.tables import read_pickle, tensors_of
 from vaswani_transformer.model.sentencepiece_vaswani import CharacterMap
-
-MARIAN = TESTS / "fixtures" / "marian" / "relu-two"
 
 
 @pytest.fixture
@@ -79,9 +75,7 @@ def test_a_missing_embedding_is_not_replaced_by_another(tmp_path, kind):
         ("config.json", {"d_model": [1]}),
         ("config.json", {"pad_token_id": 10**9}),
         ("config.json", {"encoder_layers": 10**9, "decoder_layers": 10**9}),
-        ("generation_config.json", {"num_beams": [[]], "guidance_scale": 3.0}),
         ("tokenizer_config.json", {"eos_token": ["</s>"]}),
-        ("tokenizer_config.json", {"source_lang": [[]], "target_lang": {}}),
         ("vocab.json", {"▁a": 10**9}),
         ("vocab.json", {"▁a": 3}),
     ],
@@ -90,48 +84,8 @@ def test_a_missing_embedding_is_not_replaced_by_another(tmp_path, kind):
 def test_values_of_a_folder_of_transformers(marianmt, tmp_path, file, values):
     path = marianmt / file
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    if file == "generation_config.json" or "source_lang" in values:  # noted on the card, or not known
-        assert import_model(marianmt, tmp_path / "out").facts.toolkit
-    else:
-        error_of(import_model, marianmt, tmp_path / "out")
-        assert not (tmp_path / "out").exists() or not [*(tmp_path / "out").glob("[!.]*")]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"type": ["transformer"]},
-        {"dim-vocabs": [10**12, 10**12]},
-        {"enc-depth": 10**12},
-        {"transformer-heads": 0},
-        {"vocabs": [["a"], {}]},
-    ],
-    ids=str,
-)
-def test_options_of_marian(tmp_path, options):
-    path = shutil.copytree(MARIAN, tmp_path / "model") / "model.npz"
-    if "vocabs" in options:
-        path.with_name("model.npz.decoder.yml").write_text(yaml.safe_dump(options))
-    with np.load(path) as archive:
-        arrays = dict(archive)
-    values = yaml.safe_load(arrays[marian.CONFIG].tobytes().rstrip(b"\0")) | options
-    np.savez(path, **arrays | {marian.CONFIG: np.frombuffer(yaml.safe_dump(values).encode(), dtype=np.int8)})
-    assert str(path) in error_of(import_model, path, tmp_path / "out") or "vocabs" in options
-
-
-def test_long_options_of_marian(tmp_path):
-    np.savez(tmp_path / "model.npz", **{marian.CONFIG: np.full(1 << 22, ord("a"), dtype=np.int8)})
-    assert "model.npz: " in error_of(marian.read, tmp_path / "model.npz", ImportOptions())
-
-
-def test_arrays_of_marian_of_other_dimensions(tmp_path, recwarn):
-    path = shutil.copytree(MARIAN, tmp_path / "model") / "model.npz"
-    with np.load(path) as archive:
-        arrays = dict(archive)
-    for shape in ((), (2, 2, 2)):
-        np.savez(path, **arrays | {"encoder_l1_ffn_W1": np.zeros(shape, dtype=np.float32)})
-        assert "size mismatch for model.encoder.layers.0.fc1.weight" in error_of(import_model, path, tmp_path / "out")
-    assert not [warning for warning in recwarn if "T" in str(warning.message) and "dim" in str(warning.message)]
+    error_of(import_model, marianmt, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 # Tokenizers

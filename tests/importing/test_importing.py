@@ -14,9 +14,8 @@ from vaswani_transformer import load_model, train_tokenizer
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.hub.model_card import is_sealed
 from vaswani_transformer.importing import importing
-from vaswani_transformer.importing.download import _patterns
 from vaswani_transformer.importing.importing import import_model
-from vaswani_transformer.importing.source import Facts, Imported, embeddings
+from vaswani_transformer.importing.source import Facts, Imported
 
 TEXT = ["Two small dogs run in the garden.", "Zwei kleine Hunde rennen im Garten."]
 
@@ -160,29 +159,21 @@ def test_sources_that_are_refused(tmp_path, name, content, described):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("pattern", ["eee", "edd", "eed", "ede", "edo"])
-def test_ties_are_found_in_the_matrices(pattern):
-    """Encoder, decoder and output by letters: those with the same letter are the same matrix."""
-    matrices = {letter: torch.full((2, 3), float(ord(letter))) for letter in pattern}
-    encoder, decoder, output = (matrices[letter] for letter in pattern)
-    ties, weights = embeddings(encoder, decoder.clone(), output)
-    assert ties == {"tie_word_embeddings": decoder is output, "share_encoder_decoder_embeddings": encoder is decoder}
-    assert {chr(int(tensor[0, 0])) for tensor in weights.values()} == set(pattern)
-
-
 # Names on the Hub
 
 
 def test_a_model_on_the_hub(hub, folder, tmp_path, model, monkeypatch):
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    others = ("tf_model.h5", "model.npz", "code.py", "onnx/config.json", "checkpoint-5/pytorch_model.bin")
     hub.repositories["owner/pickled"] = Repository()
-    hub.repositories["owner/pickled"].commit("main", "files", files)
+    hub.repositories["owner/pickled"].commit("main", "files", files | dict.fromkeys(others, b"{}"))
     import_model("owner/pickled", tmp_path / "out")
     loaded, _ = load_model(tmp_path / "out", "cpu")
     assert torch.equal(loaded.state_dict()["lm_head.weight"], model.state_dict()["lm_head.weight"])
     assert "imported from https\\://huggingface.co/owner/pickled" in (tmp_path / "out" / "README.md").read_text()
-    fetched = {path.rpartition("/")[2] for method, path, _ in hub.requests if "/resolve/" in path}
-    assert "pytorch_model.bin" in fetched and not [name for name in fetched if name.endswith(".py")]
+    # One kind of weights, and no code.
+    fetched = {path.rpartition("/resolve/")[2].partition("/")[2] for _, path, _ in hub.requests if "/resolve/" in path}
+    assert fetched == {name for name in files if not name.endswith(".py")}
     # What is here already needs no connection.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     import_model("owner/pickled", tmp_path / "again")
@@ -196,11 +187,3 @@ def test_names_that_the_hub_does_not_know(hub, tmp_path):
     assert line.startswith("owner/nothing: ") and "Not Found" in line
     hub.faults.append(Fault("GET", "/api/models", times=99, answer=Refusal(403, "no").answer))
     assert "owner/nothing: " in error_of(import_model, "owner/nothing", tmp_path / "out")
-
-
-def test_one_kind_of_weights_is_fetched_and_no_code():
-    files = ["config.json", "pytorch_model.bin", "tf_model.h5", "rust_model.ot", "source.spm", "model.py", "README.md"]
-    files += ["onnx/config.json", "checkpoint-5/pytorch_model.bin", "training_args.bin", "vocab.json", "merges.txt"]
-    expected = {"config.json", "source.spm", "README.md", "training_args.bin", "vocab.json", "merges.txt"}
-    assert set(_patterns(files)) == expected | {"pytorch_model.bin"}
-    assert set(_patterns([*files, "model.safetensors"])) == expected | {"model.safetensors"}

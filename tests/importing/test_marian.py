@@ -140,6 +140,9 @@ def test_options_that_change_nothing(tmp_path, options):
         ({"dim-emb": None}, "model.npz: there is no entry 'dim-emb'"),
         ({"transformer-heads": 3}, "model.npz: d_model 16 is not a multiple of num_heads 3"),
         ({"dim-vocabs": [5]}, "has dim-vocabs [5]"),
+        ({"dim-vocabs": [10**12, 10**12]}, "has dim-vocabs [1000000000000"),
+        ({"enc-depth": 10**12}, "encoder_layers is 1000000000000"),
+        ({"type": ["transformer"]}, "model.npz: "),
     ],
 )
 def test_sizes_that_are_none(tmp_path, options, words):
@@ -150,9 +153,10 @@ def test_parameters_that_do_not_fit_are_named(tmp_path):
     arrays = {"decoder_l1_ffn_b1": None, "decoder_l1_ffn_QuantMultA": np.ones(1, dtype=np.float32)}
     line = error_of(import_model, changed(tmp_path / "a", arrays=arrays), tmp_path / "out")
     assert "model.decoder.layers.0.fc1.bias" in line and "decoder_l1_ffn_QuantMultA" in line
-    path = changed(tmp_path / "c", arrays={"decoder_l1_ffn_W1": np.zeros((5, 16), dtype=np.float32)})
-    line = error_of(import_model, path, tmp_path / "out")
-    assert "model.decoder.layers.0.fc1.weight" in line and "[16, 5]" in line
+    for number, (shape, ours) in enumerate({(5, 16): "[16, 5]", (): "[]", (2, 2, 2): "[2, 2, 2]"}.items()):
+        arrays = {"decoder_l1_ffn_W1": np.zeros(shape, dtype=np.float32)}
+        line = error_of(import_model, changed(tmp_path / str(number), arrays=arrays), tmp_path / "out")
+        assert "size mismatch for model.decoder.layers.0.fc1.weight" in line and ours in line
     assert not (tmp_path / "out").exists()
 
 
@@ -168,10 +172,6 @@ def test_the_imported_folder_scores_as_marian(tmp_path, name):
 
 def test_damaged_files(tmp_path):
     path = tmp_path / "model.npz"
-    content = (FIXTURES / "relu-two" / "model.npz").read_bytes()
-    for damaged in (b"", content[:1000], content[:-30], content[:20_000] + bytes(100) + content[20_100:]):
-        path.write_bytes(damaged)
-        assert error_of(read, path).startswith(f"{path}: ")
     with np.load(FIXTURES / "relu-two" / "model.npz") as archive:
         arrays = dict(archive)
     np.savez(path, **arrays, pickled=np.array([{}], dtype=object))

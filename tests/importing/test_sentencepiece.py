@@ -8,7 +8,7 @@ from conftest import requires_shared_data
 from hypothesis import given
 from sentencepiece_models import TEXTS, trained
 
-from vaswani_transformer import UserError, VaswaniTokenizer
+from vaswani_transformer import VaswaniTokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.importing.sentencepiece import Unsupported, backend
 
@@ -110,15 +110,6 @@ def test_what_has_no_counterpart_is_refused(texts, tmp_path):
     ):
         with pytest.raises(Unsupported, match=fault):
             backend(trained(tmp_path, texts, str(number), **options))
-
-
-def test_a_damaged_file_is_one_line(texts, tmp_path):
-    path = trained(tmp_path, texts)
-    whole = path.read_bytes()
-    for content in (b"", b"no protobuf", whole[: len(whole) // 2], whole[:-1]):
-        path.write_bytes(content)
-        with pytest.raises(UserError, match=r"model\.model"):
-            backend(path)
 
 
 @requires_shared_data

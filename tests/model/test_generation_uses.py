@@ -24,24 +24,6 @@ def gnmt(total: float, length: int, alpha: float) -> float:
     return total / ((5 + length) / 6) ** alpha
 
 
-class TestNBest:
-    def test_lists_the_best_first_with_their_scores(self):
-        model = tiny_model(scale=1.5)
-        lengths = (6, 3)
-        input_ids, attention_mask = padded_batch(lengths)
-        options = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6, **WITH_SCORES}
-        outputs = model.generate(input_ids, attention_mask=attention_mask, **options)
-        scores = outputs.sequences_scores.view(2, 4)
-        assert (scores.diff(dim=1) <= 0).all()
-        for sentence, length in enumerate(lengths):
-            found = outputs.sequences[4 * sentence : 4 * sentence + 4]
-            assert len({tuple(row) for row in found.tolist()}) == 4
-            for row, score in zip(found, scores[sentence].tolist(), strict=True):
-                tokens = without_padding(row[: 1 + length + 50])
-                total = log_probability(model, input_ids[sentence, :length], tokens)
-                assert score == pytest.approx(gnmt(total, len(tokens) - 1, 0.6), rel=1e-4)
-
-
 @pytest.mark.parametrize("decoder_vocab_size", [31, 27])
 def test_with_two_vocabularies_the_steps_of_the_best_hypothesis_add_up(decoder_vocab_size):
     model = tiny_model(scale=1.5, decoder_vocab_size=decoder_vocab_size)
@@ -54,39 +36,6 @@ def test_with_two_vocabularies_the_steps_of_the_best_hypothesis_add_up(decoder_v
         total = log_probability(model, input_ids[sentence, :length], tokens)
         assert float(steps[sentence].sum()) == pytest.approx(total, rel=1e-4)
         assert float(outputs.sequences_scores[sentence]) == pytest.approx(total, rel=1e-4)
-
-
-class TestTargetPrefix:
-    @pytest.mark.parametrize("start", [[START], []])  # transformers puts the start token in front where it is missing
-    def test_greedy_goes_on_from_it(self, start):
-        model = tiny_model(scale=1.5)
-        source, prefix = random_ids(6), [7, 5, 9]
-        given = torch.tensor([[*start, *prefix]])
-        output = without_padding(model.generate(source[None], decoder_input_ids=given, max_new_tokens=8)[0])
-        expected = [START, *prefix]
-        while len(expected) < 12 and expected[-1] != END:
-            logits = model(source[None], decoder_input_ids=torch.tensor([expected]), use_cache=False).logits
-            expected.append(int(logits[0, -1].argmax()))
-        assert output == expected
-
-    def test_of_any_length_and_part_of_the_score_as_a_constraint(self):
-        model = tiny_model(scale=1.5, dtype=torch.float64)
-        prefixes, lengths = ([7, 5, 9], [], [8]), (6, 4, 2)
-        input_ids, attention_mask = padded_batch(lengths)
-
-        def allowed(sentence, tokens):
-            place = len(tokens) - 1
-            return [prefixes[sentence][place]] if place < len(prefixes[sentence]) else list(range(29))
-
-        options = {"num_beams": 4, "length_penalty": 0.6, **WITH_SCORES}
-        options["prefix_allowed_tokens_fn"] = allowed
-        outputs = model.generate(input_ids, attention_mask=attention_mask, **options)
-        for row, (prefix, length) in enumerate(zip(prefixes, lengths, strict=True)):
-            tokens = without_padding(outputs.sequences[row, : 1 + length + 50])
-            assert tokens[1 : 1 + len(prefix)] == prefix
-            total = log_probability(model, input_ids[row, :length], tokens)
-            expected = gnmt(total, len(tokens) - 1, 0.6)
-            assert float(outputs.sequences_scores[row]) == pytest.approx(expected, rel=1e-4)
 
 
 class TestConstraints:

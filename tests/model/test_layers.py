@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from conftest import padded_batch, random_ids, tiny_config, tiny_model
-from passes import IMPLEMENTATIONS, batch_of_three, embedding_matrices, step_by_step
+from passes import IMPLEMENTATIONS, batch_of_three, embedding_matrices
 from references import sinusoids_by_formula
 from safetensors import safe_open
 
@@ -14,29 +14,6 @@ from vaswani_transformer.model.layers_vaswani import dropout, sinusoidal_positio
 
 
 class TestAttentionImplementations:
-    @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
-    def test_a_later_target_token_changes_no_earlier_logits(self, attn_implementation):
-        model = tiny_model(attn_implementation=attn_implementation)
-        input_ids, attention_mask, decoder_input_ids, _ = batch_of_three()
-        before = model(input_ids, attention_mask, decoder_input_ids).logits
-        for t in range(decoder_input_ids.shape[1]):
-            changed = decoder_input_ids.clone()
-            changed[:, t] = (changed[:, t] + 5) % 29
-            after = model(input_ids, attention_mask, changed).logits
-            torch.testing.assert_close(after[:, :t], before[:, :t], rtol=0, atol=1e-6)
-            assert (after[:, t] - before[:, t]).abs().amax(dim=-1).min() > 1e-3
-
-    @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
-    def test_every_source_token_reaches_every_logit(self, attn_implementation):
-        model = tiny_model(attn_implementation=attn_implementation)
-        input_ids, decoder_input_ids = random_ids(1, 5), random_ids(1, 4, seed=1)
-        before = model(input_ids, decoder_input_ids=decoder_input_ids).logits
-        for s in range(5):
-            changed = input_ids.clone()
-            changed[0, s] = 3 + (changed[0, s] - 2) % 26
-            after = model(changed, decoder_input_ids=decoder_input_ids).logits
-            assert (after - before).abs().amax(dim=-1).min() > 1e-5
-
     @pytest.mark.parametrize("with_decoder_mask", [False, True])
     @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
     def test_a_padded_row_equals_the_row_alone(self, attn_implementation, with_decoder_mask):
@@ -79,12 +56,6 @@ class TestSinusoids:
         with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
             names = set(file.keys()) | set(model.state_dict())
         assert not [name for name in names if "position" in name]
-
-    def test_decoding_step_past_the_table(self):
-        model = tiny_model(max_position_embeddings=4)
-        input_ids, decoder_input_ids = random_ids(1, 3), random_ids(1, 9, seed=1)
-        full = model(input_ids, decoder_input_ids=decoder_input_ids).logits
-        torch.testing.assert_close(step_by_step(model, input_ids, None, decoder_input_ids), full, rtol=1e-4, atol=1e-5)
 
 
 class TestLearnedPositions:

@@ -1,7 +1,5 @@
 """The model against torch.nn.Transformer, the paper's formulas and its own other paths."""
 
-import json
-
 import pytest
 import torch
 from conftest import random_ids, tiny_model
@@ -83,6 +81,7 @@ class TestCache:
             {"encoder_layers": 1, "decoder_layers": 3},
             {"encoder_layers": 3, "decoder_layers": 1},
             {"d_k": 5, "d_v": 7},
+            {"max_position_embeddings": 4},
         ],
     )
     def test_steps_equal_the_full_forward(self, changes, attn_implementation):
@@ -158,15 +157,6 @@ class TestAutoClasses:
         base = AutoModel.from_pretrained(tmp_path)
         assert isinstance(base, VaswaniModel)
         torch.testing.assert_close(base(*inputs).last_hidden_state, model.model(*inputs).last_hidden_state)
-
-    def test_shards(self, tmp_path):
-        model = tiny_model()
-        model.save_pretrained(tmp_path, max_shard_size="20KB")
-        index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-        assert len(set(index["weight_map"].values())) > 1
-        inputs = batch_of_three()[:3]
-        loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path)
-        torch.testing.assert_close(loaded(*inputs).logits, model(*inputs).logits, rtol=0, atol=0)
 
 
 class TestLoss:
@@ -261,3 +251,14 @@ class TestGradients:
             model(input_ids, attention_mask, labels=labels).loss.backward()
             gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
         torch.testing.assert_close(gradients[1], gradients[0])
+
+    @pytest.mark.slow  # most of it the compiler
+    def test_a_compiled_training_step_has_the_same(self):
+        input_ids, attention_mask, labels, _ = batch_of_three()
+        gradients = []
+        for compiled in (False, True):
+            model = tiny_model().train()
+            forward = torch.compile(model, fullgraph=True) if compiled else model
+            forward(input_ids, attention_mask, labels=labels).loss.backward()
+            gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-5)

@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-import torch
 from test_trainer import make_model, make_pairs
 from waiting import META, WaitingOperations, complete
 
@@ -92,34 +91,3 @@ def test_no_step_waits_for_the_device_but_one_that_is_logged(tmp_path, monkeypat
 def test_a_step_that_waits_is_found_with_its_line(tmp_path, monkeypatch):
     first = waiting_by_step(tmp_path, monkeypatch, ReadingTrainer)[0]
     assert len(first) == 2 and all("_local_scalar_dense" in line and ".py:" in line for line in first)
-
-
-WAITING = {
-    "item": lambda x: x.sum().item(),
-    "bool": lambda x: bool((x > 0).any()),
-    "list": lambda x: x.tolist(),
-    "to the host": lambda x: x.cpu(),
-    "into the host": lambda x: torch.empty(3).copy_(x),
-    "from the host": lambda x: torch.ones(3).to(META),
-    "mask": lambda x: x[x > 0],
-    "places": lambda x: x.nonzero(),
-    "repetitions": lambda x: x.repeat_interleave(x.long()),
-    "same": lambda x: torch.equal(x, x),
-}
-FREE = {
-    "on its way": lambda x: x.to("cpu", non_blocking=True),
-    "filled": lambda x: torch.full((), 3, device=META) + x,
-    "masked": lambda x: x.masked_fill(x > 0, 1.0),
-    "looked up": lambda x: x[torch.zeros(2, dtype=torch.long, device=META)],
-    "on the host": lambda x: torch.ones(3).sum().item(),
-}
-
-
-@pytest.mark.parametrize("name", WAITING | FREE)
-def test_what_counts_as_waiting(name):
-    with WaitingOperations() as waiting:
-        try:
-            (WAITING | FREE)[name](torch.empty(3, device=META))
-        except NotImplementedError:  # a shape that the device does not know
-            assert waiting.found
-    assert bool(waiting.found) == (name in WAITING)

@@ -1,7 +1,6 @@
 """Fine-tuning with the tools that people have: stock Trainer, label smoothing of both trainers, PEFT."""
 
 import copy
-import re
 
 import finetuning
 import numpy as np
@@ -228,20 +227,6 @@ def test_merged_adapters_of_a_model_with_two_matrices_are_saved_whole(tmp_path):
     inputs = {"input_ids": torch.tensor([[5, 6, 2]]), "decoder_input_ids": torch.tensor([[1, 7]])}
     assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)
     assert loaded.lm_head.weight is loaded.model.decoder.embed_tokens.weight
-
-
-def test_adapters_learn_and_leave_the_base_model_alone(adapted, folder, batch):
-    model, _, losses = adapted
-    assert losses[-1] < 0.9 * losses[0]
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    assert len(trained) == 2 * 2 * 6 and all(re.search(r"\.(q|v)_proj\.lora_[AB]\.", name) for name in trained)
-    before = weights_of(folder)
-    after = {name.replace(".base_layer", ""): p for name, p in model.get_base_model().state_dict().items()}
-    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
-    base = logits_of(AutoModelForSeq2SeqLM.from_pretrained(folder), batch)
-    assert (logits_of(model, batch) - base).abs().max() > 0.1
-    with model.disable_adapter():
-        torch.testing.assert_close(logits_of(model, batch), base, rtol=0, atol=1e-6)
 
 
 def load_as_peft_model(folder, adapter):

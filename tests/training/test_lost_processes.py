@@ -70,12 +70,6 @@ def test_the_first_process_that_fails_reports_it_and_none_waits_for_it(processes
         processes[2].share("name", lambda: None)
 
 
-def test_one_process_alone_has_nobody_to_wait_for():
-    alone = Processes()
-    with alone.first_process_first():
-        assert alone.share("name", lambda: 5) == 5
-
-
 # The launch files.
 
 
@@ -120,22 +114,27 @@ def recipe(tmp_path_factory):
     return path
 
 
+# The command, in which a method of the trainer fails on one process when it is called for the n-th time.
 FAILING = """
 import os, sys
 import torch
-from vaswani_transformer.training import trainer
+from vaswani_transformer.training.trainer import VaswaniTrainer
 from vaswani_transformer.cli.main import main
-step, number = trainer.VaswaniTrainer.training_step, [0]
+method, number = VaswaniTrainer.{method}, [0]
 def failing(self, *arguments, **options):
     number[0] += 1
-    if number[0] == 9 and os.environ["RANK"] == "1":
+    if number[0] == {number} and os.environ["RANK"] == "{rank}":
         raise {error}
-    return step(self, *arguments, **options)
-trainer.VaswaniTrainer.training_step = failing
+    return method(self, *arguments, **options)
+VaswaniTrainer.{method} = failing
 sys.exit(main(sys.argv[1:]))
 """
 COMMAND = (sys.executable, "-m", "vaswani_transformer")
 ENDLESS = ("--max-steps", "100000", "--evaluate-every", "20", "--quiet")
+
+
+def failing(method, rank, number, error):
+    return sys.executable, "-c", FAILING.format(method=method, rank=rank, number=number, error=error)
 
 
 @pytest.fixture
@@ -166,10 +165,10 @@ def start(recipe, tmp_path):
             for rank in range(number)
         ]  # fmt: skip
 
-    def launched(*options, config="cpu", more=(), name="launched", program=COMMAND):
-        settings = str(CONFIGS / f"{config}.yaml")
-        launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", settings, *more]
-        return begin(name, launcher, *options, program=program)
+    def launched(*options, name="launched"):
+        settings = str(CONFIGS / "cpu.yaml")
+        launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", settings]
+        return begin(name, launcher, *options)
 
     def on_two_machines(port, name, *options):
         """One of two groups of two processes, as on a machine of its own, by the script for such."""
@@ -242,21 +241,6 @@ def test_launched_on_two_processes_trains_as_one(start, train_alone, tmp_path):
     checkpoint = complete_checkpoints(tmp_path / "run" / "checkpoints")[-1]
     assert sorted(path.name for path in checkpoint.glob("rng_state*")) == ["rng_state_0.pth", "rng_state_1.pth"]
     assert text.read_text().count("training data: ") == 1  # one of them reads and tokenizes
-    assert_same_run(train_alone(), tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_two_machines(start, train_alone, tmp_path):
-    """The launch file for several machines, with one process on each of two."""
-    port = str(free_port())
-    processes = [
-        start.launched("--quiet", config="multi_node", name=f"machine-{rank}", more=(
-            "--num_processes", "2", "--machine_rank", str(rank), "--main_process_ip", "127.0.0.1",
-            "--main_process_port", port,
-        ))
-        for rank in range(2)
-    ]  # fmt: skip
-    assert [process.wait(timeout=120) for process, _ in processes] == [0, 0], said(processes)
     assert_same_run(train_alone(), tmp_path / "run")
 
 
@@ -337,7 +321,7 @@ def test_processes_end_with_a_checkpoint_when_their_launcher_is_killed(start, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("error", ["torch.OutOfMemoryError('CUDA out of memory.')", "KeyError('a mistake of ours')"])
 def test_a_process_that_fails_says_so_alone(start, tmp_path, error):
-    processes = start.by_hand(2, *ENDLESS, program=(sys.executable, "-c", FAILING.format(error=error)))
+    processes = start.by_hand(2, *ENDLESS, program=failing("training_step", 1, 9, error))
     assert [process.wait(timeout=60) for process, _ in processes] == [1, 1], said(processes)
     [line] = errors(processes)
     assert "process 1 of 2" in line and (processes[1][1].read_text().count(line) == 1)
@@ -347,27 +331,12 @@ def test_a_process_that_fails_says_so_alone(start, tmp_path, error):
         assert said(processes).count("Traceback") == 1
 
 
-FULL_DISK = """
-import os, sys
-from vaswani_transformer.training import trainer
-from vaswani_transformer.cli.main import main
-save, number = trainer.VaswaniTrainer.{method}, [0]
-def failing(self, *arguments, **options):
-    number[0] += 1
-    if number[0] == 2 and os.environ["RANK"] == "{rank}":
-        raise OSError(28, "No space left on device")
-    return save(self, *arguments, **options)
-trainer.VaswaniTrainer.{method} = failing
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "rank"), [("save_model", 0), ("_save_rng_state", 1), ("_seal_checkpoint", 0)])
 def test_a_disk_that_is_full_for_one_process(start, tmp_path, method, rank):
     """All agree that there is no checkpoint; none is left in a sum that the other one has skipped."""
-    program = (sys.executable, "-c", FULL_DISK.format(method=method, rank=rank))
-    processes = start.by_hand(2, *ENDLESS, program=program)
+    error = "OSError(28, 'No space left on device')"
+    processes = start.by_hand(2, *ENDLESS, program=failing(method, rank, 2, error))
     assert [process.wait(timeout=60) for process, _ in processes] == [1, 1], said(processes)
     [line] = errors(processes)
     assert "checkpoint of step 40 could not be written" in line and "No space left" in line, said(processes)

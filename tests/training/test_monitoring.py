@@ -11,16 +11,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import error_of, tiny_recipe
-from hypothesis import given
-from hypothesis import strategies as st
 from training_logs import log_of
 
 from vaswani_transformer import train
 from vaswani_transformer.data.batching import IGNORE_INDEX
 from vaswani_transformer.training import run as training
-from vaswani_transformer.training.callbacks import TrainingProgressCallback
 from vaswani_transformer.training.checkpoints import complete_checkpoints
-from vaswani_transformer.training.monitoring import NonFiniteLossError, ThroughputMeter
+from vaswani_transformer.training.monitoring import ThroughputMeter
 
 STEPS = 6
 
@@ -80,12 +77,14 @@ def test_logged_padding_and_tokens_are_those_of_the_batches(recipe, monkeypatch)
     entries = log_of(folder)
     entries = [entry for entry in entries if "loss" in entry]
     assert len(seen) == 2 * len(entries)
-    paddings = []
+    paddings, seen_before = [], [0, 0]
     for index, entry in enumerate(entries):
         parts = seen[2 * index : 2 * index + 2]
         tokens = [sum(int(part[side].sum()) for part in parts) for side in (0, 1)]
         positions = sum(mask.size for part in parts for mask in part)
         assert [entry["source_tokens"], entry["target_tokens"]] == tokens
+        seen_before = [before + new for before, new in zip(seen_before, tokens, strict=True)]
+        assert [entry["source_tokens_seen"], entry["target_tokens_seen"]] == seen_before
         assert entry["padding"] == pytest.approx(1 - sum(tokens) / positions)
         assert entry["target_tokens_per_second"] > 0
         paddings.append(entry["padding"])
@@ -131,7 +130,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_reaches_no_checkpoint(recip
         return value * poison if self.state.global_step == step and self.model.training else value
 
     monkeypatch.setattr(training.VaswaniTrainer, "compute_loss", poisoned)
-    assert "loss is not finite around step" in error_of(train, recipe, progress=False)
+    assert f"loss is not finite at step {step + 1}" in error_of(train, recipe, progress=False)
     assert checkpoint_names(recipe) == ["checkpoint-3"]
 
 
@@ -146,22 +145,8 @@ def test_weights_that_a_gradient_ruined_reach_no_checkpoint(recipe, monkeypatch)
         return loss
 
     monkeypatch.setattr(training.VaswaniTrainer, "training_step", poisoned)
-    with pytest.raises(NonFiniteLossError, match="weights are not finite after step 6, though all losses were"):
-        train(recipe, progress=False)
+    assert "weights are not finite at step 6" in error_of(train, recipe, progress=False)
     assert checkpoint_names(recipe) == ["checkpoint-3"]
-
-
-@given(st.floats(1, 1e6), st.integers(1, 999), st.floats(0, 1e3))
-def test_time_left(seconds, done, limit):
-    log = type("Log", (), {"seconds": lambda self: self.now})()
-    log.now = 100.0
-    callback = TrainingProgressCallback(log, limit)
-    state = type("State", (), {"global_step": 7, "max_steps": 1007, "is_world_process_zero": False})()
-    callback.on_train_begin(None, state, None)
-    log.now, state.global_step = 100.0 + seconds, 7 + done
-    at_this_pace = seconds / done * (1000 - done)
-    expected = min(at_this_pace, max(0.0, 60 * limit - 100.0 - seconds)) if limit else at_this_pace
-    assert callback.seconds_left(state) == pytest.approx(expected, abs=1e-6)
 
 
 def test_validation_is_left_out_of_the_tokens_a_second(monkeypatch):

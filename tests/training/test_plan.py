@@ -54,13 +54,6 @@ def test_flops_of_other_models(changes, training):
     assert model_flops(config, [9, 9], [4, 4], training=training) == counted
 
 
-@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=8))
-def test_flops_of_pairs_add_up(pairs):
-    config = tiny_config()
-    each = [model_flops(config, source, target) for source, target in pairs]
-    assert model_flops(config, *np.array(pairs).T) == pytest.approx(sum(each), rel=1e-12)
-
-
 @pytest.mark.parametrize("window", [1, 4, 7, 500])
 def test_flops_of_restricted_attention_count_neighbours(window):
     """Against the pairs of positions, one by one: 2 FLOPs for each number that they multiply, in queries and values."""

@@ -17,8 +17,7 @@ from training_runs import equal, kill_before_selection, stop_after, weights_of
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
 from vaswani_transformer import UserError, VaswaniConfig, average_checkpoints, train
-from vaswani_transformer.distributed import Processes
-from vaswani_transformer.recipes.recipe import Recipe, load_recipe
+from vaswani_transformer.recipes.recipe import load_recipe
 from vaswani_transformer.training import callbacks
 from vaswani_transformer.training import run as training
 from vaswani_transformer.training.averaging import last_checkpoints
@@ -29,7 +28,6 @@ from vaswani_transformer.training.checkpoints import (
     step_of,
     surplus,
 )
-from vaswani_transformer.training.selection import select_weights
 
 STEPS = 8
 
@@ -107,13 +105,6 @@ def test_batches_without_padding_need_a_gpus_attention_for_them(recipe, trained)
     config.attention_window = 8
     with pytest.raises(UserError, match="no attention_window"):
         training.is_padding_free(wanted, config, on_cpu)
-
-
-def test_an_interruption_after_the_last_step_resumes_without_another_step(recipe, trained, straight):
-    shutil.copytree(trained, recipe.output)
-    result = train(recipe, progress=False)
-    assert result.steps == STEPS
-    assert equal(weights_of(result.folder), weights_of(straight.folder))
 
 
 @pytest.mark.parametrize(("number", "overwrite"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
@@ -242,6 +233,7 @@ def test_what_is_kept_is_what_was_asked_for_and_all_is_logged(recipe, trained, k
     """Also of a run that is over but for the choice: what to keep may be changed then."""
     shutil.copytree(trained, recipe.output)
     result = train(dataclasses.replace(recipe, keep_weights=keep), progress=False)
+    assert result.steps == STEPS
     whole = complete_checkpoints(result.folder / "checkpoints")
     entries = log_of(result.folder)
     losses = {entry["step"]: entry["eval_loss"] for entry in entries if "eval_loss" in entry}
@@ -295,16 +287,3 @@ def test_kinds_of_checkpoints_do_not_push_each_other_out(why, limit, timed_limit
         assert {step for step in others if "time" not in why[step]} - {*newest, max(why), best} <= gone
     if limit is None and timed_limit is None:
         assert not gone
-
-
-def test_the_first_process_chooses_among_the_checkpoints_for_all(tmp_path):
-    """Another one would find none where it looks, and evaluate while the first does not."""
-    chosen, store = {"last": [tmp_path / "checkpoint-2"]}, torch.distributed.HashStore()
-    first = Processes(0, store)
-    first.share("candidates", lambda: chosen)
-    first.share("weights of last", lambda: None)  # which are sent to the others
-    trainer = SimpleNamespace(state=SimpleNamespace(best_global_step=None, global_step=2), model=torch.nn.Module())
-    trainer.evaluate = lambda metric_key_prefix: {f"{metric_key_prefix}_loss": 1.0}
-    settings = Recipe(output=str(tmp_path), keep_weights="last")
-    label, averaged, metrics = select_weights(trainer, settings, tmp_path, Processes(1, store))
-    assert (label, averaged, metrics) == ("last checkpoint", 0, {"eval_loss": 1.0})

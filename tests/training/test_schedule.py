@@ -57,24 +57,6 @@ def test_scheduler_in_a_loop_of_ones_own():
         assert rates == [pytest.approx(equation_3(step, scale=0.5), rel=1e-12)] * 2
 
 
-def test_scheduler_takes_up_where_a_saved_one_stopped():
-    def make():
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-        return optimizer, noam_scheduler(optimizer, 16, WARMUP)
-
-    optimizer, scheduler = make()
-    for _ in range(7):
-        optimizer.step()
-        scheduler.step()
-    other_optimizer, other = make()
-    other_optimizer.load_state_dict(optimizer.state_dict())
-    other.load_state_dict(scheduler.state_dict())
-    assert other_optimizer.param_groups[0]["lr"] == pytest.approx(equation_3(8), rel=1e-12)
-    other_optimizer.step()
-    other.step()
-    assert other_optimizer.param_groups[0]["lr"] == pytest.approx(equation_3(9), rel=1e-12)
-
-
 class RecordingTrainer(Seq2SeqTrainer):
     """A stock trainer whose optimizer notes the rates that it uses."""
 

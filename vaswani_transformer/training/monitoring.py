@@ -1,4 +1,4 @@
-"""Measurements during training: throughput, padding, and losses that are not finite."""
+"""Measurements during training: throughput, padding, and the learning curve."""
 
 import time
 from pathlib import Path
@@ -7,7 +7,6 @@ import numpy as np
 import torch
 
 from ..data.batching import IGNORE_INDEX
-from ..errors import UserError
 from ..plots import new_figure
 from .callbacks import read_training_log
 
@@ -51,55 +50,6 @@ def count_tokens(batch: dict[str, torch.Tensor]) -> np.ndarray:
     source = batch.pop("source_tokens") if mask is None else mask.sum()
     target = labels.ne(IGNORE_INDEX).sum()
     return np.array([int(source), int(target), batch["input_ids"].numel(), labels.numel()], np.int64)
-
-
-class NonFiniteLossError(UserError):
-    """The training loss, or a weight, is not finite."""
-
-
-class NonFiniteCounter:
-    """Counts losses that are nan or infinite.
-
-    Of a device only losses are read that have arrived by themselves, so that nothing waits for it.
-    """
-
-    def __init__(self):
-        self._unread: list[tuple] = []
-        self._count = 0
-
-    def note(self, loss: torch.Tensor) -> None:
-        """Take the loss of a micro-batch (0-d)."""
-        # Copied now: later the device would answer only after all work that it was given in between.
-        finite, arrival = torch.isfinite(loss.detach()).to("cpu", non_blocking=True), None
-        if not loss.is_cpu:
-            arrival = torch.Event(loss.device.type)
-            arrival.record()
-        self._unread.append((finite, arrival))
-
-    def count(self, wait: bool = False) -> int:
-        """Return how many losses were not finite; with `wait` including the latest."""
-        while self._unread:
-            finite, arrival = self._unread[0]
-            if arrival is not None and wait:
-                arrival.synchronize()
-            elif arrival is not None and not arrival.query():
-                break
-            self._unread.pop(0)
-            self._count += not finite
-        return self._count
-
-
-def refuse_non_finite(step: int, losses: int, weights: int = 0) -> None:
-    """Raise `NonFiniteLossError` if any losses or weights are not finite after this step, over all processes."""
-    if not losses and not weights:
-        return
-    reason = f"the loss is not finite around step {step + 1}"
-    if not losses:
-        reason = f"the weights are not finite after step {step}, though all losses were: a gradient was not finite"
-    raise NonFiniteLossError(
-        f"{reason}; earlier checkpoints are intact. Lower learning_rate_scale, raise warmup_steps or clip with"
-        " max_gradient_norm, and start again"
-    )
 
 
 def plot_learning_curve(log: str | Path, picture: str | Path) -> bool:

@@ -26,7 +26,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from ..data.batching import PackedCollator, PairCollator, TokenBatchSampler, packed_size
 from ..data.tokenized_pairs import pair_lengths
 from ..distributed import over_processes
-from ..errors import reading
+from ..errors import UserError, reading
 from ..files import publish, unfinished
 from ..model.checkpoint_vaswani import is_finite
 from ..model.loss_vaswani import IGNORE_INDEX
@@ -48,7 +48,7 @@ from .checkpoints import (
     write_manifest,
 )
 from .device_memory import choose_tokens_per_device
-from .monitoring import NonFiniteCounter, ThroughputMeter, count_tokens, refuse_non_finite
+from .monitoring import ThroughputMeter, count_tokens
 from .schedule import NoamSchedulerCallback
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,6 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.tokens_seen = np.zeros(2, np.int64)  # the same, summed over the run
         self.positions_seen = np.zeros(2, np.int64)  # the same with padding
         self._meter = ThroughputMeter()
-        self._non_finite = NonFiniteCounter()
         self._evaluation_totals = [0.0, 0]
         self._validated_step = -1
 
@@ -188,11 +187,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         return torch.Generator().manual_seed(self.args.seed + self.args.process_index)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device):
-        """Return one optimizer step's micro-batches of this process, with their tokens over all processes.
-
-        Raises:
-            NonFiniteLossError: on all processes, if the loss of the step before was not finite on one of them.
-        """
+        """Return one optimizer step's micro-batches of this process, with their tokens over all processes."""
         # Counted before they are moved: reading a count from a device would wait for all its work.
         samples = list(islice(epoch_iterator, num_batches))
         if not samples:
@@ -201,9 +196,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
         stopper = next((one for one in self.callback_handler.callbacks if isinstance(one, StopAndSaveCallback)), None)
         requests = () if stopper is None else stopper.requests()
         # All in one message: each one is a wait for the slowest process.
-        counts = over_processes(self.args, [*own.tolist(), self._non_finite.count(), *requests])
-        counts, non_finite, requests = counts[:4], counts[4], counts[5:]
-        refuse_non_finite(self.state.global_step, non_finite)
+        counts = over_processes(self.args, [*own.tolist(), *requests])
+        counts, requests = counts[:4], counts[4:]
         if stopper is not None:
             stopper.agreed = tuple(count > 0 for count in requests)
         self.step_tokens = tuple(counts[:2])
@@ -234,37 +228,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
         is_ours = type(self._unwrapped).forward is _FORWARD and self.compute_loss_func is None  # others may use them
         return is_ours and self.args.fused_loss and not self._unwrapped._forward_hooks
 
-    def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
-        """Run `Trainer`'s step, and note whether the loss is a number."""
-        loss = super().training_step(model, inputs, *args, **kwargs)
-        self._non_finite.note(loss)
-        return loss
-
     def floating_point_ops(self, inputs) -> int:
         """Return 0: `Trainer` would walk through the model for each batch to estimate what `model_flops` counts."""
         return 0
-
-    def _get_grad_norm(self, model, grad_norm=None):
-        """Return the norm where it is logged: without clipping it is one more visit to all gradients.
-
-        Overridden as of transformers 5.23, whose loop asks for the norm in every step and has no setting against it.
-        """
-        step, every, args = self.state.global_step + 1, self.state.logging_steps, self.args
-        by_steps = args.logging_strategy == "steps" and not (step == 1 and args.logging_first_step)
-        if grad_norm is None and by_steps and step % every:
-            return None
-        return super()._get_grad_norm(model, grad_norm)
-
-    def check_losses(self) -> None:
-        """Look at all losses so far and at the weights, on all processes, before anything is written.
-
-        Raises:
-            NonFiniteLossError: on all processes, if a loss or a weight was not finite on one of them.
-        """
-        # A gradient may be infinite though the loss is finite; the next loss would be the first to show it.
-        weights = sum(weight.requires_grad and not is_finite(weight) for weight in self.model.parameters())
-        counts = over_processes(self.args, [self._non_finite.count(wait=True), weights])
-        refuse_non_finite(self.state.global_step, *counts)
 
     # Validation
 
@@ -307,8 +273,14 @@ class VaswaniTrainer(Seq2SeqTrainer):
     # The log
 
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
-        """Log what `Trainer` does, and for training tokens of the step, tokens a second, and the share of padding."""
+        """Log what `Trainer` does, and for training tokens of the step, tokens a second, and the share of padding.
+
+        Raises:
+            UserError: for a loss that is not finite; on all processes, of whose losses it is the mean.
+        """
         if "loss" in logs:
+            if not math.isfinite(logs["loss"]):
+                raise _not_finite("loss is", self.state.global_step)
             logs["source_tokens"], logs["target_tokens"] = self.step_tokens
             logs["source_tokens_seen"], logs["target_tokens_seen"] = self.tokens_seen.tolist()
             logs |= self._meter.read(self.tokens_seen, self.positions_seen)
@@ -330,9 +302,11 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
         Raises:
             CheckpointError: on all processes, if one of them could not write; nothing of it is left then.
-            NonFiniteLossError: as `check_losses`.
+            UserError: on all processes, if a weight is not finite on one of them.
         """
-        self.check_losses()
+        weights = sum(weight.requires_grad and not is_finite(weight) for weight in self.model.parameters())
+        if any(over_processes(self.args, [weights])):
+            raise _not_finite("weights are", self.state.global_step)
         folder = Path(self.args.output_dir)
         final = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         writing = unfinished(final)
@@ -434,6 +408,13 @@ class _StartCallback(TrainerCallback):
     def on_epoch_begin(self, args, state, control, **kwargs):
         sampler = self.trainer.batch_sampler
         sampler.set_epoch(state.global_step // (len(sampler) // sampler.micro_batches))
+
+
+def _not_finite(what: str, step: int) -> UserError:
+    return UserError(
+        f"the {what} not finite at step {step:,}; earlier checkpoints are intact. Lower learning_rate_scale, raise"
+        " warmup_steps or clip with max_gradient_norm, and start again"
+    )
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:

@@ -7,12 +7,10 @@ starting Python anew for each would take most of the time. The slow tests start 
 import dataclasses
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ import torch
 import yaml
 from children import fork, limit_files, run_in_child, wait, wait_for
 from conftest import tiny_recipe
-from safetensors.torch import load_file
 from training_logs import log_of
 from training_logs import without_clocks as entries
 from training_runs import is_complete
@@ -74,14 +71,8 @@ def check_same_end(folder, undisturbed):
     assert seconds == sorted(seconds)
     ends = [one / "checkpoints" / f"checkpoint-{STEPS}" for one in (folder, undisturbed)]
     assert all(is_complete(end) for end in ends)
-    ours, theirs = (load_file(end / "model.safetensors") for end in ends)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    ours, theirs = (torch.load(end / "optimizer.pt") for end in ends)
-    for index, state in theirs["state"].items():
-        assert all(torch.equal(ours["state"][index][name], value) for name, value in state.items())
-    ours, theirs = (torch.load(end / "rng_state.pth", weights_only=False) for end in ends)
-    assert torch.equal(ours["cpu"], theirs["cpu"]) and ours["python"] == theirs["python"]
-    assert (ours["numpy"][1] == theirs["numpy"][1]).all()
+    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        assert ends[0].joinpath(name).read_bytes() == ends[1].joinpath(name).read_bytes(), name
     ours, theirs = (json.loads((end / "trainer_state.json").read_text()) for end in ends)
     for name in ("best_metric", "best_global_step", "global_step", "epoch", "total_flos"):
         assert ours[name] == theirs[name], name
@@ -251,37 +242,6 @@ def start(recipe, folder, *more) -> subprocess.Popen:
     """The real command."""
     words = [sys.executable, "-m", "vaswani_transformer", *options(recipe, folder), *more]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def steps_in(folder) -> set[int]:
-    """Steps of the whole checkpoints of a run."""
-    return {checkpoint.step for checkpoint in read_checkpoints(folder / "checkpoints")}
-
-
-@pytest.mark.slow
-def test_the_real_command_killed_ten_times_at_random_moments(recipe, tmp_path):
-    """Half of the kills come while a checkpoint is being written, the others at any time of training."""
-    recipe = dataclasses.replace(recipe, max_steps=240, evaluate_every=10, log_every=7)
-    train(dataclasses.replace(recipe, output=str(tmp_path / "undisturbed")), progress=False)
-    folder, dice, within = tmp_path / "run", random.Random(1), 0
-    for kill in range(10):
-        already = steps_in(folder)
-        process = start(recipe, folder)
-        wait_for(lambda already=already: steps_in(folder) - already, process)
-        if kill % 2:
-            wait_for(lambda: any((folder / "checkpoints").glob(".writing-checkpoint-*")), process)
-        time.sleep(dice.uniform(0, 0.02 if kill % 2 else 0.5))
-        process.kill()
-        out = process.communicate()[0]
-        assert process.returncode == -signal.SIGKILL, out
-        within += bool(list((folder / "checkpoints").glob(".*ing-*")))
-    process = start(recipe, folder)
-    out = process.communicate()[0]
-    assert process.returncode == 0 and "resuming from step" in out, out
-    assert within, "no kill came within a checkpoint"
-    same_end = (folder / "model.safetensors").read_bytes() == (tmp_path / "undisturbed/model.safetensors").read_bytes()
-    assert same_end and entries(folder) == entries(tmp_path / "undisturbed")
-    assert [entry["step"] for entry in entries(folder) if "grad_norm" in entry] == list(range(7, 241, 7))
 
 
 @pytest.mark.slow

@@ -1,12 +1,9 @@
-"""Fine-tuning with the tools that people have: stock Trainer, label smoothing of both trainers, PEFT."""
-
-import copy
+"""Fine-tuning with the tools that people have: stock Trainer, label smoothing of both trainers."""
 
 import finetuning
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_model
 from finetuning import assert_same, tokenized
 from torch.nn.functional import cross_entropy
 from training_runs import weights_of
@@ -24,7 +21,6 @@ from vaswani_transformer.data.synthetic import generate_corpus
 
 pytestmark = pytest.mark.usefixtures("cache")
 folder = finetuning.folder
-batch = finetuning.batch
 
 
 class Recorder(TrainerCallback):
@@ -185,71 +181,3 @@ def test_the_models_own_smoothing_under_the_stock_trainer(folder, tmp_path):
     )
     assert losses == pytest.approx([own, stocks, stocks], rel=1e-5)
     assert evaluations == pytest.approx([plain, stocks, stocks], rel=1e-5)
-
-
-# PEFT
-
-
-@pytest.fixture(scope="module")
-def adapted(folder, tmp_path_factory):
-    """A LoRA model trained for a few steps, and the folder of its adapters."""
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    base = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    settings = peft.LoraConfig(task_type=peft.TaskType.SEQ_2_SEQ_LM, r=4, target_modules=["q_proj", "v_proj"])
-    model = peft.get_peft_model(base, settings)
-    path = tmp_path_factory.mktemp("lora")
-    trainer = stock_trainer(
-        folder, path, model=model, count=8, max_steps=60, learning_rate=0.03, label_smoothing_factor=0.1
-    )
-    trainer.train()
-    model.eval().save_pretrained(path / "adapter")
-    return model, path / "adapter", logged(trainer)
-
-
-def logits_of(model, batch) -> torch.Tensor:
-    with torch.no_grad():
-        return model.eval()(**batch).logits
-
-
-def beams_of(model, batch) -> torch.Tensor:
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    return model.eval().generate(**inputs, num_beams=4, length_penalty=0.6)
-
-
-def test_merged_adapters_of_a_model_with_two_matrices_are_saved_whole(tmp_path):
-    peft = pytest.importorskip("peft")
-    sizes = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": True}
-    base = tiny_model(**sizes)
-    model = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"], r=2)).merge_and_unload().eval()
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
-    inputs = {"input_ids": torch.tensor([[5, 6, 2]]), "decoder_input_ids": torch.tensor([[1, 7]])}
-    assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)
-    assert loaded.lm_head.weight is loaded.model.decoder.embed_tokens.weight
-
-
-def load_as_peft_model(folder, adapter):
-    from peft import PeftModel
-
-    return PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained(folder), adapter)
-
-
-def test_merged_model_is_an_ordinary_one(adapted, folder, batch, tmp_path, recwarn):
-    model, adapter, _ = adapted
-    exact = load_as_peft_model(folder, adapter).double()
-    torch.testing.assert_close(
-        logits_of(copy.deepcopy(exact).merge_and_unload(), batch), logits_of(exact, batch), rtol=0, atol=1e-9
-    )
-    merged = load_as_peft_model(folder, adapter).merge_and_unload()
-    assert type(merged) is vt.VaswaniForConditionalGeneration
-    merged.save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
-    assert weights_of(tmp_path).keys() == weights_of(folder).keys()
-    loaded, _ = vt.load_model(tmp_path, device="cpu")
-    assert loaded.lm_head.weight is loaded.get_input_embeddings().weight
-    assert torch.equal(logits_of(loaded, batch), logits_of(merged, batch))
-    expected = logits_of(model, batch)  # float32 rounds the sum of two matrices
-    torch.testing.assert_close(logits_of(loaded, batch), expected, rtol=0, atol=1e-5 * expected.abs().max().item())
-    assert torch.equal(beams_of(loaded, batch), beams_of(model, batch))
-    assert not [str(one.message) for one in recwarn if "tie" in str(one.message)]

@@ -28,6 +28,7 @@ from vaswani_transformer.hub.model_card import render_card
 from vaswani_transformer.recipes.recipe import Recipe, check_recipe
 from vaswani_transformer.training import run as training
 from vaswani_transformer.training.initial_model import ADAPTED
+from vaswani_transformer.training.selection import LENGTH_PENALTIES
 
 pytestmark = pytest.mark.usefixtures("cache", "without_pictures")
 without_pictures = training_runs.without_pictures
@@ -80,17 +81,17 @@ def test_a_training_starts_from_the_given_weights_tokenizer_and_search(source, r
     assert (now.decoder_start_token_id, now.pad_token_id) == (own.decoder_start_token_id, own.pad_token_id)
 
 
-def test_a_search_is_set_to_the_papers_too_and_needs_no_length_penalty_without_beams(source, recipe, tmp_path):
+def test_a_length_penalty_is_chosen_for_beams_alone(source, recipe, tmp_path):
     greedy = tmp_path / "greedy"
     shutil.copytree(source, greedy)
     model, _ = vt.load_model(greedy, device="cpu")
     model.generation_config.update(num_beams=1, length_penalty=None)
     model.generation_config.save_pretrained(greedy)
     fields = {"from_model": str(greedy), "max_steps": 1, "evaluate_every": 1, "validation_bleu": 4}
-    for number, (search, beams) in enumerate([({"length_penalty": "auto"}, 1), ({"num_beams": 4}, 4)]):
-        output = str(tmp_path / str(number))
-        result = train(changed(recipe, **fields, **search, output=output), progress=False)
-        assert GenerationConfig.from_pretrained(result.folder).num_beams == beams
+    for number, (beams, chosen) in enumerate([(None, {None}), (2, set(LENGTH_PENALTIES))]):
+        fields |= {"length_penalty": "auto", "num_beams": beams, "output": str(tmp_path / str(number))}
+        search = GenerationConfig.from_pretrained(train(changed(recipe, **fields), progress=False).folder)
+        assert search.num_beams == (beams or 1) and search.length_penalty in chosen
 
 
 def test_all_weights_learn_with_the_recipes_dropout(source, recipe):

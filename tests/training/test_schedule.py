@@ -101,18 +101,3 @@ def test_stock_trainer_uses_and_logs_the_rate_of_each_step(tmp_path, tokenizer, 
     assert [rates[0] for rates in trainer.used] == expected
     assert all(len(set(rates)) == 1 for rates in trainer.used)
     assert logged_rates(trainer) == {step: trainer.used[step - 1][0] for step in range(1, 13)}
-
-
-def test_resuming_goes_on_with_the_next_rate(tmp_path, tokenizer, pairs):
-    def make(**settings):
-        callback = NoamSchedulerCallback(warmup_steps=WARMUP)
-        common = {"save_strategy": "steps", "save_steps": 4, "gradient_accumulation_steps": 3}
-        return stock_trainer(tmp_path, tokenizer, pairs, callback, **{**common, **settings})
-
-    first = make(max_steps=4)
-    first.train()
-    assert [rates[0] for rates in first.used] == [pytest.approx(equation_3(step), rel=1e-12) for step in range(1, 5)]
-    second = make(max_steps=9, save_strategy="no")
-    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    assert [rates[0] for rates in second.used] == [pytest.approx(equation_3(step), rel=1e-12) for step in range(5, 10)]
-    assert logged_rates(second) == {step: pytest.approx(equation_3(step), rel=1e-12) for step in range(1, 10)}

@@ -16,7 +16,7 @@ from transformers.trainer_callback import TrainerCallback
 from vaswani_transformer import UserError, train
 from vaswani_transformer.recipes.recipe import Recipe
 from vaswani_transformer.training import run as training
-from vaswani_transformer.training.checkpoints import open_checkpoint
+from vaswani_transformer.training.checkpoints import open_checkpoint, read_checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,11 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     """Whether weights are the same bit by bit, under the same names."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """The folders of the complete checkpoints, by step."""
+    return [checkpoint.path for checkpoint in read_checkpoints(folder)]
 
 
 def is_complete(checkpoint: Path) -> bool:

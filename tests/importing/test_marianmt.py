@@ -123,13 +123,6 @@ def test_weights_that_are_cut_off_or_gone(folder, tmp_path):
     assert "pytorch_model.bin.index.json: No such file" in error_of(import_model, folder, tmp_path / "out")
 
 
-def test_a_search_setting_that_is_wrong(folder, tmp_path):
-    settings = json.loads((folder / "generation_config.json").read_text())
-    (folder / "generation_config.json").write_text(json.dumps({**settings, "num_beams": "many", "num_beam_groups": 4}))
-    result = import_model(folder, tmp_path / "out")
-    assert "no counterpart here: num_beam_groups, num_beams." in result.facts.notes[-1]
-
-
 def test_licence_languages_and_source(folder, tmp_path):
     (folder / "README.md").write_text("---\nlicense: apache-2.0\nlanguage:\n- en\n- fr\n---\nA model.\n")
     change(folder, _name_or_path="/tmp/Helsinki-NLP/opus-mt-fr-en")

@@ -129,11 +129,6 @@ def test_every_tensor_is_written_as_it_is(folder, change, converted):
         assert torch.equal(written[name], tensor)
 
 
-def test_nan_is_refused(folder, capsys):
-    pickle_weights(folder, one(lambda tensor: tensor.index_fill(0, torch.tensor([1]), torch.nan)))
-    assert f"{FC1} of the original has numbers that are infinite or NaN" in fails_in_one_line(folder, capsys)
-
-
 @pytest.fixture
 def sharded(folder):
     """Two pickles and their index; the weights are in `weights`."""
@@ -195,6 +190,7 @@ WRONG_KINDS = [
             ", ".join(f'"model.{s}.layers.0.fc1.{n}"' for s in ("encoder", "decoder") for n in ("weight", "bias")),
         ),
         (one(lambda tensor: tensor[:-1]), f"size mismatch for {FC1}"),
+        (one(lambda tensor: tensor / 0), f"{FC1} of the original has numbers that are infinite or NaN"),
         (lambda weights: {"epoch": 3, "weights": weights}, "no table of weights"),
         (lambda weights: {}, "no table of weights"),
         (
@@ -203,14 +199,10 @@ WRONG_KINDS = [
         ),
         *((one(change), "") for change in WRONG_KINDS),
     ],
-    ids=[
-        *("two too many", "four missing", "other shape", "a checkpoint", "empty"),
-        *("untied", "complex", "whole numbers", "sparse", "nested", "meta"),
-    ],
 )
 def test_what_cannot_be_imported_is_one_line(folder, change, message, capsys):
     pickle_weights(folder, change)
-    assert message.replace("{folder}", str(folder)) in fails_in_one_line(folder, capsys)
+    assert message in fails_in_one_line(folder, capsys)
 
 
 def test_a_configuration_of_another_kind_runs_nothing(folder, capsys, monkeypatch, tmp_path):

@@ -5,14 +5,12 @@ from unittest.mock import patch
 import pytest
 import torch
 from conftest import padded_batch, random_ids, tiny_model
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from passes import OTHER_TOOLKITS
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 
 from vaswani_transformer.model import incremental_decoding_vaswani as decoding_vaswani
-from vaswani_transformer.model import modeling_vaswani, search_vaswani
+from vaswani_transformer.model import modeling_vaswani
 from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
 from vaswani_transformer.model.linear_vaswani import Projection
 
@@ -97,22 +95,6 @@ def test_beams_that_go_on_from_one_share_its_past():
     assert cache.filled == 300
     with pytest.raises(ValueError, match="no beams to reorder"):
         DecodingCache(decoder, 1).reorder_cache(torch.tensor([1, 0]))
-
-
-@torch.no_grad()
-@settings(max_examples=60)
-@given(
-    rows=st.integers(1, 4), vocab_size=st.integers(512, 900), count=st.integers(1, 8), kinds=st.integers(1, 900),
-    hidden=st.sampled_from([0.0, 0.5, 0.999]), seed=st.integers(0, 2**31),
-)  # fmt: skip
-def test_the_best_tokens_are_among_the_candidates(rows, vocab_size, count, kinds, hidden, seed):
-    """With ties, and where most tokens are not allowed."""
-    generator = torch.Generator().manual_seed(seed)
-    scores = torch.randint(0, kinds, (rows, vocab_size), generator=generator).float()
-    scores[torch.rand(rows, vocab_size, generator=generator) < hidden] = -torch.inf
-    tokens = search_vaswani.candidates(scores, count)
-    assert all(len(set(row)) == len(row) for row in tokens.tolist())
-    assert torch.equal(scores.gather(1, tokens).topk(count).values, scores.topk(count).values)
 
 
 class Doubled(nn.Linear):

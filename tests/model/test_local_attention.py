@@ -4,13 +4,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from conftest import padded_batch, random_ids, tiny_model, tiny_recipe
+from conftest import padded_batch, random_ids, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache, EncoderDecoderCache
 
-from vaswani_transformer import load_model, train
 from vaswani_transformer.model import incremental_decoding_vaswani as decoding_vaswani
 from vaswani_transformer.model import local_attention_vaswani as restricted_vaswani
 from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
@@ -162,22 +161,6 @@ def test_beams_keep_no_more_than_their_window():
     for _ in range(400):
         decoder.step(torch.full((2 * beams, 1), 5), cache)
     assert cache.length == 400 and cache.room <= 200
-
-
-def test_a_run_with_a_window(cache, text, tmp_path):
-    """From a recipe to translations: what is trained, kept, loaded and searched with has the window."""
-    recipe = tiny_recipe(text, tmp_path / "run", attention_window=3, max_steps=4, evaluate_every=4)
-    with patch.object(restricted_vaswani, "window_mask", side_effect=restricted_vaswani.window_mask) as masks:
-        folder = train(recipe, progress=False).folder
-    windows = [call.args[2] for call in masks.call_args_list]
-    assert len(windows) > 2 * 4 and set(windows) == {3}  # two stacks in each step, and the evaluation
-    model, tokenizer = load_model(folder)
-    assert model.config.attention_window == 3
-    inputs = tokenizer(["Today my father sees three small birds in the garden."], return_tensors="pt")
-    found = model.generate(**inputs, num_beams=3, min_new_tokens=20, max_new_tokens=20)
-    assert torch.equal(
-        found, model.generate(**inputs, num_beams=3, min_new_tokens=20, max_new_tokens=20, use_cache=False)
-    )
 
 
 @torch.no_grad()

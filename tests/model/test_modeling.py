@@ -13,9 +13,8 @@ from passes import (
 )
 from references import naive_attention, torch_transformer_logits
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM
 
-from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel
 from vaswani_transformer.model.modeling_vaswani import shift_right
 
 
@@ -141,22 +140,6 @@ class TestTying:
     def test_parameters_are_counted(self, changes):
         model = tiny_model(**changes)
         assert model.config.num_parameters() == model.num_parameters()
-
-
-class TestAutoClasses:
-    def test_load_our_folder(self, tmp_path):
-        model = tiny_model()
-        model.save_pretrained(tmp_path)
-        inputs = batch_of_three()[:3]
-        assert isinstance(AutoConfig.from_pretrained(tmp_path), VaswaniConfig)
-        whole, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
-        assert isinstance(whole, VaswaniForConditionalGeneration)
-        assert not info["missing_keys"]
-        assert not info["unexpected_keys"]
-        torch.testing.assert_close(whole(*inputs).logits, model(*inputs).logits)
-        base = AutoModel.from_pretrained(tmp_path)
-        assert isinstance(base, VaswaniModel)
-        torch.testing.assert_close(base(*inputs).last_hidden_state, model.model(*inputs).last_hidden_state)
 
 
 class TestLoss:

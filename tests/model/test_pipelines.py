@@ -124,12 +124,6 @@ class TestStreams:
             next(results)
         assert len(read) <= 8
 
-    def test_worker_processes(self, marian, tokenizer):
-        translator = TranslationPipeline(marian, tokenizer, device="cpu", **SHORT)
-        dataset = KeyDataset([{"en": text} for text in TEXTS], "en")
-        results = [result[0][TRANSLATION] for result in translator(dataset, num_workers=2, batch_size=2)]
-        assert results == texts_by_hand(marian, tokenizer)
-
 
 class TestLength:
     """What is too long: for a table of positions, for the tokenizer, for neither."""

@@ -183,27 +183,6 @@ def test_ending_early_changes_no_result(alpha, limit, returned):
             assert one == pytest.approx(other, abs=1e-6)
 
 
-def decoder_steps(model, **options) -> int:
-    class Counter(LogitsProcessor):
-        steps = 0
-
-        def __call__(self, input_ids, scores):
-            self.steps += 1
-            return scores
-
-    counter = Counter()
-    model.generate(**options, logits_processor=[counter])
-    return counter.steps
-
-
-@pytest.mark.parametrize("rule", ["gnmt", "power"])
-def test_a_search_ends_where_nothing_may_follow(rule):
-    """Fewer outputs are possible than there are beams, so that the list never fills."""
-    options = {"num_beams": 4, "num_return_sequences": 4, "length_normalization": rule, "max_extra_tokens": 30}
-    options["prefix_allowed_tokens_fn"] = lambda sentence, prefix: [END] if len(prefix) > 1 else [3]
-    assert decoder_steps(model_of(0), input_ids=random_ids(1, 4, vocab_size=9), **options) == 2
-
-
 def test_calls_and_threads_know_nothing_of_each_other():
     model = tiny_model(seed=1, scale=1.4)
     input_ids, attention_mask = padded_batch((8, 3, 1, 5))

@@ -1,19 +1,13 @@
 """The tokenizer with two sides: each side against a plain fast tokenizer of the same backend."""
 
 import pickle
-import subprocess
-import sys
 import threading
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from vaswani_transformer import (
-    VaswaniConfig,
-    VaswaniForConditionalGeneration,
-    VaswaniTokenizer,
-)
+from vaswani_transformer import VaswaniTokenizer
 
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 SOURCE = ["ein", "kleiner", "Hund", "rare"]
@@ -94,24 +88,6 @@ def test_special_tokens_have_one_number():
     target = Tokenizer(models.WordLevel({"</s>": 0, "<s>": 1, "<pad>": 2, "<unk>": 3}, unk_token="<unk>"))
     with pytest.raises(ValueError, match="bos_token '<s>' is number 0 of the source's vocabulary and 1"):
         VaswaniTokenizer(tokenizer_object=words(SOURCE), target_tokenizer_object=target, **SPECIAL)
-
-
-@pytest.mark.slow
-def test_without_this_package(tokenizer, tmp_path):
-    VaswaniForConditionalGeneration(
-        VaswaniConfig(vocab_size=9, d_model=8, d_ff=8, num_heads=1, encoder_layers=1, decoder_layers=1)
-    ).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    code = (
-        "import sys; sys.modules['vaswani_transformer'] = None\n"
-        "from transformers import AutoTokenizer\n"
-        f"tokenizer = AutoTokenizer.from_pretrained({str(tmp_path)!r}, trust_remote_code=True)\n"
-        "print(tokenizer('rare Hund')['input_ids'], tokenizer(text_target='a dog')['input_ids'])\n"
-        f"tokenizer.save_pretrained({str(tmp_path / 'again')!r})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "[3, 6, 2] [4, 7, 2]", done.stderr
-    assert (tmp_path / "again" / "target_tokenizer.json").exists()
 
 
 def test_threads_do_not_see_each_others_side(tokenizer):

@@ -14,7 +14,7 @@ from passes import OTHER_TOOLKITS
 from transformers import AutoModelForSeq2SeqLM
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, train_tokenizer
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTokenizer, train_tokenizer
 
 SENTENCES = ["a small sentence", "words", "another sentence of more words, some of them long"]
 MODEL = ROOT / "vaswani_transformer" / "model"
@@ -69,8 +69,12 @@ print("RESULT" + json.dumps({folder: everything(folder) for folder in sys.argv[2
 """
 
 
-def model_folder(folder: Path, **changes) -> Path:
+def model_folder(folder: Path, two_sides: bool = False, **changes) -> Path:
     tokenizer = train_tokenizer(SENTENCES, vocab_size=270)
+    if two_sides:  # as of an imported model
+        backends = dict.fromkeys(("tokenizer_object", "target_tokenizer_object"), tokenizer.backend_tokenizer)
+        names = {name: getattr(tokenizer, name) for name in ("bos_token", "pad_token", "eos_token", "unk_token")}
+        tokenizer = VaswaniTokenizer(**backends, **names)
     # float64, so that no rounding decides between hypotheses; positions for the longest output.
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 96, **changes}
     tiny_model(seed=0, scale=2.0, dtype=torch.float64, **sizes).save_pretrained(folder)
@@ -121,7 +125,10 @@ def test_folders_work_without_the_package(tmp_path):
         model_folder(tmp_path / "paper"),
         model_folder(tmp_path / "every_variant", **changes),
         model_folder(
-            tmp_path / "imported", **(OTHER_TOOLKITS[-1] | {"decoder_vocab_size": None}), decoder_start_token_id=1
+            tmp_path / "imported",
+            two_sides=True,
+            **(OTHER_TOOLKITS[-1] | {"decoder_vocab_size": None}),
+            decoder_start_token_id=1,
         ),
     ]
     check_as_a_user(sys.executable, folders, tmp_path, block=True)

@@ -6,18 +6,16 @@ import re
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
-import torch
 from conftest import error_of, tiny_recipe
 from training_logs import log_of
+from training_runs import complete_checkpoints
 
 from vaswani_transformer import train
 from vaswani_transformer.data.batching import IGNORE_INDEX
 from vaswani_transformer.training import run as training
-from vaswani_transformer.training.checkpoints import complete_checkpoints
-from vaswani_transformer.training.monitoring import ThroughputMeter
 
 STEPS = 6
 
@@ -149,16 +147,19 @@ def test_weights_that_a_gradient_ruined_reach_no_checkpoint(recipe, monkeypatch)
     assert checkpoint_names(recipe) == ["checkpoint-3"]
 
 
-def test_validation_is_left_out_of_the_tokens_a_second(monkeypatch):
-    now = [10.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    meter = ThroughputMeter()
-    meter.start(np.zeros(2), np.zeros(2))
-    now[0] = 12.0
-    assert meter.read(np.array([50, 80]), np.array([100, 100])) == {
-        "target_tokens_per_second": 40.0, "padding": pytest.approx(0.35)
-    }  # fmt: skip
-    now[0] = 101.0
-    meter.leave_out(87.0)
-    assert meter.read(np.array([60, 100]), np.array([110, 120]))["target_tokens_per_second"] == 10.0
-    assert torch.is_grad_enabled()
+def test_validation_is_left_out_of_the_tokens_a_second(recipe, monkeypatch):
+    """By a clock on which a part of a step takes a second, and a validation a thousand."""
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], time_ns=time.time_ns)
+    monkeypatch.setattr("vaswani_transformer.training.trainer.time", clock)
+    for name, seconds in (("training_step", 1.0), ("prediction_step", 1000.0)):
+        method = getattr(training.VaswaniTrainer, name)
+
+        def slow(self, *arguments, method=method, seconds=seconds, **options):
+            now[0] += seconds
+            return method(self, *arguments, **options)
+
+        monkeypatch.setattr(training.VaswaniTrainer, name, slow)
+    entries = [entry for entry in log_of(train(recipe, progress=False).folder) if "loss" in entry]
+    for entry in entries:
+        assert entry["target_tokens_per_second"] == pytest.approx(entry["target_tokens"] / 2)  # two parts a step

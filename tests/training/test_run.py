@@ -13,7 +13,7 @@ from conftest import tiny_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from training_logs import log_of, without_clocks
-from training_runs import equal, kill_before_selection, stop_after, weights_of
+from training_runs import complete_checkpoints, equal, kill_before_selection, stop_after, weights_of
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
 from vaswani_transformer import UserError, VaswaniConfig, average_checkpoints, train
@@ -21,13 +21,7 @@ from vaswani_transformer.recipes.recipe import load_recipe
 from vaswani_transformer.training import callbacks
 from vaswani_transformer.training import run as training
 from vaswani_transformer.training.averaging import last_checkpoints
-from vaswani_transformer.training.checkpoints import (
-    Checkpoint,
-    complete_checkpoints,
-    read_checkpoints,
-    step_of,
-    surplus,
-)
+from vaswani_transformer.training.checkpoints import Checkpoint, read_checkpoints, step_of, surplus
 
 STEPS = 8
 

@@ -321,8 +321,8 @@ class VaswaniGenerationMixin:
 
     def _search(self, settings: SearchSettings, input_ids, generation_config, past_key_values, **model_kwargs):
         """Return the outputs of a `Search`, as transformers' loops do."""
-        config, beams = generation_config, settings.num_beams
-        returns_cache, mask = config.return_dict_in_generate, model_kwargs.get("attention_mask")
+        config, beams, mask = generation_config, settings.num_beams, model_kwargs.get("attention_mask")
+        returns_cache = config.return_dict_in_generate
         search = Search(past_key_values.decoder, settings, past_key_values if returns_cache else None)
         prompts = input_ids[::beams]
         states, mask = model_kwargs["encoder_outputs"][0][::beams], None if mask is None else mask[::beams]
@@ -330,10 +330,7 @@ class VaswaniGenerationMixin:
         while search.is_open:
             search.step()
         outputs = [output for sentence in sentences for output in sentence.outputs()]
-        prompts = prompts.repeat_interleave(config.num_return_sequences, dim=0)
-        pad = int(config._pad_token_tensor)
-        generated = as_generated(outputs, prompts, settings, pad, past_key_values=search.cache)
-        return generated if returns_cache else generated.sequences
+        return as_generated(outputs, prompts, settings, config, past_key_values=search.cache)
 
     def _sample(self, input_ids, **kwargs):
         # Since 4.42: greedy search is our own where nothing keeps it from that; limits are each sentence's own.
@@ -357,10 +354,7 @@ class VaswaniGenerationMixin:
         search = ForwardSearch(self, settings, config, processors, criteria, model_kwargs)
         prompts = input_ids[:: settings.num_beams]
         outputs = search.run(input_ids, _limits(config, prompts), synced_gpus)
-        prompts = prompts.repeat_interleave(config.num_return_sequences, dim=0)
-        pad = -1 if config._pad_token_tensor is None else int(config._pad_token_tensor)
-        generated = as_generated(outputs, prompts, settings, pad, **search.records())
-        return generated if config.return_dict_in_generate else generated.sequences
+        return as_generated(outputs, prompts, settings, config, **search.records())
 
 
 def _limits(generation_config, prompts: torch.Tensor) -> list[int]:

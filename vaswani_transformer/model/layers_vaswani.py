@@ -24,9 +24,9 @@ from .packed_sentences_vaswani import PackedSentences, flash_attention, gather, 
 def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     """`torch.nn.functional.dropout`, with cheaper random numbers on a CPU.
 
-    There torch draws one double a value, which costs a training step time (`scripts/benchmarks/training_step.py`); here
-    one 64-bit number decides on four values, so p is met to within 1/65536, with the scale that belongs to it. Random
-    numbers come from torch's default generator, so that seeds and checkpoints work as usual.
+    There torch draws one double a value, which costs a training step time; here one 64-bit number decides on four
+    values, so p is met to within 1/65536, with the scale that belongs to it. Random numbers come from torch's default
+    generator, so that seeds and checkpoints work as usual.
     """
     if p == 0 or not training or not states.is_cpu or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return nn.functional.dropout(states, p=p, training=training)

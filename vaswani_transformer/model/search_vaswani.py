@@ -25,28 +25,7 @@ from .settings_vaswani import LENGTH_NORMALIZATIONS, length_normalization
 NO_SCORE = -1.0e8  # beams without a hypothesis have less; no log-probability comes near
 
 _EMPTY = -1.0e9  # the score of such a beam, as in transformers
-_BLOCK = 64  # neighbouring tokens of which only the best is looked at first
 _LEAVING = 4  # finished sentences leave when they are a quarter of all: moving the others costs some time
-
-
-def candidates(scores: torch.Tensor, count: int) -> torch.LongTensor:
-    """Return some tokens of each row, the best `count` among them, as `(rows, candidates)` ids.
-
-    `scores` is `(rows, vocab_size)`. The best tokens are in the blocks of neighbours with the highest maxima, and torch
-    finds maxima several times faster than the best of all tokens.
-    """
-    rows, vocab_size = scores.shape
-    blocks = vocab_size // _BLOCK
-    maxima = scores[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK)).amax(dim=-1)
-    best = maxima.topk(count, sorted=False).indices  # (rows, count)
-    inside = torch.arange(_BLOCK, device=scores.device)
-    rest = torch.arange(blocks * _BLOCK, vocab_size, device=scores.device)  # too few for a block
-    return torch.cat(((best[..., None] * _BLOCK + inside).flatten(1), rest.expand(rows, -1)), dim=1)
-
-
-def has_candidates(scores: torch.Tensor, count: int) -> bool:
-    """Return whether the `candidates` of `(rows, vocab_size)` scores are faster to search than all tokens."""
-    return scores.is_cpu and scores.shape[1] >= 4 * _BLOCK * count
 
 
 @dataclass(frozen=True)
@@ -242,20 +221,15 @@ class _Search:
 
     def _best(self, log_probs: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return log-probability, beam and token of each sentence's best `count` continuations, or of drawn ones."""
-        number, beams = len(self.sentences), self.settings.num_beams
-        is_drawn = self.settings.do_sample
-        tokens = candidates(log_probs, count) if not is_drawn and has_candidates(log_probs, count) else None
-        log_probs = log_probs if tokens is None else log_probs.gather(1, tokens)
-        width = log_probs.shape[1]
-        total = (log_probs.view(number, beams, width) + self._values[..., None]).flatten(1)
-        if is_drawn:
+        vocab_size = log_probs.shape[1]
+        total = (log_probs.view(*self._values.shape, vocab_size) + self._values[..., None]).flatten(1)
+        if self.settings.do_sample:
             indices = total.softmax(dim=-1).multinomial(count)
             values, order = total.gather(1, indices).sort(dim=1, descending=True)
             indices = indices.gather(1, order)
         else:
             values, indices = total.topk(count)
-        tokens = indices % width if tokens is None else tokens.view(number, -1).gather(1, indices)
-        return values, indices // width, tokens
+        return values, indices // vocab_size, indices % vocab_size
 
     def _continuations(self, log_probs: torch.Tensor) -> list[tuple[list, ...]]:
         """Return the arguments of each sentence's `BeamSentence.extend`: enough to continue if all others end."""
@@ -407,12 +381,7 @@ class Search(_Search):
         return scores
 
     def _extend_greedily(self, logits: torch.Tensor) -> None:
-        self._constrain(logits)
-        if has_candidates(logits, 1):
-            tokens = candidates(logits, 1)
-            self._input = tokens.gather(1, logits.gather(1, tokens).argmax(dim=-1, keepdim=True))
-        else:
-            self._input = logits.argmax(dim=-1, keepdim=True)
+        self._input = self._constrain(logits).argmax(dim=-1, keepdim=True)
         for sentence, (token,) in zip(self.sentences, self._input.tolist(), strict=True):
             if not sentence.is_done:
                 sentence.extend(token)
@@ -549,20 +518,22 @@ class OpenSearch(Search):
         return self.add(states, attention_mask, limits, input_ids.new_full((len(limits), 1), self._start), kinds)
 
 
-def as_generated(
-    outputs: list[Output], prompts: torch.LongTensor, settings: SearchSettings, pad: int, **more
-) -> GenerateEncoderDecoderOutput | GenerateBeamEncoderDecoderOutput:
-    """Return outputs as transformers' loops do, after their prompts, `(outputs, prompt_length)`.
+def as_generated(outputs: list[Output], prompts: torch.LongTensor, settings: SearchSettings, generation_config, **more):
+    """Return outputs as transformers' loops do, after the prompts of their sentences, `(sentences, prompt_length)`.
 
-    `more` are further fields, such as `past_key_values`.
+    `generation_config` is the prepared one of the call, `more` are further fields, such as `past_key_values`.
     """
     longest, device = max(len(output.tokens) for output in outputs), prompts.device
+    pad = generation_config._pad_token_tensor
 
     def filled(rows: list[list[int]], value: int, dtype: torch.dtype) -> torch.Tensor:
         rows = [row + [value] * (longest - len(row)) for row in rows]
         return torch.tensor(rows, dtype=dtype, device=device).view(len(rows), longest)
 
-    sequences = torch.cat((prompts, filled([output.tokens for output in outputs], pad, torch.long)), dim=1)
+    tokens = filled([output.tokens for output in outputs], -1 if pad is None else int(pad), torch.long)
+    sequences = torch.cat((prompts.repeat_interleave(settings.num_return_sequences, dim=0), tokens), dim=1)
+    if not generation_config.return_dict_in_generate:
+        return sequences
     if settings.num_beams == 1:
         return GenerateEncoderDecoderOutput(sequences=sequences, **more)
     first = [settings.num_beams * (number // settings.num_return_sequences) for number in range(len(outputs))]

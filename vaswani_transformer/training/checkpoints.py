@@ -154,11 +154,6 @@ def read_checkpoints(folder: Path) -> list[Checkpoint]:
     return checkpoints
 
 
-def complete_checkpoints(folder: Path) -> list[Path]:
-    """Return the folders of the complete checkpoints, by step."""
-    return [checkpoint.path for checkpoint in read_checkpoints(folder)]
-
-
 def checkpoint_to_resume(folder: Path, required: bool = True) -> Path | None:
     """Return the folder of the checkpoint with the highest step that is complete and unchanged.
 

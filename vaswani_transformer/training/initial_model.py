@@ -149,11 +149,6 @@ def merged_adapters(model: VaswaniForConditionalGeneration, recipe: Recipe, fold
         adapted.merge_and_unload()
 
 
-def trained_parameters(model: torch.nn.Module) -> int:
-    """Return the number of parameters that are trained."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
 def origin(folder: str | Path) -> dict[str, str]:
     """Return the files by which a run notes the model that it started from: its name, its hash, and its import.
 
@@ -172,8 +167,8 @@ def origin(folder: str | Path) -> dict[str, str]:
 
 def with_attention(model: VaswaniForConditionalGeneration, recipe: Recipe) -> VaswaniForConditionalGeneration:
     """Return the model with the recipe's attention, compiled if it says so."""
-    # On a CPU torch's fused attention is slow backwards for short sequences: scripts/benchmarks/training_step.py.
-    # Eager attention is the faster one on a CPU, but knows no blocks of neighbours.
+    # On a CPU torch's fused attention is slow backwards for short sequences; eager attention knows no blocks of
+    # neighbours.
     automatic = "eager" if on_cpu() and model.config.attention_window is None else "sdpa"
     attention = automatic if recipe.attention == "auto" else recipe.attention
     with reading(f"attention {attention!r}"):

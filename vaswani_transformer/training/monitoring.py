@@ -1,6 +1,5 @@
-"""Measurements during training: throughput, padding, and the learning curve."""
+"""Measurements during training: the tokens of a batch, and the learning curve."""
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -9,36 +8,6 @@ import torch
 from ..data.batching import IGNORE_INDEX
 from ..plots import new_figure
 from .callbacks import read_training_log
-
-
-class ThroughputMeter:
-    """Target tokens a second and the share of padding since the last reading, validation left out."""
-
-    def __init__(self):
-        self._since = None
-        self._tokens, self._positions = (np.zeros(2, np.int64) for _ in range(2))
-
-    def start(self, tokens: np.ndarray, positions: np.ndarray) -> None:
-        """Start the clock; source and target `tokens` and `positions` that were seen before do not count."""
-        self._since, self._tokens, self._positions = time.monotonic(), tokens.copy(), positions.copy()
-
-    def leave_out(self, seconds: float) -> None:
-        """Leave out time that was spent on something else than training."""
-        if self._since is not None:
-            self._since += seconds
-
-    def read(self, tokens: np.ndarray, positions: np.ndarray) -> dict[str, float]:
-        """Return `target_tokens_per_second` and `padding` (the share of positions without a token) since the last time.
-
-        Source and target `tokens` are counted from the start of training, without padding, and `positions` with it.
-        """
-        new_tokens, new_positions, result = tokens - self._tokens, positions - self._positions, {}
-        if self._since is not None:
-            result["target_tokens_per_second"] = float(new_tokens[1]) / max(time.monotonic() - self._since, 1e-9)
-        if new_positions.sum():
-            result["padding"] = float(1 - new_tokens.sum() / new_positions.sum())
-        self.start(tokens, positions)
-        return result
 
 
 def count_tokens(batch: dict[str, torch.Tensor]) -> np.ndarray:

@@ -18,7 +18,7 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import AUTO, Recipe, model_config
 from .flops import model_flops
-from .initial_model import model_of_folder, trained_parameters, with_attention
+from .initial_model import model_of_folder, with_attention
 from .run import make_tokenizer, reporters, tokenized_pairs
 
 # Share of `tokens_per_batch` that a batch has on the longer side. `TokenBatchSampler` gave 0.996 for 25,000 tokens and
@@ -91,7 +91,7 @@ def make_plan(recipe: Recipe, processes: int = 1, trial: bool = True) -> Plan:
         recipe=recipe,
         config=model.config,
         parameters=model.num_parameters(),
-        trained=trained_parameters(model),
+        trained=model.num_parameters(only_trainable=True),
         processes=processes,
         micro_batches=micro_batches,
         step_seconds=_trial_seconds(recipe, model.config, micro_batches, processes, longest) if trial else None,

@@ -44,14 +44,7 @@ from .callbacks import (
     stored_attribute,
 )
 from .checkpoints import WEIGHTS, averaged_from, read_state, step_of
-from .initial_model import (
-    merged_adapters,
-    model_of_folder,
-    new_model,
-    origin,
-    read_model_of,
-    trained_parameters,
-)
+from .initial_model import merged_adapters, model_of_folder, new_model, origin, read_model_of
 from .monitoring import plot_learning_curve
 from .run_folder import (
     ADAPTER,
@@ -265,7 +258,7 @@ class TrainingRun:
                 read_model_of(recipe.from_model)  # mistakes are found before the data is read
             train, validation = self._load_data(processes, checkpoint is not None)
         model = self._initial_model(checkpoint)
-        parameters, trained = model.num_parameters(), trained_parameters(model)
+        parameters, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
         logger.info("model: %s parameters, vocabulary %s", f"{parameters:,}", f"{model.config.vocab_size:,}")
         if recipe.from_model is not None:
             logger.info("weights: of %s; %s parameters are trained", recipe.from_model, f"{trained:,}")

@@ -39,16 +39,14 @@ from .checkpoints import (
     STOP,
     VALIDATION,
     CheckpointError,
-    complete_checkpoints,
     is_failed_write,
     read_checkpoints,
     remove_checkpoint,
-    step_of,
     surplus,
     write_manifest,
 )
 from .device_memory import choose_tokens_per_device
-from .monitoring import ThroughputMeter, count_tokens
+from .monitoring import count_tokens
 from .schedule import NoamSchedulerCallback
 
 logger = logging.getLogger(__name__)
@@ -126,7 +124,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.step_tokens = (0, 0)  # source and target tokens of the latest optimizer step, over all processes
         self.tokens_seen = np.zeros(2, np.int64)  # the same, summed over the run
         self.positions_seen = np.zeros(2, np.int64)  # the same with padding
-        self._meter = ThroughputMeter()
+        self.start_clock()
         self._evaluation_totals = [0.0, 0]
         self._validated_step = -1
 
@@ -267,7 +265,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss, 700.0))
         if metric_key_prefix.startswith("eval"):  # with several sets of evaluation pairs, "eval_NAME"
             self._validated_step = self.state.global_step
-        self._meter.leave_out(time.monotonic() - start)
+        self._logged_at += time.monotonic() - start  # so that tokens a second are those of training
         return output
 
     # The log
@@ -283,8 +281,16 @@ class VaswaniTrainer(Seq2SeqTrainer):
                 raise _not_finite("loss is", self.state.global_step)
             logs["source_tokens"], logs["target_tokens"] = self.step_tokens
             logs["source_tokens_seen"], logs["target_tokens_seen"] = self.tokens_seen.tolist()
-            logs |= self._meter.read(self.tokens_seen, self.positions_seen)
+            tokens, positions = self.tokens_seen - self._logged_tokens, self.positions_seen - self._logged_positions
+            logs["target_tokens_per_second"] = float(tokens[1]) / max(time.monotonic() - self._logged_at, 1e-9)
+            logs["padding"] = float(1 - tokens.sum() / positions.sum())
+            self.start_clock()
         super().log(logs, *args, **kwargs)
+
+    def start_clock(self) -> None:
+        """Note the time, and the tokens and positions seen so far: what the next line of the log counts from."""
+        self._logged_at = time.monotonic()
+        self._logged_tokens, self._logged_positions = self.tokens_seen.copy(), self.positions_seen.copy()
 
     def restore_progress(self) -> None:
         """Restore from the checkpoint what a resumed log continues from: the tokens seen."""
@@ -347,8 +353,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
             shutil.rmtree(writing, ignore_errors=True)
         reasons = gather_object([None if failure is None else str(getattr(failure, "strerror", None) or failure)])
         reason = next(reason for reason in reasons if reason is not None)
-        complete = complete_checkpoints(final.parent)
-        resumed = f"continues from step {step_of(complete[-1]):,}" if complete else "starts again"
+        complete = read_checkpoints(final.parent)
+        resumed = f"continues from step {complete[-1].step:,}" if complete else "starts again"
         raise CheckpointError(
             f"the checkpoint of step {self.state.global_step:,} could not be written to {final.parent}"
             f" ({' '.join(reason.split())[:200]}): free some space, then the same command {resumed}"
@@ -403,7 +409,7 @@ class _StartCallback(TrainerCallback):
             torch.manual_seed(args.seed + args.process_index)  # or all would drop the same units
         state.compute_steps(args, state.max_steps)  # a state from a checkpoint has the intervals of then
         self.trainer.restore_progress()
-        self.trainer._meter.start(self.trainer.tokens_seen, self.trainer.positions_seen)
+        self.trainer.start_clock()
 
     def on_epoch_begin(self, args, state, control, **kwargs):
         sampler = self.trainer.batch_sampler

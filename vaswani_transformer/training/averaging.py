@@ -100,8 +100,8 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
         with written.staging() as staging:
             model.save_pretrained(staging)
             tokenizer.save_pretrained(staging)
-            place = folders[0].resolve()
-            run = place.parent.parent if place.parent.name == CHECKPOINTS else place
+            first = folders[0].resolve()
+            run = first.parent.parent if first.parent.name == CHECKPOINTS else first
             if (run / IMPORT).is_file():
                 (staging / IMPORT).write_bytes((run / IMPORT).read_bytes())
             written.place(staging, last=WEIGHTS, stale=[WEIGHTS, *TOKENIZER_FILES])
@@ -127,10 +127,10 @@ def last_checkpoints(run: str | Path, count: int) -> list[Path]:
         UserError: for a folder with fewer of them than `count`.
     """
     checkpoints, state = _checkpoints_of(run)
-    timed, every = any(one.timed for one in checkpoints), max(1, int(state.save_steps or state.eval_steps or 1))
+    timed, every = any(each.timed for each in checkpoints), max(1, int(state.save_steps or state.eval_steps or 1))
     chosen = to_average(checkpoints, count, timed, every, checkpoints[-1].step if checkpoints else 0)
-    _check_number(run, [one.step for one in chosen], count, f"{'timed ' * timed}checkpoints")
-    return [one.path for one in chosen]
+    _check_number(run, [each.step for each in chosen], count, f"{'timed ' * timed}checkpoints")
+    return [each.path for each in chosen]
 
 
 def best_checkpoints(run: str | Path, count: int, by: str) -> tuple[list[Path], list[tuple[int, float]]]:
@@ -144,7 +144,7 @@ def best_checkpoints(run: str | Path, count: int, by: str) -> tuple[list[Path], 
         UserError: for a folder with fewer checkpoints of validations than `count`.
     """
     checkpoints, state = _checkpoints_of(run)
-    paths = {one.step: one.path for one in checkpoints}
+    paths = {each.step: each.path for each in checkpoints}
     scores = {entry["step"]: entry[f"eval_{by}"] for entry in state.log_history if f"eval_{by}" in entry}
     ranked = sorted(scores, key=lambda step: (-scores[step] if by == "bleu" else scores[step], step))
     chosen = [step for step in ranked if step in paths][:count]

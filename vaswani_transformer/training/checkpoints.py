@@ -185,7 +185,7 @@ def to_average(checkpoints: list[Checkpoint], count: int, timed: bool, every: in
     """
     start = end - count * every  # a run that was ended before `averaged_from` has others, too far from each other
     steps = range(start + every - start % every, end, every)
-    chosen = [one for one in checkpoints if (one.timed if timed else one.step in steps) or one.step == end]
+    chosen = [each for each in checkpoints if (each.timed if timed else each.step in steps) or each.step == end]
     return chosen[-count:] if count > 0 else []
 
 
@@ -211,17 +211,17 @@ def surplus(
         timed_limit: how many to keep that the clock asked for; None: all.
         best_step: of the best one, if there is any.
     """
-    keep = {one.step for one in checkpoints[-1:]} | {best_step}
-    timed = [one.step for one in checkpoints if one.timed]
+    keep = {each.step for each in checkpoints[-1:]} | {best_step}
+    timed = [each.step for each in checkpoints if each.timed]
     keep |= set(timed if timed_limit is None else timed[max(0, len(timed) - timed_limit) :])
     if limit is None:
-        keep |= {one.step for one in checkpoints if one.reasons != {TIME}}
+        keep |= {each.step for each in checkpoints if each.reasons != {TIME}}
     else:
-        others = [one.step for one in checkpoints if not one.reasons or one.reasons - {TIME, STOP}]
+        others = [each.step for each in checkpoints if not each.reasons or each.reasons - {TIME, STOP}]
         room = max(0, limit - (best_step in others))
         others = [step for step in others if step != best_step]
         keep |= set(others[max(0, len(others) - room) :])
-    return [one for one in checkpoints if one.step not in keep]
+    return [each for each in checkpoints if each.step not in keep]
 
 
 def is_failed_write(error: BaseException) -> bool:

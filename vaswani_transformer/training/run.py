@@ -292,12 +292,13 @@ class TrainingRun:
 
     def _prepared_folder(self, processes: Processes, resumed: bool) -> str | Path | None:
         """Return the prepared data of the recipe, or in the run's own folder that of large text; None for less."""
-        own = self.folder / PREPARED
+        made_here = self.folder / PREPARED
         if self.recipe.prepared is not None:
             return self.recipe.prepared
         if resumed:
-            return own if (own / MANIFEST).exists() and began_with(self.folder, open_prepared(own).train) else None
-        return processes.share("prepared", lambda: prepare_if_large(self.recipe, own, self.progress))
+            is_same = (made_here / MANIFEST).exists() and began_with(self.folder, open_prepared(made_here).train)
+            return made_here if is_same else None
+        return processes.share("prepared", lambda: prepare_if_large(self.recipe, made_here, self.progress))
 
     def _load_data(self, processes: Processes, resumed: bool) -> tuple:
         """Return training and validation pairs as token ids; sets the tokenizer."""

@@ -81,8 +81,8 @@ def check_output(recipe: Recipe) -> Path | None:
 
 def check_is_elsewhere(output: str, model: str) -> None:
     """Raise `UserError` for a model to read in the output folder, or among its checkpoints: `overwrite` removes it."""
-    folder, place = Path(output).resolve(), Path(model).resolve()
-    if place in (folder, folder / CHECKPOINTS / place.name):
+    folder, source = Path(output).resolve(), Path(model).resolve()
+    if source in (folder, folder / CHECKPOINTS / source.name):
         raise UserError(f"--output {output} is where the model {model} lies, which is needed: give another --output")
 
 

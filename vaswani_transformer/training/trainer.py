@@ -190,11 +190,12 @@ class VaswaniTrainer(Seq2SeqTrainer):
         samples = list(islice(epoch_iterator, num_batches))
         if not samples:
             return [], None
-        own = sum(map(count_tokens, samples))
-        stopper = next((one for one in self.callback_handler.callbacks if isinstance(one, StopAndSaveCallback)), None)
+        here = sum(map(count_tokens, samples))
+        callbacks = self.callback_handler.callbacks
+        stopper = next((callback for callback in callbacks if isinstance(callback, StopAndSaveCallback)), None)
         requests = () if stopper is None else stopper.requests()
         # All in one message: each one is a wait for the slowest process.
-        counts = over_processes(self.args, [*own.tolist(), *requests])
+        counts = over_processes(self.args, [*here.tolist(), *requests])
         counts, requests = counts[:4], counts[4:]
         if stopper is not None:
             stopper.agreed = tuple(count > 0 for count in requests)
@@ -202,7 +203,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.tokens_seen += self.step_tokens
         self.positions_seen += counts[2:]
         # Filled in there: a number that is copied to a device may wait for it.
-        items = counts[1] if self.args.average_tokens_across_devices else own[1]
+        items = counts[1] if self.args.average_tokens_across_devices else here[1]
         items = torch.full((), int(items), dtype=torch.float32, device=device)
         return [send_to_device(sample, device, non_blocking=True) for sample in samples], items
 
@@ -393,7 +394,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         limits = self.args.save_total_limit, self.args.timed_save_total_limit
         if self.args.should_save:
             now = self.state.global_step  # what has more steps is of an earlier training in this folder
-            whole = sorted(read_checkpoints(folder), key=lambda one: (one.step <= now, one.step))
+            whole = sorted(read_checkpoints(folder), key=lambda each: (each.step <= now, each.step))
             for checkpoint in surplus(whole, *limits, self.state.best_global_step):
                 remove_checkpoint(checkpoint.path)
 

@@ -13,7 +13,6 @@ from ..files import is_local, to_path
 
 LONGEST_LINE = 1_000_000  # characters, also of a field of a table; its tokens take about 100 times the memory
 _MOST_BYTES = 4 * LONGEST_LINE + 6  # of a line, with a byte order mark and an end
-_CHUNK = 1 << 16  # bytes that are read at once
 _BLOCK = 1 << 22  # bytes that are fetched at once from elsewhere
 
 # Size and time of the last change of a file on the disk; None of pipes and devices. Of a file elsewhere its size, None
@@ -100,29 +99,23 @@ def decode_lines(
     Raises:
         UserError: for a line that is not UTF-8 or too long, with its number and with `where` it is from.
     """
-    number, rest, chunk = first - 1, b"", b"\n"
-    while chunk:
-        chunk = stream.read1(_CHUNK)
-        *lines, rest = (rest + chunk).split(b"\n")
-        ended = len(lines)
-        # A small compressed file may hold a line that is larger than the memory.
-        if rest and (not chunk or len(rest) > _MOST_BYTES):
-            lines.append(rest)
-        for index, line in enumerate(lines):
-            number += 1
-            if digest is not None:
-                digest.update(line + b"\n" if index < ended else line)
-            text, problem = "", f"more than {LONGEST_LINE:,} characters without a line feed"
-            if len(line) <= _MOST_BYTES:
-                try:
-                    text = line.removesuffix(b"\r").decode("utf-8", errors)
-                    text = text.removeprefix("\ufeff") if number == 1 else text
-                    problem = problem if len(text) > LONGEST_LINE else None
-                except UnicodeDecodeError as error:
-                    problem = f"byte offset {error.start} of the line is not valid UTF-8 ({error.reason})"
-            if problem:
-                raise UserError(f"{where}, line {number}: {problem}")
-            yield text
+    # A small compressed file may hold a line that is larger than the memory.
+    lines = iter(lambda: stream.readline(_MOST_BYTES + 1), b"")
+    for number, line in enumerate(lines, first):
+        if digest is not None:
+            digest.update(line)
+        is_too_long = len(line) > _MOST_BYTES  # and maybe cut within a character
+        try:
+            text = "" if is_too_long else line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors)
+        except UnicodeDecodeError as error:
+            problem = f"byte offset {error.start} of the line is not valid UTF-8 ({error.reason})"
+            raise UserError(f"{where}, line {number}: {problem}") from None
+        if number == 1:
+            text = text.removeprefix("\ufeff")
+        if is_too_long or len(text) > LONGEST_LINE:
+            problem = f"more than {LONGEST_LINE:,} characters without a line feed"
+            raise UserError(f"{where}, line {number}: {problem}")
+        yield text
 
 
 def has_undecoded(text: str) -> bool:

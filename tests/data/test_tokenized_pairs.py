@@ -12,9 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer.data import tokenized_pairs
-from vaswani_transformer.data.filtering import FilterCounts
 from vaswani_transformer.data.parallel_text import load_pairs
-from vaswani_transformer.data.tokenized_pairs import pair_lengths, tokenize_pairs
+from vaswani_transformer.data.tokenized_pairs import FilterCounts, pair_lengths, tokenize_pairs
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -14,7 +14,7 @@ import pytest
 from children import wait_for
 from conftest import error_of
 
-from vaswani_transformer.data.workers import check_engine, default_workers, run_tasks
+from vaswani_transformer.data.workers import default_workers, run_tasks
 from vaswani_transformer.errors import UserError
 
 forked_workers = preparing.forked_workers
@@ -69,10 +69,9 @@ def test_a_killed_process_ends_in_one_line():
     assert "a worker process was killed" in error_of(run_tasks, die, range(4), 2)
 
 
-def test_engines_that_cannot_be(monkeypatch):
+def test_an_engine_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray.data", None)
-    assert "pip install 'vaswani_transformer[cluster]'" in error_of(check_engine, "ray")
-    assert "of local and ray" in error_of(check_engine, "slurm")
+    assert "pip install 'vaswani_transformer[cluster]'" in error_of(run_tasks, die, [], 1, "ray")
     assert default_workers(0) == default_workers(1) == 1
 
 

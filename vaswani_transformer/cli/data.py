@@ -21,6 +21,7 @@ from .options import (
     Workers,
     read_recipe,
     recipe_options,
+    within,
 )
 
 _OF_TEXT = (
@@ -35,6 +36,7 @@ PrepareOptions = recipe_options(
         or (field.metadata["group"] in (DATA, TOKENIZER) and field.name not in _NOT_PREPARED)
     )
 )
+_SCORES = within(-1e300, 1e300)  # NaN is no limit
 _RULES = Parameter(group=Group.create_ordered("rules, in their order"))
 
 
@@ -91,8 +93,8 @@ def prepare(
     Args:
         output: the folder to make, or to resume in; also s3://bucket/folder
     """
-    from ..data.filtering import FilterCounts
     from ..data.prepare import prepare as prepare_data
+    from ..data.tokenized_pairs import FilterCounts
 
     no_limit = dict.fromkeys(("tokens_per_batch", "tokens_per_device"), 10**9)  # batches are made in training
     manifest = prepare_data(
@@ -116,15 +118,15 @@ def clean(
     keep_identical: Annotated[bool, _RULES] = False,
     max_characters: Annotated[int, _RULES] = 1000,
     max_words: Annotated[int, _RULES] = 200,
-    length_ratio: Annotated[float, _RULES] = 4.0,
+    length_ratio: Annotated[float, _RULES, within(0, 1e9)] = 4.0,
     test: Annotated[list[Path_] | None, SEVERAL, _RULES] = None,
     scores: Annotated[Path_ | None, _RULES] = None,
     score_key: Annotated[str | None, _RULES] = None,
-    minimum_score: Annotated[float | None, _RULES] = None,
-    maximum_score: Annotated[float | None, _RULES] = None,
+    minimum_score: Annotated[float | None, _RULES, _SCORES] = None,
+    maximum_score: Annotated[float | None, _RULES, _SCORES] = None,
     languages: Annotated[tuple[str, str] | None, _RULES] = None,
     keep_duplicates: Annotated[bool, _RULES] = False,
-    near_duplicates: Annotated[float | None, _RULES] = None,
+    near_duplicates: Annotated[float | None, _RULES, within(0.5, 0.95)] = None,
     near_side: Annotated[Literal["source", "target", "both"], _RULES] = "both",
     options: TextOptions = TextOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
@@ -160,9 +162,7 @@ def clean(
         tuple(test or ()), languages, scores, score_key, minimum_score, maximum_score,
     )  # fmt: skip
     changed = read_recipe(recipe, options)
-    manifest = clean_text(
-        changed, output, rules, workers, progress=not quiet, overwrite=overwrite, engine=engine,
-    )  # fmt: skip
+    manifest = clean_text(changed, output, rules, workers, not quiet, overwrite, engine)
     counts = dict(manifest["counts"])
     kept, read = counts.pop(NAMES[KEPT]), sum(manifest["counts"].values())
     dropped = ", ".join(f"{pairs:,} {name}" for name, pairs in counts.items()) or "none"

@@ -5,6 +5,7 @@ A sample gives the distribution of length ratios, parts of the text are judged b
 on text and rules, not on the workers; a part that is judged is not judged again.
 """
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from pathlib import Path
 
 import datasets
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import UserError, shortened
@@ -26,8 +26,10 @@ from ..recipes.recipe import Recipe, check_paths
 from .cleaning_rules import (
     DUPLICATE,
     KEPT,
+    LANGUAGE,
     NAMES,
     NEAR_DUPLICATE,
+    SCORE,
     CleaningRules,
     Judge,
     LengthRatio,
@@ -40,10 +42,10 @@ from .parallel_text import held_out_rows, pairs_of
 from .prepared import DATA_FIELDS
 from .recipe_data import data_sources
 from .text_files import check_on_disk, file_stamp, home_path, read_lines
-from .workers import LOCAL, check_engine, default_workers, run_tasks
+from .workers import LOCAL, default_workers, run_tasks
 
 MANIFEST, REPORT = "cleaning.json", "report.md"
-TASKS, SETTINGS = ".tasks", "settings.json"  # the folder of parts that are judged, and the settings they are of
+TASKS = ".tasks"  # the folder of parts that are judged
 PART = 250_000  # pairs of a part
 SAMPLED = 100_000  # pairs whose lengths are looked at
 SHOWN = 5  # pairs of each rule that the report shows
@@ -52,7 +54,7 @@ SHOWN = 5  # pairs of each rule that the report shows
 def clean(
     recipe: Recipe,
     folder: str | Path,
-    rules: CleaningRules | None = None,
+    rules: CleaningRules,
     workers: int | None = None,
     progress: bool = True,
     overwrite: bool = False,
@@ -77,8 +79,6 @@ def clean(
         UserError: for mistakes in the recipe, its data or the rules, a folder that holds something else, and if no pair
             is left.
     """
-    rules = rules or CleaningRules()
-    check_engine(engine)
     rules.check()
     check_paths(recipe)
     others = [home_path(name) for name in (*rules.tests, *filter(None, [rules.scores]))]
@@ -98,31 +98,31 @@ def clean(
             return _finished(output.path, settings)
         text, validation = train.undecoded().load(), validation and validation.load()
         output.note()
-        tasks, parts = output.path / TASKS, range(-(-len(text) // PART))
-        _start(tasks, settings)
-        ratio = _length_ratio(text, rules, recipe.seed)
-        _save_tests_and_scores(tasks, text, validation, rules)
-        make, shown = partial(_judging, tasks, text, rules, ratio), "judging" if progress else None
-        run_tasks(make, parts, workers or default_workers(len(parts)), engine, shown)
-        status, firsts = _match(tasks, text, rules, parts)
+        tasks = output.path / TASKS / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+        tasks.mkdir(parents=True, exist_ok=True)
+        parts = range(-(-len(text) // PART))
+        scores, judge = _scores(rules, len(text)), _judge(text, validation, rules, recipe.seed)
+        shown = "judging" if progress else None
+        run_tasks(partial(_judging, tasks, text, judge), parts, workers or default_workers(len(parts)), engine, shown)
+        status, firsts = _match(tasks, text, rules, scores, parts)
         counts = dict(zip(NAMES, np.bincount(status, minlength=len(NAMES)).tolist(), strict=True))
         counts = {name: pairs for name, pairs in counts.items() if pairs or name == NAMES[KEPT]}
         if not counts[NAMES[KEPT]]:
             raise UserError(f"no pair is left after cleaning ({counts}): look at the text, or change the rules")
         with output.staging() as staging:
             for number in parts:
-                rows = _rows(number, text)
-                _write(text.select(rows), staging / f"train-{number:05d}.parquet", status[rows] == KEPT, recipe)
+                rows = np.array(_rows(number, text))
+                _write(text.select(rows[status[rows] == KEPT]), staging / f"train-{number:05d}.parquet", recipe)
             if validation is not None:
-                is_kept = np.ones(len(validation), bool)
-                _write(validation, staging / "validation-00000.parquet", is_kept, recipe)
+                _write(validation, staging / "validation-00000.parquet", recipe)
             names = sorted(path.name for path in staging.iterdir())
-            samples = _samples(text, status, firsts, _judge(tasks, rules, ratio), recipe.seed)
+            samples = _samples(text, status, firsts, scores, judge, recipe.seed)
             write_text(staging / REPORT, _report(counts, samples))
-            manifest = {"counts": counts, "length_ratio": ratio and asdict(ratio), "parts": names, "settings": settings}
+            ratio = judge.ratio and asdict(judge.ratio)
+            manifest = {"counts": counts, "length_ratio": ratio, "parts": names, "settings": settings}
             write_text(staging / MANIFEST, json.dumps(manifest, indent=1))
             output.place(staging, MANIFEST, stale=output.names())
-        shutil.rmtree(tasks, ignore_errors=True)
+        shutil.rmtree(output.path / TASKS)
         return manifest
 
 
@@ -136,39 +136,30 @@ def _finished(folder: Path, settings: dict) -> dict:
     return manifest
 
 
-def _start(tasks: Path, settings: dict) -> None:
-    """Make the folder of judged parts; those that were judged with other settings are removed."""
-    if not (tasks / SETTINGS).is_file() or read_json(tasks / SETTINGS) != settings:
-        shutil.rmtree(tasks, ignore_errors=True)
-        tasks.mkdir()
-        write_text(tasks / SETTINGS, json.dumps(settings))
-
-
-def _length_ratio(text: datasets.Dataset, rules: CleaningRules, seed: int) -> LengthRatio | None:
-    """Return the distribution of length ratios in a sample of what the rules before keep, if a rule is on it."""
-    if not rules.length_ratio:
+def _scores(rules: CleaningRules, pairs: int) -> np.ndarray | None:
+    """Return the scores of all pairs, if there are any."""
+    if rules.scores is None:
         return None
-    rows = range(len(text)) if len(text) <= SAMPLED else held_out_rows(len(text), SAMPLED, seed)
-    before = Judge(CleaningRules(rules.max_characters, rules.max_words, 0, rules.keep_identical))
-    judged = (before.judge(0, pair) for pair in pairs_of(text.select(rows)))
-    characters = [list(map(len, sides)) for status, _, sides in judged if status == KEPT]
-    return LengthRatio.of(np.array(characters, np.int64).reshape(-1, 2))
+    scores = np.fromiter(read_scores(home_path(rules.scores), rules.score_key), np.float64)
+    if len(scores) != pairs:
+        problem = f"{rules.scores} has {len(scores):,} lines and the text {pairs:,} pairs"
+        raise UserError(f"{problem}: line n must be of pair n")
+    return scores
 
 
-def _save_tests_and_scores(
-    tasks: Path, text: datasets.Dataset, validation: datasets.Dataset | None, rules: CleaningRules
-) -> None:
-    """Write hashes of the lines that the text must not hold, and the scores of its pairs, for the workers."""
+def _judge(text: datasets.Dataset, validation: datasets.Dataset | None, rules: CleaningRules, seed: int) -> Judge:
+    """Return the rules on a pair, with the lines that the text must not hold and its distribution of length ratios."""
     lines = chain.from_iterable(pairs_of(validation)) if validation else ()
     lines = chain(lines, *(read_lines(home_path(name)) for name in rules.tests))
-    tests = {key_of(line) for line in (plain(line).casefold() for line in lines) if line}
-    np.save(tasks / "tests.npy", np.array(sorted(tests), np.uint64))
-    if rules.scores is not None:
-        scores = np.fromiter(read_scores(home_path(rules.scores), rules.score_key), np.float64)
-        if len(scores) != len(text):
-            problem = f"{rules.scores} has {len(scores):,} lines and the text {len(text):,} pairs"
-            raise UserError(f"{problem}: line n must be of pair n")
-        np.save(tasks / "scores.npy", scores)
+    tests = frozenset(key_of(line) for line in (plain(line).casefold() for line in lines) if line)
+    if not rules.length_ratio:
+        return Judge(rules, None, tests)
+    # Of a sample, as far as the rules before keep it.
+    rows = range(len(text)) if len(text) <= SAMPLED else held_out_rows(len(text), SAMPLED, seed)
+    before = Judge(CleaningRules(rules.max_characters, rules.max_words, 0, rules.keep_identical))
+    judged = map(before.judge, pairs_of(text.select(rows)))
+    characters = [list(map(len, sides)) for status, _, sides in judged if status == KEPT]
+    return Judge(rules, LengthRatio.of(np.array(characters, np.int64).reshape(-1, 2)), tests)
 
 
 def _rows(number: int, text: datasets.Dataset) -> range:
@@ -176,16 +167,8 @@ def _rows(number: int, text: datasets.Dataset) -> range:
     return range(number * PART, min((number + 1) * PART, len(text)))
 
 
-def _judge(tasks: Path, rules: CleaningRules, ratio: LengthRatio | None) -> Judge:
-    scores = np.load(tasks / "scores.npy", mmap_mode="r") if rules.scores is not None else None
-    return Judge(rules, ratio, np.load(tasks / "tests.npy"), scores)
-
-
-def _judging(
-    tasks: Path, text: datasets.Dataset, rules: CleaningRules, ratio: LengthRatio | None
-) -> Callable[[int], None]:
+def _judging(tasks: Path, text: datasets.Dataset, judge: Judge) -> Callable[[int], None]:
     """Return the task that judges a part and writes the status and a key of each pair."""
-    judge = _judge(tasks, rules, ratio)
 
     def task(number: int) -> None:
         path, rows = _judged(tasks, number), _rows(number, text)
@@ -193,7 +176,7 @@ def _judging(
             return
         table = np.zeros(len(rows), [("status", np.uint8), ("key", np.uint64)])
         for index, pair in enumerate(pairs_of(text.select(rows))):
-            status, _, sides = judge.judge(rows[index], pair)
+            status, _, sides = judge.judge(pair)
             table[index] = status, key_of("\n".join(sides))
         with written_whole(path) as new, new.open("wb") as file:
             np.save(file, table)
@@ -206,11 +189,16 @@ def _judged(tasks: Path, number: int) -> Path:
 
 
 def _match(
-    tasks: Path, text: datasets.Dataset, rules: CleaningRules, parts: range
+    tasks: Path, text: datasets.Dataset, rules: CleaningRules, scores: np.ndarray | None, parts: range
 ) -> tuple[np.ndarray, dict[int, int]]:
-    """Find copies and near copies; return the status of all pairs, `(pairs,)`, and the row that each is a copy of."""
+    """Apply the scores and find copies; return the status of all pairs, `(pairs,)`, and the row each is a copy of."""
     table = np.concatenate([np.load(_judged(tasks, number)) for number in parts])
     status, firsts = table["status"].copy(), {}
+    if scores is not None:
+        low = -np.inf if rules.minimum_score is None else rules.minimum_score
+        high = np.inf if rules.maximum_score is None else rules.maximum_score
+        is_within = (scores >= low) & (scores <= high)  # NaN never is
+        status[~is_within & np.isin(status, (KEPT, LANGUAGE))] = SCORE
     if not rules.keep_duplicates:
         kept = np.flatnonzero(status == KEPT)
         _, first, group = np.unique(table["key"][kept], return_index=True, return_inverse=True)
@@ -226,16 +214,20 @@ def _match(
     return status, firsts
 
 
-def _write(text: datasets.Dataset, path: Path, is_kept: np.ndarray, recipe: Recipe) -> None:
-    """Write the pairs that are kept, unless there is none: a file without rows would be refused."""
-    if is_kept.any():
-        table = text.with_format("arrow")[:].filter(pa.array(is_kept))
-        table = table.rename_columns([recipe.source_column, recipe.target_column])
+def _write(text: datasets.Dataset, path: Path, recipe: Recipe) -> None:
+    """Write pairs, unless there is none: a file without rows would be refused."""
+    if len(text):
+        table = text.with_format("arrow")[:].rename_columns([recipe.source_column, recipe.target_column])
         pq.write_table(table.replace_schema_metadata(), path, compression="zstd")
 
 
 def _samples(
-    text: datasets.Dataset, status: np.ndarray, firsts: dict[int, int], judge: Judge, seed: int
+    text: datasets.Dataset,
+    status: np.ndarray,
+    firsts: dict[int, int],
+    scores: np.ndarray | None,
+    judge: Judge,
+    seed: int,
 ) -> dict[str, list[str]]:
     """Return by rule some of the pairs that it has dropped, in words."""
     samples, random = {}, np.random.default_rng(seed)
@@ -243,7 +235,10 @@ def _samples(
         rows = np.flatnonzero(status == rule)
         for row in np.sort(random.choice(rows, min(SHOWN, len(rows)), replace=False)).tolist():
             pair = text[row]["source"], text[row]["target"]
-            reason = f"as pair {firsts[row] + 1:,}" if row in firsts else judge.judge(row, pair)[1]
+            if row in firsts:
+                reason = f"as pair {firsts[row] + 1:,}"
+            else:
+                reason = f"{scores[row]:g}" if rule == SCORE else judge.judge(pair)[1]
             lines = f"pair {row + 1:,}{reason and ': '}{reason}", *map(_shown, pair)
             samples.setdefault(NAMES[rule], []).append("\n".join(f"    {line}" for line in lines))
     return samples

@@ -53,24 +53,18 @@ class CleaningRules:
     maximum_score: float | None = None
 
     def check(self) -> None:
-        """Raise `UserError` for rules that no pair can keep, or that lack something."""
-        limits = [limit for limit in (self.minimum_score, self.maximum_score) if limit is not None]
-        broken = [
-            (min(self.max_characters, self.max_words) < 1, "max_characters and max_words must be 1 or more"),
-            (not 0 <= self.length_ratio < math.inf, "length_ratio must be above 0, or 0 for no limit"),
-            (not 0.5 <= (self.near_duplicates or 0.5) <= 0.95, "near_duplicates must be from 0.5 to 0.95"),
-            (self.near_side not in (*SIDES, BOTH), f"near_side must be one of {', '.join((*SIDES, BOTH))}"),
-            ((self.scores is None) != (not limits), "scores need a file and a limit: give both, or neither"),
-            (any(map(math.isnan, limits)) or limits != sorted(limits), "no score is within these limits"),
-        ]
+        """Raise `UserError` for rules that lack something."""
+        problem, has_limits = None, (self.minimum_score, self.maximum_score) != (None, None)
+        if (self.scores is not None) != has_limits:
+            problem = "scores need a file and a limit: give both, or neither"
         with reading("pip install 'vaswani_transformer[cleaning]'"):
             if self.near_duplicates is not None:
                 import rensa  # noqa: F401
-            known = sorted(language for language, _ in likely_languages("a", 1000)) if self.languages else ()
-        broken.append((not set(self.languages or ()) <= set(known), f"languages must be two of {', '.join(known)}"))
-        for is_broken, rule in broken:
-            if is_broken:
-                raise UserError(f"{rule}; the rules are {self}")
+            known = [language for language, _ in likely_languages("a", 1000)] if self.languages else ()
+        if not set(self.languages or ()) <= set(known):
+            problem = f"languages are {self.languages}: give two of {', '.join(sorted(known))}"
+        if problem:
+            raise UserError(problem)
 
 
 def plain(text: str) -> str:
@@ -131,25 +125,20 @@ def _logarithms(characters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 # Rules on a pair
 
 
+@dataclass(frozen=True)
 class Judge:
-    """Judges pairs by the rules that look at a pair alone.
+    """Judges pairs by the rules that look at a pair alone."""
 
-    Args:
-        rules: what is dropped.
-        ratio: the text's own distribution of lengths; None for no rule on it.
-        tests: hashes of lines that must not be in the text.
-        scores: of all pairs of the text.
-    """
+    rules: CleaningRules
+    ratio: LengthRatio | None = None  # the text's own distribution of lengths; None for no rule on it
+    tests: frozenset[int] = frozenset()  # hashes of lines that must not be in the text
 
-    def __init__(self, rules: CleaningRules, ratio: LengthRatio | None = None, tests: Any = (), scores: Any = None):
-        self.rules, self.ratio, self.tests, self.scores = rules, ratio, frozenset(np.asarray(tests).tolist()), scores
-
-    def judge(self, row: int, pair: tuple[str, str]) -> tuple[int, str, tuple[str, str]]:
-        """Return `KEPT` or the first rule that drops the pair in a row of the text, why, and the pair as by `plain`."""
+    def judge(self, pair: tuple[str, str]) -> tuple[int, str, tuple[str, str]]:
+        """Return `KEPT` or the first rule that drops the pair, why, and the pair as by `plain`."""
         text = plain(pair[0]), plain(pair[1])
-        return *next(self._reasons(row, pair, text), (KEPT, "")), text
+        return *next(self._reasons(pair, text), (KEPT, "")), text
 
-    def _reasons(self, row: int, pair: tuple[str, str], text: tuple[str, str]) -> Iterator[tuple[int, str]]:
+    def _reasons(self, pair: tuple[str, str], text: tuple[str, str]) -> Iterator[tuple[int, str]]:
         """Yield the rules that drop a pair, in their order, each with its reason; what is not asked for is not done."""
         rules, characters, words = self.rules, list(map(len, text)), max(side.count(" ") for side in text) + 1
         if not all(text):
@@ -167,10 +156,6 @@ class Judge:
         for side, line in zip(SIDES, text, strict=True):
             if self.tests and key_of(line.casefold()) in self.tests:
                 yield TEST, f"the {side}"
-        if self.scores is not None:
-            score, low, high = float(self.scores[row]), rules.minimum_score, rules.maximum_score
-            if not ((low is None or score >= low) and (high is None or score <= high)) or math.isnan(score):
-                yield SCORE, f"{score:g}"
         for side, line, expected in zip(SIDES, text, rules.languages or (), strict=bool(rules.languages)):
             [(language, probability)] = likely_languages(line)
             if language != expected and probability >= _LIKELY:
@@ -248,14 +233,8 @@ def read_scores(path: Path, key: str | None) -> Iterator[float]:
     """
     for number, line in enumerate(read_lines(path), 1):
         with reading(f"{path}, line {number}, which needs a score"):
-            score = _score(line, key)
+            value = line.rsplit("\t", 1)[-1] if key is None else json.loads(line)
+            for part in key.split(".") if key else ():
+                value = value[int(part) if isinstance(value, list) else part]
+            score = math.nan if value is None else float(value)
         yield score
-
-
-def _score(line: str, key: str | None) -> float:
-    if key is None:
-        return float(line.rsplit("\t", 1)[-1])
-    value = json.loads(line)
-    for part in key.split("."):
-        value = value[int(part) if isinstance(value, list) else part]
-    return math.nan if value is None else float(value)

@@ -24,7 +24,6 @@ from ..files import file_sha256, is_local, remove_leftovers, to_path, write_text
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
-from .filtering import KEPT, FilterCounts, count_status
 from .parallel_text import PairSource, held_out_rows
 from .prepared import (
     DATA_FIELDS,
@@ -45,8 +44,8 @@ from .prepared import (
 from .recipe_data import data_sources, new_tokenizer
 from .text_files import file_stamp
 from .tokenization import load_tokenizer, tokenizer_sha256, vocabulary_sizes
-from .tokenized_pairs import pair_encoder
-from .workers import LOCAL, check_engine, default_workers, run_tasks
+from .tokenized_pairs import KEPT, FilterCounts, pair_encoder
+from .workers import LOCAL, default_workers, run_tasks
 
 CHUNK = 50_000  # pairs of a shard, before the filter
 _ENCODED_TOGETHER = 1000  # pairs whose encodings, which are large, are in memory at once
@@ -88,7 +87,6 @@ def prepare(
     Raises:
         UserError: for mistakes in the recipe or its data, and a folder that holds something else.
     """
-    check_engine(engine)
     check_paths(recipe)
     folder = to_path(folder)
     if not progress:
@@ -234,7 +232,7 @@ class _ShardWriter:
             rows = np.setdiff1d(rows, self.held_out, assume_unique=True)
         for start in range(0, len(rows), _ENCODED_TOGETHER):
             encoded = self._encode(text[rows[start : start + _ENCODED_TOGETHER]])
-            counts += count_status(encoded["status"])
+            counts += np.bincount(encoded["status"], minlength=len(counts))
             kept = np.flatnonzero(encoded["status"] == KEPT)
             for column, name in zip(columns, ("input_ids", "labels"), strict=True):
                 column.append(pa.array([encoded[name][row] for row in kept], self._ids))

@@ -24,9 +24,8 @@ from ..errors import UserError, reading
 from ..files import file_sha256, is_local, to_path
 from ..json_and_yaml import read_json
 from ..recipes.recipe import Recipe
-from .filtering import FilterCounts
 from .tokenization import load_tokenizer, tokenizer_sha256
-from .tokenized_pairs import TOKEN_FEATURES
+from .tokenized_pairs import TOKEN_FEATURES, FilterCounts
 
 FORMAT, VERSION = "vaswani prepared pairs", 1
 MANIFEST, UNFINISHED, TOKENIZER = "manifest.json", "preparation.json", "tokenizer"

@@ -104,16 +104,15 @@ def decode_lines(
     for number, line in enumerate(lines, first):
         if digest is not None:
             digest.update(line)
-        is_too_long = len(line) > _MOST_BYTES  # and maybe cut within a character
+        text, is_too_long, problem = "", len(line) > _MOST_BYTES, None
         try:
             text = "" if is_too_long else line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors)
         except UnicodeDecodeError as error:
             problem = f"byte offset {error.start} of the line is not valid UTF-8 ({error.reason})"
-            raise UserError(f"{where}, line {number}: {problem}") from None
-        if number == 1:
-            text = text.removeprefix("\ufeff")
+        text = text.removeprefix("\ufeff") if number == 1 else text
         if is_too_long or len(text) > LONGEST_LINE:
             problem = f"more than {LONGEST_LINE:,} characters without a line feed"
+        if problem:
             raise UserError(f"{where}, line {number}: {problem}")
         yield text
 

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from importlib import import_module
 from typing import Any
 
 from tqdm import tqdm
@@ -22,7 +21,6 @@ from ..hardware import available_cpus
 
 Task = Callable[[int], Any]  # from its number to a result that can be pickled
 LOCAL, RAY = "local", "ray"
-ENGINES = {LOCAL: "multiprocessing", RAY: "ray.data"}  # with what they need
 _RESUME = "run the same command again to resume"
 _task: Task | None = None  # of a worker process
 
@@ -44,11 +42,10 @@ def run_tasks(
         The tasks' results, in the order of `numbers`.
 
     Raises:
-        UserError: of a task; an engine that is unknown or not installed; workers that were lost.
+        UserError: of a task; an engine that is not installed; workers that were lost.
     """
-    check_engine(engine)
     workers = max(1, min(workers, len(numbers)))
-    run = _on_ray if engine == RAY else _here if workers == 1 else _in_processes
+    run = {LOCAL: _here if workers == 1 else _in_processes, RAY: _on_ray}[engine]
     disable = None if shown else True  # None: shown on a terminal only
     results = dict(tqdm(run(make, numbers, workers), shown, len(numbers), disable=disable, unit=" parts", delay=1))
     return [results[number] for number in numbers]
@@ -57,12 +54,6 @@ def run_tasks(
 def default_workers(parts: int) -> int:
     """One worker per CPU, but no more than there are parts: a worker takes seconds to start."""
     return max(1, min(len(available_cpus()), parts))
-
-
-def check_engine(engine: str) -> None:
-    """Refuse an engine that is unknown or not installed, before any work is done."""
-    with reading(f"engine {engine} (of {' and '.join(ENGINES)}; ray by pip install 'vaswani_transformer[cluster]')"):
-        import_module(ENGINES[engine])
 
 
 def _here(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Any]]:
@@ -113,7 +104,8 @@ def _run(make: Callable[[], Task], number: int) -> Any:
 
 
 def _on_ray(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Any]]:
-    import ray
+    with reading("engine ray (pip install 'vaswani_transformer[cluster]')"):
+        import ray.data
 
     class Worker:
         def __init__(self):

@@ -11,7 +11,6 @@ from model_folders import write_model
 from vaswani_transformer import attend, load_model, train_tokenizer
 from vaswani_transformer.attention.weights import KINDS, readable_tokens
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.model.layers_vaswani import sinusoidal_positions
 
 TEXT = ["the old black dog sees an apple", "der alte schwarze Hund sieht einen Apfel", "naïve 中文 words, a $5 hat."]
 SOURCE, TARGET = "the old dog, a $5 hat", "der Hund"
@@ -30,30 +29,6 @@ def model(tokenizer):
 @pytest.fixture(scope="module")
 def weights(model, tokenizer):
     return attend(model, tokenizer, SOURCE, TARGET)
-
-
-def first_layer_by_hand(model, layer, ids: list[int], causal: bool) -> np.ndarray:
-    """Equation 1's weights of a first layer, `(heads, length, length)`, head by head and row by row."""
-    config, attention = model.config, layer.self_attn
-    embedded = model.model.shared.weight[ids].detach().numpy().astype(np.float64) * config.d_model**0.5
-    states = embedded + sinusoidal_positions(torch.arange(len(ids)), config.d_model).numpy()
-    query, key = (states @ one.weight.detach().numpy().T for one in (attention.q_proj, attention.k_proj))
-    weights = np.zeros((config.num_heads, len(ids), len(ids)))
-    for head in range(config.num_heads):
-        columns = slice(head * config.d_k, (head + 1) * config.d_k)
-        for row in range(len(ids)):
-            seen = row + 1 if causal else len(ids)
-            scores = key[:seen, columns] @ query[row, columns] / config.d_k**0.5
-            weights[head, row, :seen] = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
-    return weights
-
-
-def test_first_layers_are_those_of_equation_1(model, tokenizer, weights):
-    source, target = (tokenizer(text)["input_ids"] for text in (SOURCE, TARGET))
-    encoder = first_layer_by_hand(model, model.model.encoder.layers[0], source, causal=False)
-    decoder = first_layer_by_hand(model, model.model.decoder.layers[0], [0, *target[:-1]], causal=True)
-    np.testing.assert_allclose(weights.encoder[0], encoder, atol=1e-5)
-    np.testing.assert_allclose(weights.decoder[0], decoder, atol=1e-5)
 
 
 def weights_by_hand(attention, queries, keys, kind: str) -> np.ndarray:

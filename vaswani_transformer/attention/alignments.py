@@ -66,7 +66,7 @@ def align(
     for pairs, batch in batches_of_pairs(model, tokenized, tokens_per_batch):
         passes = [pass_with_attention(member, batch) for member in members]
         attention = [one_pass.cross_attentions[layer].float().mean(dim=1) for one_pass in passes]  # mean of the heads
-        for pair, weights in zip(pairs, torch.stack(attention).mean(dim=0).cpu(), strict=True):
+        for pair, weights in zip(pairs, torch.stack(attention).mean(dim=0).cpu().numpy(), strict=True):
             links[pair.index] = strongest_links(weights, pair.source_words, pair.target_words)
     return links
 
@@ -139,12 +139,8 @@ def parts_in_words(words: Sequence[range]) -> np.ndarray:
     return parts
 
 
-def strongest_links(weights: torch.Tensor, source_words: Sequence[range], target_words: Sequence[range]) -> Links:
+def strongest_links(weights: np.ndarray, source_words: Sequence[range], target_words: Sequence[range]) -> Links:
     """Return for each target word the source word with the largest sum of `(target_length, source_length)` weights."""
-    source, target = (torch.from_numpy(parts_in_words(words)[:, :-1]) for words in (source_words, target_words))
-    rows, columns = len(target_words), len(source_words)
-    sums = target.T @ weights[:rows, :columns] @ source
-    return [(best, word) for word, best in enumerate(sums.argmax(dim=1).tolist())]
-
-
-__all__ = ["align", "pharaoh"]
+    source, target = (parts_in_words(words)[:, :-1] for words in (source_words, target_words))
+    sums = target.T @ weights[: len(target_words), : len(source_words)] @ source
+    return [(best, word) for word, best in enumerate(sums.argmax(axis=1).tolist())]

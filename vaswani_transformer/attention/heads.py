@@ -6,7 +6,6 @@ from itertools import islice, repeat
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ..data.text_files import read_lines
 from ..data.tokenization import side_of
@@ -219,7 +218,7 @@ def _add_pair(
     )
     words = pair.source_words, pair.target_words
     cross = weights["encoder-decoder"][:, row, :, :m, :n]
-    links = strongest_links(torch.from_numpy(cross[-1].mean(axis=0)), *words) if links is None else links
+    links = strongest_links(cross[-1].mean(axis=0), *words) if links is None else links
     statistics["encoder"].add_self_attention(weights["encoder"][:, row, :, :n, :n], source_ends)
     statistics["decoder"].add_self_attention(weights["decoder"][:, row, :, :m, :m], read_ends)
     statistics["encoder-decoder"].add_encoder_decoder(cross, source_ends, target_ends, words, links)
@@ -248,6 +247,3 @@ def heads_as_markdown(report: dict) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
-
-
-__all__ = ["heads_as_markdown", "name_heads", "read_links"]

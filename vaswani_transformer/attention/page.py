@@ -34,7 +34,7 @@ def write_attention_page(
 def attention_page(
     weights: AttentionWeights, kinds: Sequence[str] = tuple(KINDS), layer: int = 1, head: int | None = None
 ) -> str:
-    """The page. It holds all layers and heads, each weight `w` to within `(sqrt(w) + 0.001) / 255`.
+    """Return the page. It holds all layers and heads, each weight `w` to within `(sqrt(w) + 0.001) / 255`.
 
     Args:
         weights: of a sentence pair.
@@ -49,12 +49,11 @@ def attention_page(
     first, (array, _, _) = next(iter(sides.items()))
     check_choice("layer", [layer], array.shape[0], KINDS[first])
     check_choice("head", None if head is None else [head], array.shape[1], KINDS[first])
-    size = sum(array.size for array, _, _ in sides.values())
-    if size > PAGE_WEIGHTS:
-        longest = max(max(array.shape[2:]) for array, _, _ in sides.values())
-        fix = "give shorter sentences" + (", or one --kind" if len(sides) > 1 else "")
-        most = f"at most {PAGE_WEIGHTS / 1e6:.0f} million fit"
-        raise UserError(f"{longest} tokens make {size / 1e6:.0f} million weights, and {most} into a page: {fix}")
+    if (size := sum(array.size for array, _, _ in sides.values())) > PAGE_WEIGHTS:
+        raise UserError(
+            f"{size / 1e6:.0f} million weights are too many for a page, at most {PAGE_WEIGHTS / 1e6:.0f} million: give"
+            " shorter sentences, or one --kind"
+        )
     data = {
         "source": weights.source,
         "target": weights.target,
@@ -82,6 +81,6 @@ def attention_page(
 
 
 def _packed(weights: np.ndarray) -> str:
-    """Weights as bytes, compressed, in base64."""
+    """Return weights as bytes, compressed, in base64."""
     levels = np.rint(np.sqrt(weights, dtype=np.float32) * _LEVELS).astype(np.uint8)
     return base64.b64encode(zlib.compress(levels.tobytes(), level=9)).decode()

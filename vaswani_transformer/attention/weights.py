@@ -124,11 +124,9 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
     if target is not None:
         target_ids = token_ids(model, tokenizer, "target", target)
     else:
-        outputs = copy_sharing_weights(model).generate(input_ids=inputs, attention_mask=mask, **generate_options)
-        generated = getattr(outputs, "sequences", outputs)[0, 1:].tolist()
-        ends = np.atleast_1d(model.generation_config.eos_token_id or ())  # a number or a list of them
-        length = next((number for number, token in enumerate(generated, 1) if token in ends), None)
-        target_ids = generated[:length]  # without the padding behind the end
+        options = generate_options | {"return_dict_in_generate": False}
+        generated = copy_sharing_weights(model).generate(input_ids=inputs, attention_mask=mask, **options)[0, 1:]
+        target_ids = generated[generated != model.config.pad_token_id].tolist()
         target = tokenizer.decode(target_ids, skip_special_tokens=True)
     batch = {"input_ids": inputs, "attention_mask": mask, "labels": torch.tensor([target_ids], device=model.device)}
     arrays = {kind: weights[:, 0] for kind, weights in attention_of_batch(forming_attention(model), batch).items()}
@@ -201,6 +199,3 @@ def token_ids(model, tokenizer, side: str, text: str) -> list[int]:
     ids = side_of(tokenizer, side)([text.strip()])["input_ids"][0]
     check_length(model.config, 1, len(ids))
     return ids
-
-
-__all__ = ["AttentionWeights", "attend"]

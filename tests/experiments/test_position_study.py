@@ -63,22 +63,3 @@ def test_what_is_tested_was_not_drawn_for_training():
     tested = {tuple(row["labels"]) for length, rows in study.tests().items() if length >= 10 for row in rows}
     for seed in range(4):  # of 20 symbols there are so many sentences of 10 that none comes twice by chance
         assert not tested & {tuple(row["labels"]) for row in study.draw(random.Random(seed), 1000, 1, study.trained)}
-
-
-def test_both_encodings_learn_from_the_same_short_batches(monkeypatch):
-    study, draw = LengthStudy(trained=4, tested=(3, 6), steps=3, **SMALL), LengthStudy.draw
-    seen = {"sinusoidal": [], "learned": []}
-    for encoding, batches in seen.items():
-
-        def recorded(*arguments, batches=batches):
-            batches.append(draw(*arguments))
-            return batches[-1]
-
-        monkeypatch.setattr(LengthStudy, "draw", recorded)
-        train_on_short(study, encoding, seed=5)
-    assert seen["learned"] == seen["sinusoidal"] and len(seen["learned"]) == 3
-    drawn = [pair for batch in seen["learned"] for pair in batch]
-    assert max(len(pair["input_ids"]) for pair in drawn) == 5  # the end token too
-    assert all(pair["input_ids"] == pair["labels"] and min(pair["labels"][:-1], default=3) >= 3 for pair in drawn)
-    lengths = {length: {len(row["labels"]) - 1 for row in rows} for length, rows in study.tests().items()}
-    assert lengths == {3: {3}, 6: {6}}

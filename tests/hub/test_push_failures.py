@@ -114,11 +114,6 @@ def test_a_push_that_broke_can_be_repeated(push, hub, model, fault):
     assert len(hub.repositories[REPO].branches["main"]) == 2
 
 
-def test_a_short_interruption_is_overcome_without_the_user(push, hub):
-    hub.faults.append(Fault("PUT", "/lfs/", times=2))
-    assert push().err == "" and "model.safetensors" in hub.files(REPO)
-
-
 def test_an_update_that_breaks_leaves_the_old_model_whole(push, hub):
     push()
     before = hub.files(REPO)
@@ -147,27 +142,9 @@ def test_a_commit_of_someone_else_in_between_is_noticed(push, hub):
     push("--language", "fr")
 
 
-def test_a_server_that_is_no_hub(push, hub):
-    hub.faults.append(Fault("GET", "/api/whoami-v2", answer=(200, b"<html>Hello.</html>", {})))
-    assert "push again" in push(status=1).err
-
-
 def test_an_answer_that_lacks_what_the_client_looks_for(push, hub, monkeypatch):
     monkeypatch.setattr(hub_server._Handler, "_json", lambda self, value: (200, b"{}", {}))
     assert "push again" in push(status=1).err
-
-
-def test_storage_that_the_client_prefers_but_cannot_reach(forked, hub, model):
-    code = f"""
-import sys, huggingface_hub.constants
-huggingface_hub.constants.HF_HUB_DISABLE_XET = False
-from vaswani_transformer.cli.main import main
-sys.exit(main(["push", {str(model)!r}, {REPO!r}, "--license", "mit"]))
-"""
-    done = forked.python(code)
-    assert done.status in (1, 2) and len(done.err.splitlines()) == 1 and done.err.startswith("error: "), done.err
-    assert any("xet-write-token" in path for _, path, _ in hub.requests)
-    assert len(hub.repositories[REPO].branches["main"]) == 1
 
 
 @pytest.mark.parametrize(("shards", "number"), [(False, signal.SIGINT), (True, signal.SIGINT), (True, signal.SIGTERM)])

@@ -13,7 +13,7 @@ import pushing
 import pytest
 import yaml
 from conftest import ROOT
-from hub_server import SPACE_TEXT, card_errors
+from hub_server import card_errors
 from huggingface_hub import HfApi
 from pushing import REPO
 
@@ -83,19 +83,6 @@ def test_the_languages_have_to_be_known_and_a_parser_has_none(monkeypatch):
     files = files_of(is_parser=True)
     _, words, _ = arguments_of(files["app.py"], monkeypatch)
     assert words[:2] == ["serve", "FOLDER"] and "Draws the trees" in files["README.md"]
-
-
-def test_the_same_again_makes_no_commit_and_news_do(write, hub):
-    assert write("en", "de").changed
-    before = texts(hub)
-    assert before == files_of("en", "de") and SPACE_TEXT not in before["README.md"]
-    assert set(hub.files(SPACE)) == {*NAMES, ".gitattributes"}
-    assert not write("en", "de").changed
-    assert len(hub.repositories[SPACE].branches["main"]) == 2
-    assert write("de", "nl").changed
-    after = texts(hub)
-    assert {name for name in NAMES if before[name] != after[name]} == {"README.md", "app.py"}
-    assert "de-nl" in after["app.py"] and "German to Dutch" in after["README.md"]
 
 
 def test_files_that_someone_wrote_or_edited_stay(write, hub, caplog):

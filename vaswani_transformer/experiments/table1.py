@@ -83,7 +83,6 @@ class LayerKind:
     label: str
     row: str  # of the paper's table that it belongs to
     complexity: str  # operations a layer, the paper's O(...)
-    sequential: str  # operations that must follow each other, the paper's O(...)
     path: str  # longest path between two positions, the paper's O(...)
     # From n, d, k and r: multiplications with an addition in its matrix products, `complexity` with its constants.
     operations: Callable[[int, int, int, int], int]
@@ -91,6 +90,7 @@ class LayerKind:
     # From n, k and r: layers until every position has reached every other; of a recurrent layer, which reaches later
     # positions only, applications of its cell.
     layers_needed: Callable[[int, int, int], int]
+    sequential: str = "O(1)"  # operations that must follow each other, the paper's O(...)
 
 
 def _stacked(length: int, reach: int) -> int:
@@ -106,26 +106,25 @@ def _dilated(length: int, kernel: int, neighbourhood: int) -> int:
     return layers
 
 
-_CONVOLUTIONAL = ("Convolutional", "O(k·n·d²)", "O(1)")
 KINDS = {
     "self-attention": LayerKind(
-        "self-attention", "Self-attention", "O(n²·d)", "O(1)", "O(1)", lambda n, d, k, r: 2 * n * n * d,
+        "self-attention", "Self-attention", "O(n²·d)", "O(1)", lambda n, d, k, r: 2 * n * n * d,
         lambda d, k, r: Attention(), lambda n, k, r: 1),
     "lstm": LayerKind(
-        "recurrent (LSTM)", "Recurrent", "O(n·d²)", "O(n)", "O(n)", lambda n, d, k, r: 8 * n * d * d,
-        lambda d, k, r: Recurrence(d, d, batch_first=True), lambda n, k, r: n - 1),
+        "recurrent (LSTM)", "Recurrent", "O(n·d²)", "O(n)", lambda n, d, k, r: 8 * n * d * d,
+        lambda d, k, r: Recurrence(d, d, batch_first=True), lambda n, k, r: n - 1, "O(n)"),
     "convolution": LayerKind(
-        "convolutional, contiguous", *_CONVOLUTIONAL, "O(n/k)", lambda n, d, k, r: k * n * d * d,
+        "convolutional, contiguous", "Convolutional", "O(k·n·d²)", "O(n/k)", lambda n, d, k, r: k * n * d * d,
         lambda d, k, r: Convolution(d, k), lambda n, k, r: _stacked(n, k // 2)),
     "convolution-dilated": LayerKind(
-        "convolutional, dilated", *_CONVOLUTIONAL, "O(log_k(n))", lambda n, d, k, r: k * n * d * d,
+        "convolutional, dilated", "Convolutional", "O(k·n·d²)", "O(log_k(n))", lambda n, d, k, r: k * n * d * d,
         lambda d, k, r: Convolution(d, k, dilation=k), _dilated),
     "convolution-separable": LayerKind(
-        "convolutional, separable", "Convolutional", "O(k·n·d + n·d²)", "O(1)", "O(n/k)",
+        "convolutional, separable", "Convolutional", "O(k·n·d + n·d²)", "O(n/k)",
         lambda n, d, k, r: k * n * d + n * d * d,
         lambda d, k, r: Convolution(d, k, separable=True), lambda n, k, r: _stacked(n, k // 2)),
     "self-attention-restricted": LayerKind(
-        "self-attention, restricted", "Self-attention (restricted)", "O(r·n·d)", "O(1)", "O(n/r)",
+        "self-attention, restricted", "Self-attention (restricted)", "O(r·n·d)", "O(n/r)",
         lambda n, d, k, r: 2 * (r + 1) * n * d,
         lambda d, k, r: Attention(neighbourhood=r), lambda n, k, r: _stacked(n, r // 2)),
 }  # fmt: skip

@@ -168,11 +168,10 @@ def read_import(folder: str | Path) -> dict:
 
 def metadata(text: str) -> dict[str, Any]:
     """Return licence, languages, datasets and scores in the front matter of a card, as far as they have that form."""
-    import yaml
     from huggingface_hub import ModelCard, ModelCardData
 
     data = ModelCardData()
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, yaml.YAMLError):
+    with contextlib.suppress(Exception):  # whatever a stranger's front matter makes the libraries raise
         data = ModelCard(text).data
     languages, datasets = (
         value if isinstance(value, list) else [value] for value in (data.language, data.get("datasets"))

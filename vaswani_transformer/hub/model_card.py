@@ -285,6 +285,6 @@ def card_for_push(model, repo_id: str, card: str) -> str:
         weights = tensors_sha256(saved)
     if describes(card, weights):
         return card
-    is_unchanged = bool(model.name_or_path) and weights is not None and tensors_sha256(model.name_or_path) == weights
+    is_unchanged = bool(model.name_or_path) and tensors_sha256(model.name_or_path) == weights
     facts = facts_of(model, repo_id, model.name_or_path if is_unchanged else None, weights)
     return render_card(carry_over(facts, card))

@@ -23,7 +23,7 @@ from ..errors import reading
 from ..evaluation.records import tensors_sha256
 from ..json_and_yaml import read_text
 from ..model.configuration_vaswani import VaswaniConfig
-from .card_facts import METRICS, CardFacts, datasets_of, facts_of, file_name, metadata, one_line_of_text
+from .card_facts import METRICS, CardFacts, facts_of, file_name, metadata, one_line_of_text
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,11 @@ KINDS = {"base": "base", "big": "big", "parser": "parsing"}  # template -> the p
 _SIZES = ("encoder_layers", "decoder_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v")
 _CONFIG = (*_SIZES, "vocab_size", "decoder_vocab_size", "tie_word_embeddings", "share_encoder_decoder_embeddings",
            "position_encoding", "activation_function", "attention_window")  # fmt: skip
-_RECIPE = ("max_length", "tokens_per_batch", "learning_rate_scale", "warmup_steps", "adam_beta1",
-           "adam_beta2", "adam_epsilon", "label_smoothing", "seed")  # fmt: skip
+_DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
+_RECIPE = ("from_model", "lora_rank", "distilled from", "train_source", "train_target", "train_data", "data_config",
+           "validation_source", "validation_target", "validation_data", "validation_split", "optimizer steps",
+           "max_length", "tokens_per_batch", "learning_rate_scale", "warmup_steps", "adam_beta1", "adam_beta2",
+           "adam_epsilon", "label_smoothing", "seed", *_DROPOUTS)  # fmt: skip
 _RECORD = ("sentences", "source_file", "source_sha256", "reference_file", "reference_sha256", "bleu_signature",
            "chrf_signature", "date", "command")  # fmt: skip
 _SEAL = re.compile(r"(?:<!--|#) Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64})(?: -->)?\s*\Z")
@@ -82,35 +85,12 @@ def rows_of(values: Mapping, names: Sequence[str] | None = None) -> list[tuple[s
 
 
 def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
-    """Return rows (label, value) of the training table, without those of unknown facts."""
-    recipe, config = facts.recipe, facts.config
-    if not recipe:
+    """Return rows (name, value) of the training table: fields of the recipe, paths without their private folders."""
+    if not facts.recipe:
         return []
-    rank = recipe.get("lora_rank")
-    trained = "all weights" if rank is None else f"adapters of rank {rank}, merged"
-    rows = {
-        "started from": recipe.get("from_model") and f"{file_name(recipe['from_model'])}, {trained}",
-        "distilled from": facts.teachers and f"translations of {' and '.join(facts.teachers)}",
-        "training data": _data(recipe, "train"),
-        "validation data": _data(recipe, "validation"),
-        "optimizer steps": facts.steps and f"{facts.steps:,}",
-    }
-    dropouts = {name: getattr(config, name) for name in ("dropout", "attention_dropout", "activation_dropout")}
-    known = [(label, value) for label, value in rows.items() if value]
-    return known + rows_of(recipe | dropouts, (*_RECIPE, *dropouts))
-
-
-def _data(recipe: Mapping, part: str) -> str | None:
-    """Return the data of `"train"` or `"validation"` in words, without folders, which are private."""
-    source, target, data = (recipe.get(f"{part}_{name}") for name in ("source", "target", "data"))
-    if source and target:
-        return f"{file_name(source)} and {file_name(target)}"
-    if part == "validation" and not data:
-        split, size = recipe.get("validation_split"), recipe.get("validation_size")
-        is_split = split and recipe.get("train_data")
-        return f"split {file_name(split)}" if is_split else f"{size:,} pairs held out" if size else None
-    name = data if datasets_of(recipe) and part == "train" else file_name(data or "")
-    return f"{name} {file_name(recipe['data_config'])}" if name and recipe.get("data_config") else name
+    recipe = {name: file_name(value) if isinstance(value, str) else value for name, value in facts.recipe.items()}
+    recipe |= {"distilled from": " and ".join(facts.teachers), "optimizer steps": facts.steps}
+    return rows_of(recipe | {name: getattr(facts.config, name) for name in _DROPOUTS}, _RECIPE)
 
 
 def evaluation_results(facts: CardFacts, kind: str) -> list[EvalResult]:

@@ -134,20 +134,15 @@ def measure_layer(layer: nn.Module, length: int, width: int, device: torch.devic
     """Measure a layer on one sequence of random numbers `(1, length, width)`, in float32.
 
     Returns:
-        `length`, `width`; `forward_seconds`, and `training_seconds` of forward and backward together, the shortest of
-        some rounds, since other programs only ever slow it down; `training_bytes` beside the weights, which the forward
-        pass keeps for the backward pass.
+        `length`, `width`; `training_seconds` of forward and backward together, the shortest of some rounds, since other
+        programs only ever slow it down; `training_bytes` beside the weights, which the forward pass keeps for the
+        backward pass.
     """
     layer = layer.to(device)
     states = torch.randn(1, length, width, device=device, requires_grad=True)
-    costs: dict[str, float] = {"length": length, "width": width}
-    for name, statement in (
-        ("forward_seconds", "with torch.no_grad(): layer(states)"),
-        ("training_seconds", "layer.zero_grad(); layer(states).sum().backward()"),
-    ):
-        names = {"torch": torch, "layer": layer, "states": states}
-        timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
-        costs[name] = min(timer.blocked_autorange(min_run_time=SECONDS).times)
+    statement, names = "layer.zero_grad(); layer(states).sum().backward()", {"layer": layer, "states": states}
+    timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
+    seconds = min(timer.blocked_autorange(min_run_time=SECONDS).times)
     kept: dict[int, int] = {}  # bytes by the address of the memory, which several tensors may share
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -158,7 +153,7 @@ def measure_layer(layer: nn.Module, length: int, width: int, device: torch.devic
         layer(states)
     for tensor in layer.parameters():
         kept.pop(tensor.untyped_storage().data_ptr(), None)
-    return costs | {"training_bytes": sum(kept.values())}
+    return {"length": length, "width": width, "training_seconds": seconds, "training_bytes": sum(kept.values())}
 
 
 def fitted_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
@@ -210,8 +205,7 @@ class Table1(Experiment):
             for letter, size in (("n", "length"), ("d", "width"))
             for cost, title in COSTS.items()
         } | {
-            f"n = {settings['lengths'][-1]:,}: forward (s)": "{forward_seconds:.4f}",
-            "and backward (s)": "{training_seconds:.4f}",
+            f"n = {settings['lengths'][-1]:,}: time (s)": "{training_seconds:.4f}",
             "memory (bytes)": "{training_bytes:,}",
         }
         figures = {name: {"figures": _summary(KINDS[name], result)} for name, result in results.items()}

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from model_folders import reconfigure, write_model
+from model_folders import change, write_model
 
 from vaswani_transformer import export_model
 
@@ -50,7 +50,8 @@ def folder(tmp_path_factory):
 def test_an_exported_model_translates_without_torch(folder, tmp_path):
     pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
     export_model(folder, tmp_path / "exported")
-    reconfigure(tmp_path / "exported", no_repeat_ngram_size=0)  # which CTranslate2's search does not follow
+    # CTranslate2's search does not follow it.
+    change(tmp_path / "exported", "generation_config.json", no_repeat_ngram_size=0)
     code = MAIN.replace("main(sys.argv[1:])", "assert main(sys.argv[1:]) == 0")
     assert not imported(code, "translate", str(tmp_path / "exported"), "A dog.") & {"torch", "transformers", "datasets"}
     code = (

@@ -17,7 +17,7 @@ import training_runs
 import translating
 import yaml
 from conftest import ROOT, TINY_RECIPE, free_port
-from model_folders import reconfigure, write_model
+from model_folders import change, write_model
 from training_runs import equal, weights_of
 
 import vaswani_transformer as vt
@@ -45,7 +45,7 @@ def teachers(tmp_path_factory):
     """Two models of one tokenizer, English to German; their outputs are short."""
     folders = [write_model(tmp_path_factory.mktemp("models") / f"teacher-{seed}", seed) for seed in (2, 3)]
     for folder in folders:
-        reconfigure(folder, max_extra_tokens=2, num_beams=3)
+        change(folder, "generation_config.json", max_extra_tokens=2, num_beams=3)
         facts = {"toolkit": "Marian", "source": "owner/name", "languages": ["en", "de"]}
         (folder / "import.json").write_text(json.dumps(facts))
     return folders

@@ -9,7 +9,7 @@ import pytest
 import torch
 import translating
 from conftest import error_of
-from model_folders import reconfigure, write_model
+from model_folders import change, write_model
 from translating import OPTIONS, run
 
 from vaswani_transformer import load_model
@@ -133,7 +133,8 @@ def test_settings_that_training_once_left_limit_nothing(tmp_path):
     folder = write_model(tmp_path / "model")
     own = json.loads((folder / "generation_config.json").read_text())
     defaults = GenerationConfig()._get_default_generation_params()
-    reconfigure(folder, **{name: value for name, value in defaults.items() if value is not None} | own)
+    defaults = {name: value for name, value in defaults.items() if value is not None}
+    change(folder, "generation_config.json", **defaults | own)
     assert json.loads((folder / "generation_config.json").read_text())["max_length"] == 20
     loaded, _ = load_model(folder, "cpu")
     assert loaded.generation_config.max_length is None and loaded.generation_config.num_beams == 4

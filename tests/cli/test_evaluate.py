@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from model_folders import reconfigure, write_model
+from model_folders import change, write_model
 
 from vaswani_transformer.cli.main import main
 
@@ -80,7 +80,7 @@ def test_an_interrupted_evaluation_leaves_the_earlier_files(evaluate, tmp_path, 
 
 def test_a_sampled_search_is_recorded_as_one(evaluate, tmp_path):
     folder = write_model(tmp_path / "sampled")
-    reconfigure(folder, do_sample=True, temperature=0.7)
+    change(folder, "generation_config.json", do_sample=True, temperature=0.7)
     assert evaluate("--beams", "1", "--json", tmp_path / "scores.json", folder=folder) == 0
     generation = json.loads((tmp_path / "scores.json").read_text())["generation"]
     assert {"num_beams": 1, "do_sample": True, "temperature": 0.7, "max_new_tokens": 8}.items() <= generation.items()

@@ -1,12 +1,15 @@
 """The folder of an exported model given where a model is needed: what it is, and what can be done with it."""
 
 import dataclasses
+import json
+import shutil
 
 import pytest
 from conftest import error_of
 from exporting_models import save_model, small_tokenizer
 
 from vaswani_transformer import export_model, load_ensemble, load_model, pipeline, publish
+from vaswani_transformer.export.engine import load_exported
 from vaswani_transformer.export.facts import ExportFacts
 from vaswani_transformer.importing.importing import import_model
 
@@ -16,11 +19,17 @@ def model(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("model") / "model", small_tokenizer())
 
 
-@pytest.fixture(scope="module", params=["ctranslate2", "onnx"])
-def exported(request, tmp_path_factory, model):
-    """Format and folder; what is in the graphs of an ONNX export plays no part here, and takes long to make."""
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, model):
+    """A model exported to CTranslate2."""
     pytest.importorskip("ctranslate2")
-    folder = export_model(model, tmp_path_factory.mktemp("exported") / "x").folder
+    return export_model(model, tmp_path_factory.mktemp("exported") / "x").folder
+
+
+@pytest.fixture(scope="module", params=["ctranslate2", "onnx"])
+def exported(request, tmp_path_factory, whole):
+    """Format and folder; what is in the graphs of an ONNX export plays no part here, and takes long to make."""
+    folder = shutil.copytree(whole, tmp_path_factory.mktemp(request.param) / "x")
     if request.param == "onnx":
         facts = dataclasses.replace(ExportFacts.read(folder), format="onnx")
         for name in ("model.bin", "config.json", "shared_vocabulary.json", "export.json"):
@@ -52,3 +61,21 @@ def test_each_says_what_it_is(tmp_path, model, exported, call):
 def test_a_damaged_one(tmp_path):
     (tmp_path / "export.json").write_text("{")
     assert "export.json: " in error_of(load_model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("export.json", {"format": "onnx"}),
+        ("export.json", {"positions": "many"}),
+        ("export.json", {"vocab_size": 7}),
+        ("config.json", {"unk_token": []}),
+        ("generation_config.json", {"num_beams": 10**9}),
+        ("generation_config.json", {"suppress_tokens": [10**6]}),
+    ],
+    ids=str,
+)
+def test_an_edited_one_is_refused_in_one_line(whole, tmp_path, name, values):
+    folder = shutil.copytree(whole, tmp_path / "x")
+    (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | values))
+    assert str(folder) in error_of(load_exported, folder, "cpu")

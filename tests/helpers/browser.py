@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import time
 
 import pytest
 
@@ -33,12 +32,3 @@ def look(browser, *, width: int = 1000, height: int = 900, theme: str = "light")
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     features = [{"name": "prefers-color-scheme", "value": theme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-
-def wait_for(condition, seconds: float = 60):
-    """What a condition gives as soon as that is true."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "what the test waits for does not come"
-        time.sleep(0.03)
-    return value

@@ -1,15 +1,12 @@
 """Cleaning in this process, for tests: recipes of pairs, and the rows that are left."""
 
 import dataclasses
-import hashlib
 import unicodedata
-from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from vaswani_transformer.data.cleaning import clean
 from vaswani_transformer.data.cleaning_rules import CleaningRules
-from vaswani_transformer.output_folder import OWN
 from vaswani_transformer.recipes.recipe import Recipe
 
 
@@ -37,9 +34,3 @@ def rows_of(folder, part="train"):
 def plainly(text):
     """A text as the rules compare it."""
     return " ".join(unicodedata.normalize("NFKC", text).split())
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a prepared folder."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in OWN]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

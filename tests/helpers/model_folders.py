@@ -1,14 +1,20 @@
-"""Model folders with random weights, made without training."""
+"""Model folders with random weights, made without training, and one to damage.
+
+A test file takes a fixture of these by its name: `folder = model_folders.folder`.
+"""
 
 import json
+import shutil
 from pathlib import Path
 
+import pytest
 from conftest import tiny_model
 
 from vaswani_transformer import train_tokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
 
 PAIRS = generate_corpus(120, 10, 10).train
+TEXTS = ["a small sentence", "another small sentence of words", "words and more words"]
 
 
 def write_model(folder: Path, seed: int = 2, **changes) -> Path:
@@ -27,7 +33,22 @@ def write_model(folder: Path, seed: int = 2, **changes) -> Path:
     return folder
 
 
-def reconfigure(folder: Path, **settings) -> None:
-    """Change settings of a folder's `generation_config.json`."""
-    path = folder / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+def change(folder: Path, file: str = "tokenizer.json", **entries) -> None:
+    """Give entries of a JSON file other values; a file that is not there gets these alone."""
+    path = folder / file
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | entries))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """A complete small model folder; leave it as it is."""
+    tokenizer, folder = train_tokenizer(TEXTS, vocab_size=270), tmp_path_factory.mktemp("saved")
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path) -> Path:
+    """A copy of it, to damage."""
+    return shutil.copytree(saved, tmp_path / "model")

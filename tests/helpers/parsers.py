@@ -35,24 +35,13 @@ def train(trees, folder, *options):
 
 
 @pytest.fixture(scope="session")
-def datasets_cache(tmp_path_factory):
-    """A cache for `datasets`, so that the user's stays untouched."""
-    import datasets
-
-    folder = tmp_path_factory.mktemp("parsers_cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
-        yield
-
-
-@pytest.fixture(scope="session")
-def model(trees, datasets_cache, tmp_path_factory):
+def model(trees, tmp_path_factory):
     """A parser that has learned next to nothing."""
     return train(trees, tmp_path_factory.mktemp("model") / "run", "--no-words", "--augment", "1", "--num-beams", "3")
 
 
 @pytest.fixture(scope="session")
-def wordy_model(trees, datasets_cache, tmp_path_factory):
+def wordy_model(trees, tmp_path_factory):
     """Another, which writes words too, and whose tags are all `XX`."""
     folder = tmp_path_factory.mktemp("wordy_model") / "run"
     return train(trees, folder, "--no-tags", "--vocab-size", "500")

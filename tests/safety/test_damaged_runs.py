@@ -1,5 +1,6 @@
-"""A run that is resumed with a damaged, planted or odd file: one line that names it, exit status 2, nothing removed."""
+"""Runs and prepared data with a flipped bit, or a damaged, planted or odd file: noticed, and nothing is removed."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -10,85 +11,139 @@ import pytest
 import torch
 import yaml
 from canaries import Canary
-from conftest import tiny_recipe
+from conftest import error_of, tiny_recipe
 from training_runs import is_complete
 
 from vaswani_transformer import train
 from vaswani_transformer.cli.main import main
+from vaswani_transformer.data.prepare import prepare
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.recipes.recipe import load_recipe
-from vaswani_transformer.training.averaging import average_models
+from vaswani_transformer.training.averaging import average_models, last_checkpoints
 from vaswani_transformer.training.callbacks import read_training_log
-from vaswani_transformer.training.checkpoints import checkpoint_folders, checkpoint_to_resume, crc32
-
-LAST, EARLIER = "checkpoints/checkpoint-4", "checkpoints/checkpoint-2"
-
-
-@pytest.fixture(scope="module")
-def original(cache, tmp_path_factory):
-    """A run that ended after its last checkpoint and before it chose its weights, its recipe beside it."""
-    place = tmp_path_factory.mktemp("original")
-    write_corpus(generate_corpus(60, 20, 20), place / "text")
-    recipe = tiny_recipe(
-        place / "text", place / "run", max_steps=4, evaluate_every=2, average_checkpoints=2, precision="fp32"
-    )
-    result = train(recipe, progress=False)
-    (result.folder / "model.safetensors").unlink()
-    return result.folder
-
-
-@pytest.fixture
-def run(original, tmp_path):
-    return shutil.copytree(original, tmp_path / "run", symlinks=True)
-
-
-@pytest.fixture
-def resume(run, capsys):
-    """Resumes `run` by the command, to one step more; returns exit status and standard error."""
-
-    def resume(*options, steps=5):
-        path = run.parent / "recipe.yaml"
-        path.write_text(yaml.safe_dump({**recipe, "output": str(run), "max_steps": steps}))
-        status = main(["train", str(path), "--quiet", *options])
-        return status, capsys.readouterr().err
-
-    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
-    return resume
-
-
-def everything(folder: Path) -> dict:
-    """What lies in a folder, and its content in checkpoints."""
-    paths = {path.relative_to(folder): path for path in folder.rglob("*")}
-    return {name: path.is_file() and "checkpoint-" in str(name) and crc32(path) for name, path in paths.items()}
-
-
-def refused(resume, run, *words, options=()):
-    before = everything(run)
-    status, error = resume(*options)
-    [line] = [line for line in error.splitlines() if line.startswith("error: ")]
-    assert status == 2 and "Traceback" not in error and len(line) < 1000
-    assert all(word in line for word in words), line
-    assert before.items() <= everything(run).items()
-
-
-def without_sums(folder: Path) -> None:
-    """As somebody who sends a run may write a manifest: with sizes, and no sums that differ."""
-    path = folder / "checkpoint.json"
-    record = json.loads(path.read_text())
-    record["crc32"] = {}
-    record["files"] = {name: (folder / name).stat().st_size for name in record["files"]}
-    path.write_text(json.dumps(record))
-
+from vaswani_transformer.training.checkpoints import check_contents, checkpoint_folders, checkpoint_to_resume
 
 DEEP = "[" * 10**5
 
 
-@pytest.mark.parametrize("text", ["", DEEP], ids=lambda text: text[:20])
+@pytest.fixture(scope="module")
+def recipe(cache, tmp_path_factory):
+    text = tmp_path_factory.mktemp("text")
+    write_corpus(generate_corpus(60, 20, 20), text)
+    return tiny_recipe(text, max_steps=6, evaluate_every=2, average_checkpoints=2, keep_weights="average")
+
+
+@pytest.fixture(scope="module")
+def original(recipe, tmp_path_factory):
+    """A run that ended after its last checkpoint and before it chose its weights."""
+    folder = tmp_path_factory.mktemp("original") / "run"
+    train(dataclasses.replace(recipe, output=str(folder)), progress=False)
+    (folder / "model.safetensors").rename(folder.parent / "undisturbed.safetensors")
+    return folder
+
+
+@pytest.fixture
+def run(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "run")
+
+
+@pytest.fixture
+def resume(recipe, tmp_path, capsys):
+    """Resumes the run by the command; returns its exit status and the line of its error."""
+
+    def call(*options) -> tuple[int, str]:
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump(dataclasses.asdict(recipe) | {"output": str(tmp_path / "run")}))
+        capsys.readouterr()
+        status = main(["train", str(path), "--quiet", *map(str, options)])
+        error = capsys.readouterr().err
+        lines = [line for line in error.splitlines() if line.startswith("error: ")]
+        assert len(lines) == (status == 2) and "Traceback" not in error and len("".join(lines)) < 1000
+        return status, "".join(lines)
+
+    return call
+
+
+def contents(folder: Path) -> dict[Path, bytes | None]:
+    """The files of a folder, and what is in those of checkpoints."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path: path.read_bytes() if path.parent.name.startswith("checkpoint-") else None for path in files}
+
+
+def checkpoint(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"checkpoint-{step}"
+
+
+# Flipped bits -----------------------------------------------------------------------------------------------------
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json"])
+def test_a_bit_of_a_checkpoint(run, name, caplog):
+    last = checkpoint(run, 6)
+    flip_a_bit(last / name)
+    assert is_complete(last)  # its size is right
+    with pytest.raises(UserError, match=f"checkpoint-6/{name} has changed since it was written"):
+        check_contents(last)
+    assert checkpoint_to_resume(run / "checkpoints") == checkpoint(run, 4)
+    assert f"not resumed from checkpoint-6: {last / name}" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors"])
+def test_a_run_is_resumed_from_the_checkpoint_before_and_ends_as_undisturbed(original, run, resume, name, caplog):
+    flip_a_bit(checkpoint(run, 6) / name)
+    assert resume()[0] == 0
+    assert "resuming from step 4" in caplog.text and f"{name} has changed" in caplog.text
+    undisturbed = original.parent / "undisturbed.safetensors"
+    assert (run / "model.safetensors").read_bytes() == undisturbed.read_bytes()
+
+
+def test_without_a_whole_checkpoint_nothing_is_removed(run, resume):
+    for step in (2, 4, 6):
+        flip_a_bit(checkpoint(run, step) / "optimizer.pt")
+    before = contents(run / "checkpoints")
+    status, line = resume()
+    assert status == 2 and "no checkpoint can be resumed from" in line
+    assert "checkpoint-6/optimizer.pt has changed" in line
+    assert before.items() <= contents(run / "checkpoints").items()
+    assert resume("--overwrite")[0] == 0
+
+
+def test_weights_that_changed_are_neither_selected_nor_averaged(run, resume, caplog, tmp_path):
+    flip_a_bit(checkpoint(run, 4) / "model.safetensors")
+    line = error_of(average_models, last_checkpoints(run, 2), tmp_path / "average")
+    assert "checkpoint-4/model.safetensors has changed" in line and not (tmp_path / "average").exists()
+    assert resume()[0] == 0
+    assert "not considered: " in caplog.text and "checkpoint-4/model.safetensors has changed" in caplog.text
+    flip_a_bit(checkpoint(run, 6) / "optimizer.pt")  # which no average has
+    average_models([checkpoint(run, 2), checkpoint(run, 6)], tmp_path / "average")
+
+
+@pytest.mark.parametrize("name", ["train-00000.arrow", "validation.lengths.npy"])
+def test_a_bit_of_prepared_data(recipe, resume, tmp_path, name):
+    prepare(recipe, tmp_path / "prepared", workers=1, progress=False)
+    flip_a_bit(tmp_path / "prepared" / name)
+    status, line = resume("--prepared", tmp_path / "prepared")
+    assert status == 2 and str(tmp_path / "prepared" / name) in line
+    assert not (tmp_path / "run" / "recipe.yaml").exists() and not (tmp_path / "run" / "model.safetensors").exists()
+
+
+# Files that are something else ------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", ["checkpoints/contents.json", "checkpoints/recipe.yaml", ".vaswani_files.json"])
-def test_damaged_files_of_a_run(run, resume, name, text):
-    (run / name).write_text(text, encoding="latin-1")
-    refused(resume, run, name)
+def test_damaged_files_of_a_run(run, resume, name):
+    (run / name).write_text(DEEP)
+    before = contents(run)
+    status, line = resume()
+    assert status == 2 and name in line
+    assert before.items() <= contents(run).items()
 
 
 MANIFESTS = [
@@ -100,20 +155,17 @@ MANIFESTS = [
 @pytest.mark.parametrize("text", MANIFESTS, ids=range(len(MANIFESTS)))
 def test_damaged_manifests_are_passed_over_and_never_a_reason_to_start_again(run, text, caplog):
     checkpoints = run / "checkpoints"
-    for folder in (LAST, EARLIER):
-        (run / folder / "checkpoint.json").unlink()
+    for step in (6, 4, 2):
+        (checkpoint(run, step) / "checkpoint.json").unlink()
         if text is not None:
-            (run / folder / "checkpoint.json").write_text(text.replace("4}", f"{folder[-1]}}}"))
-        assert not is_complete(run / folder)
-        if folder == LAST:
-            assert checkpoint_to_resume(checkpoints) == run / EARLIER
-            assert "not resumed from checkpoint-4" in caplog.text
-    with pytest.raises(UserError, match=r"no checkpoint can be resumed from; the last: .*checkpoint-4"):
+            (checkpoint(run, step) / "checkpoint.json").write_text(text.replace("4}", f"{step}}}"))
+        assert not is_complete(checkpoint(run, step))
+        if step > 2:
+            assert checkpoint_to_resume(checkpoints) == checkpoint(run, step - 2)
+            assert f"not resumed from checkpoint-{step}" in caplog.text
+    with pytest.raises(UserError, match=r"no checkpoint can be resumed from; the last: .*checkpoint-6"):
         checkpoint_to_resume(checkpoints)
     assert checkpoint_to_resume(checkpoints, required=False) is None  # with --overwrite
-
-
-PICKLES = ["optimizer.pt", "scheduler.pt", "rng_state.pth"]
 
 
 def plant_pickle(path, canary):
@@ -124,15 +176,19 @@ def plant_in_torch_file(path, canary):
     torch.save({"state": Canary(str(canary)), "cpu": torch.zeros(2)}, path)
 
 
-@pytest.mark.parametrize("name", PICKLES)
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
 @pytest.mark.parametrize("damage", [plant_in_torch_file, plant_pickle])
 def test_planted_pickles_do_not_run(run, name, damage, tmp_path):
-    damage(run / LAST / name, tmp_path / "ran")
-    without_sums(run / LAST)
-    before = everything(run)
+    last = checkpoint(run, 6)
+    damage(last / name, tmp_path / "ran")
+    # As somebody who sends a run may write a manifest: with sizes, and no sums that differ.
+    record = json.loads((last / "checkpoint.json").read_text())
+    record |= {"crc32": {}, "files": {name: (last / name).stat().st_size for name in record["files"]}}
+    (last / "checkpoint.json").write_text(json.dumps(record))
+    before = contents(run / "checkpoints")
     with pytest.raises((pickle.UnpicklingError, UserError)):
-        train(load_recipe(str(run / "recipe.yaml"), {"output": str(run), "max_steps": 5}), progress=False)
-    assert not (tmp_path / "ran").exists() and before.items() <= everything(run).items()
+        train(load_recipe(str(run / "recipe.yaml"), {"output": str(run), "max_steps": 7}), progress=False)
+    assert not (tmp_path / "ran").exists() and before.items() <= contents(run / "checkpoints").items()
 
 
 def test_names_that_are_no_checkpoints(run, tmp_path):
@@ -141,13 +197,13 @@ def test_names_that_are_no_checkpoints(run, tmp_path):
         (checkpoints / name).mkdir()
     (checkpoints / "checkpoint-8").write_text("a file")
     (checkpoints / "checkpoint-9").symlink_to(tmp_path / "nowhere")
-    (checkpoints / "checkpoint-10").symlink_to(checkpoints / "checkpoint-4")
+    (checkpoints / "checkpoint-10").symlink_to(checkpoint(run, 4))
     (checkpoints / "checkpoint-11").symlink_to("checkpoint-11")
-    assert [path.name for path in checkpoint_folders(checkpoints)] == ["checkpoint-2", "checkpoint-4", "checkpoint-10"]
-    assert checkpoint_to_resume(checkpoints) == run / LAST
+    assert [path.name for path in checkpoint_folders(checkpoints)] == [f"checkpoint-{step}" for step in (2, 4, 6, 10)]
+    assert checkpoint_to_resume(checkpoints) == checkpoint(run, 6)
 
 
-def test_a_damaged_line_of_the_log_is_left_out_and_a_torn_last_one_is_not_mentioned(run, resume, caplog):
+def test_a_damaged_line_of_the_log_is_dropped_and_a_torn_last_one_is_not_mentioned(run, resume, caplog):
     log = run / "training_log.jsonl"
     lines = log.read_bytes().splitlines()[:4]
     wanted = [json.loads(line) for line in lines]
@@ -160,12 +216,13 @@ def test_a_damaged_line_of_the_log_is_left_out_and_a_torn_last_one_is_not_mentio
 
 
 def test_averaging_looks_at_the_files_too(run, tmp_path):
-    for name in ("../../x.safetensors", 3):
-        (run / LAST / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-        (run / LAST / "model.safetensors").unlink(missing_ok=True)
-        with pytest.raises(UserError, match="checkpoint-4"):
-            average_models([run / EARLIER, run / LAST], tmp_path / "average")
-    os.mkfifo(run / LAST / "model.safetensors")
-    with pytest.raises(UserError, match="checkpoint-4"):
-        average_models([run / EARLIER, run / LAST], tmp_path / "average")
+    weights = checkpoint(run, 6) / "model.safetensors"
+    for name in ("../../x.safetensors", 3, None):
+        if name is None:
+            os.mkfifo(weights)
+        else:
+            weights.with_name("model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+            weights.unlink(missing_ok=True)
+        with pytest.raises(UserError, match="checkpoint-6"):
+            average_models([checkpoint(run, 4), checkpoint(run, 6)], tmp_path / "average")
     assert not (tmp_path / "average").exists()

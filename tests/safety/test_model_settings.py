@@ -5,11 +5,11 @@ import json
 import shutil
 import socket
 
+import model_folders
 import pytest
-import saved_models
 import torch
 from conftest import error_of, tiny_model, tiny_recipe
-from saved_models import change
+from model_folders import change
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, GenerationConfig, modeling_utils
 
 from vaswani_transformer import Translator, UserError, VaswaniConfig, load_model
@@ -20,8 +20,8 @@ from vaswani_transformer.loading import check_search
 from vaswani_transformer.model.generation_vaswani import SETTING_RANGES
 from vaswani_transformer.recipes.recipe import check_recipe
 
-saved = saved_models.saved
-folder = saved_models.folder
+saved = model_folders.saved
+folder = model_folders.folder
 
 
 @pytest.fixture
@@ -90,9 +90,7 @@ def test_every_setting_works_or_is_refused_by_name(loaded, tmp_path, name):
         {"bad_words_ids": [[5, 6], [7]], "suppress_tokens": [8], "no_repeat_ngram_size": 2, "num_beams": 3},
         {"sequence_bias": [[[5], -2.0]], "forced_bos_token_id": 9, "min_new_tokens": 2},
         {"num_beams": 2, "num_return_sequences": 2, "length_normalization": "power", "early_stopping": "never"},
-        {"num_beam_groups": 1, "guidance_scale": 1.0, "diversity_penalty": 0.0, "low_memory": False},
         {"do_sample": False, "temperature": 0.0, "top_k": -1, "suppress_tokens": [], "begin_suppress_tokens": []},
-        {"disable_compile": False, "return_legacy_cache": True, "generation_kwargs": {}, "num_beams": 2},
     ],
     ids=str,
 )

@@ -13,6 +13,7 @@ import yaml
 from conftest import error_of, tiny_config
 from hub_server import Fault
 from huggingface_hub import ModelCard
+from model_folders import change
 from pushing import REPO
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -36,11 +37,6 @@ CANARY = re.compile(rb"canary", re.IGNORECASE)
 HOME, SHARE, SECRET = "/home/canary/work", "C:\\Users\\canary\\work", "hf_canaryCanaryCANARY"
 
 
-def edit(path, **changes):
-    values = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json.dumps({**values, **changes}))
-
-
 @pytest.fixture
 def planted(model, tmp_path):
     """A copy of the model's folder with canaries wherever something can hold one, and the model can still be loaded."""
@@ -49,13 +45,13 @@ def planted(model, tmp_path):
     nested = {"notes": {"by": ["canary", {"path": HOME}]}, "_from": HOME, "commit_hash": SECRET}
     settings = {"transformers_version": SECRET, "problem_type": None, "task_specific_params": {"canary": HOME}}
     labels = {"id2label": {"0": "canary", "1": HOME}, "label2id": {"canary": 0, HOME: 1}, "tokenizer_class": "canary"}
-    edit(folder / "config.json", **strings, **nested, **settings, **labels, architectures=["canary"])
+    change(folder, "config.json", **strings, **nested, **settings, **labels, architectures=["canary"])
     unset = dict.fromkeys((*strings, *nested))  # with values the search would refuse the names
-    edit(folder / "generation_config.json", **unset, num_beams=3, transformers_version=SECRET)
+    change(folder, "generation_config.json", **unset, num_beams=3, transformers_version=SECRET)
     tokens = {"chat_template": f"{{# {HOME} #}}", "tokenizer_file": HOME, "special": SHARE, "cache_dir": HOME}
     tokens |= {"auto_map": {"AutoTokenizer": [SECRET, HOME]}}
-    edit(folder / "tokenizer_config.json", **strings | nested | tokens)
-    edit(folder / "special_tokens_map.json", note=HOME)
+    change(folder, "tokenizer_config.json", **strings | nested | tokens)
+    change(folder, "special_tokens_map.json", note=HOME)
     weights = load_file(folder / "model.safetensors")
     save_file(weights, folder / "model.safetensors", {"format": "pt", "path": HOME, "user": "canary"})
     recipe = {"train_source": f"{SHARE}\\train.en", "train_target": f"{HOME}/train.de", "my_note": SECRET}
@@ -85,7 +81,7 @@ def canaries(hub):
 def test_nothing_goes_up_that_is_not_on_the_list(push, hub, planted, model, scores, tmp_path):
     record = json.loads(scores.read_text())
     changes = {"by": "canary", "generation": record["generation"] | {"cache_dir": HOME, "stop_strings": ["canary"]}}
-    edit(tmp_path / "scores.json", **record | changes | {"weights_sha256": weights_sha256(planted)})
+    change(tmp_path, "scores.json", **record | changes | {"weights_sha256": weights_sha256(planted)})
     done = push("--evaluation", tmp_path / "scores.json", "--max-shard-size", "20KB", folder=planted)
     assert canaries(hub) == []
     files = hub.files(REPO)
@@ -287,7 +283,7 @@ def test_pickles_that_grow_are_refused(model, tmp_path):
         for entry in stored.infolist():
             deflated.writestr(entry.filename, stored.read(entry))
     assert "is compressed" in error_of(import_model, folder, tmp_path / "new")
-    edit(folder / "config.json", vocab_size=300_000_000)
+    change(folder, "config.json", vocab_size=300_000_000)
     big = {name: torch.zeros(1).expand(300_000_000, 24) if len(t) == 300 else t for name, t in weights.items()}
     torch.save(big, folder / "pytorch_model.bin")
     assert "holds no table of weights" in error_of(import_model, folder, tmp_path / "new")

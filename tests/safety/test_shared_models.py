@@ -151,17 +151,6 @@ def test_a_pipeline_of_a_model_in_training_serves_several_threads(tokenizer):
         assert second.result() == alone
 
 
-def test_one_translator_serves_several_threads(tokenizer):
-    model = new_model(tokenizer)
-    translator = Translator(model, tokenizer, scores=True, **SHORT)
-    alone, scores = list(translator.hypotheses(SOURCES)), score_pairs(model, tokenizer, SOURCES, TARGETS)
-    with ThreadPoolExecutor(4) as threads:
-        translations = [threads.submit(lambda: list(translator.hypotheses(SOURCES))) for _ in range(4)]
-        others = [threads.submit(score_pairs, model, tokenizer, SOURCES, TARGETS) for _ in range(4)]
-        assert all(call.result() == alone for call in translations)
-        assert all(call.result() == scores for call in others)
-
-
 def test_threads_that_cut_texts_do_not_cut_those_of_others(tokenizer):
     model, tokenizer = new_model(tokenizer), copy.deepcopy(tokenizer)
     tokenizer.model_max_length = 5

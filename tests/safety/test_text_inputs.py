@@ -16,7 +16,7 @@ from pair_files import read, write, write_two
 
 from vaswani_transformer.cli import translate
 from vaswani_transformer.data import text_files
-from vaswani_transformer.data.text_files import LONGEST_LINE, has_undecoded, read_lines, scan_text
+from vaswani_transformer.data.text_files import LONGEST_LINE, has_undecoded, read_lines
 from vaswani_transformer.hardware import MOST_WORKERS
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -172,14 +172,6 @@ def test_offsets_beyond_the_text_are_refused(tmp_path):
     assert damaged != content
     path.write_bytes(damaged)
     assert "saved: Column 0" in read(data=tmp_path / "saved")
-
-
-def test_a_scan_remembers_what_it_read(tmp_path):
-    path = write(tmp_path / "a.gz", "1\n2\n")
-    scan = scan_text(path)
-    assert scan.lines == 2 and list(read_lines(path, stamp=scan.stamp)) == ["1", "2"]
-    write(path, "1\n2\n3\n")
-    assert "has changed" in error_of(list, read_lines(path, stamp=scan.stamp))
 
 
 # Numbers of processes and threads; nothing is started: a machine that lacks the check would be flooded

@@ -4,17 +4,16 @@ import copy
 import json
 import time
 
+import model_folders
 import pytest
-import saved_models
 from conftest import error_of
-from saved_models import TEXTS, change
+from model_folders import TEXTS, change
 
-from vaswani_transformer import Translator, UserError, load_model, load_tokenizer, train_tokenizer
+from vaswani_transformer import Translator, UserError, load_model, load_tokenizer
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.parsing.tokenizer import train_parser_tokenizer
 
-saved = saved_models.saved
-folder = saved_models.folder
+saved = model_folders.saved
+folder = model_folders.folder
 
 
 @pytest.mark.parametrize("place", ["normalizer", "pre_tokenizer"])
@@ -43,14 +42,6 @@ def test_a_tokenizer_that_ends_no_text_is_refused(folder, capsys):
     change(folder, post_processor=None)
     assert main(["translate", str(folder), "words"]) == 2
     assert "end token '</s>'" in capsys.readouterr().err
-
-
-def test_our_tokenizers_are_taken(tmp_path):
-    for kind, size in (("bpe", 270), ("wordpiece", 520)):
-        train_tokenizer(TEXTS, kind=kind, vocab_size=size).save_pretrained(tmp_path / kind)
-        load_tokenizer(tmp_path / kind)
-    train_parser_tokenizer(TEXTS, ["(S", ")S", "NN"], 300).save_pretrained(tmp_path / "trees")
-    load_tokenizer(tmp_path / "trees")
 
 
 WRONG = ["x", 5, -1, 1.5, True, None, [], ["x"], [5], {}, {"a": 1}]

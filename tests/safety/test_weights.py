@@ -4,8 +4,8 @@ import json
 import shutil
 import struct
 
+import model_folders
 import pytest
-import saved_models
 import torch
 from conftest import error_of, tiny_recipe
 from safetensors.torch import load_file, save_file
@@ -17,8 +17,8 @@ from vaswani_transformer.cli.main import main
 from vaswani_transformer.model.checkpoint_vaswani import is_finite
 from vaswani_transformer.training.averaging import average_models
 
-saved = saved_models.saved
-folder = saved_models.folder
+saved = model_folders.saved
+folder = model_folders.folder
 WEIGHT = "model.decoder.layers.1.fc1.weight"
 BAD = [float("nan"), float("inf"), -float("inf")]
 

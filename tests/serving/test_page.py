@@ -12,7 +12,8 @@ import browser as browsing
 import numpy as np
 import pytest
 import served
-from browser import look, wait_for
+from browser import look
+from children import wait_for
 from served import SENTENCES, Limits, client_of, running, translated
 
 from vaswani_transformer import align

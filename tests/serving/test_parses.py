@@ -3,7 +3,8 @@
 import browser as browsing
 import pytest
 import served
-from browser import look, wait_for
+from browser import look
+from children import wait_for
 from conftest import tiny_model
 from served import Limits, ask, running
 

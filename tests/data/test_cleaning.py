@@ -11,9 +11,10 @@ import time
 import pyarrow.parquet as pq
 import pytest
 from children import fork, wait
-from cleaning_runs import digests, make, plainly, recipe_of, rows_of
+from cleaning_runs import make, plainly, recipe_of, rows_of
 from conftest import error_of
 from pair_files import write
+from preparing import digests
 
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data import cleaning

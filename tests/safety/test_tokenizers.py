@@ -32,12 +32,6 @@ def test_a_pattern_that_backtracks_ends_in_one_line(folder, capfd, place, patter
     assert error.splitlines()[-1].startswith("error: the tokenizer failed on a text (") and "Traceback" not in error
 
 
-def test_a_few_replacements_are_taken(folder):
-    quotes = [{"type": "Replace", "pattern": {"String": dots}, "content": "..."} for dots in "…‥⋯"]
-    change(folder, normalizer={"type": "Sequence", "normalizers": [*quotes, {"type": "Prepend", "prepend": " "}]})
-    assert load_tokenizer(folder).decode(load_tokenizer(folder)("so…").input_ids, skip_special_tokens=True) == "so..."
-
-
 def test_a_tokenizer_that_ends_no_text_is_refused(folder, capsys):
     change(folder, post_processor=None)
     assert main(["translate", str(folder), "words"]) == 2

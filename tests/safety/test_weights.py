@@ -165,27 +165,7 @@ def test_an_index_leads_nowhere_else(folder, capsys, where):
         AutoModelForSeq2SeqLM.from_pretrained(folder)
 
 
-HEADERS = {
-    "overlap": {"a": ("F32", [2], [0, 8]), "b": ("F32", [2], [4, 12])},
-    "negative": {"a": ("F32", [-1], [0, 8])},
-    "unknown type": {"a": ("X9", [2], [0, 8])},
-}
-
-
-@pytest.mark.parametrize("kind", [*HEADERS, "100 MB", "deep"])
-def test_hostile_headers_are_one_line(folder, capsys, kind):
-    if kind == "100 MB":
-        header = b'{"a": "' + b"x" * 10**8 + b'"}'
-    elif kind == "deep":
-        header = b'{"a":' * 10**5
-    else:
-        table = {key: dict(zip(("dtype", "shape", "data_offsets"), value)) for key, value in HEADERS[kind].items()}  # noqa: B905
-        header = json.dumps(table).encode()
+@pytest.mark.parametrize("header", [b'{"a": "' + b"x" * 10**8 + b'"}', b'{"a":' * 10**5], ids=["100 MB", "deep"])
+def test_hostile_headers_are_one_line(folder, capsys, header):
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(12))
     one_error(capsys, ["translate", folder, "words"])
-
-
-def test_names_do_not_control_the_terminal(tmp_path, capsys):
-    assert main(["translate", str(tmp_path / "\x1b[2Jred\nnext"), "words"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "\x1b" not in error and "\\x1b" in error

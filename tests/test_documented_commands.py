@@ -41,8 +41,7 @@ SMALLER = {  # options added to commands that train, or take many minutes
     "train finetune": _STEPS,
     "distill ": f"{_STEPS} {_SIZES}",
     "parse train": f"{_STEPS} {_SIZES} --vocab-size 420 --num-beams 2",
-    "finetune_seq2seq_trainer": "--steps 4 --warmup-steps 2",
-    "finetune_accelerate": "--steps 4 --warmup-steps 2",
+    "finetune_(seq2seq|accelerate)": "--steps 4 --warmup-steps 2",
     "experiment table2": f"--only en-de-base {_CELLS}",
     "experiment table3": f"--only base {_CELLS}",
     "experiment (table4|positions)": _CELLS,
@@ -69,11 +68,7 @@ def shrunk(command: str, port: int) -> str:
 
 
 class Shell:
-    """Runs lines in a folder; a server keeps running until the next one is started.
-
-    Args:
-        folder: the working folder.
-    """
+    """Runs lines in a folder; a server keeps running until the next one is started."""
 
     def __init__(self, folder: Path):
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -36,15 +36,6 @@ class Target:
         """What the file's valid content is."""
         return _FORMS.get(Path(self.file).suffix, "text")
 
-    def parts(self, world: Path) -> set[str]:
-        """The files and folders of the world that take part."""
-        parts = {word.partition("/")[0] for word in (self.file, *self.command.split())}
-        if "recipe.yaml" in parts:
-            parts |= {"text", "pairs"}
-        if "out.txt" in parts:
-            parts.add("out.txt.unfinished.json")
-        return {part for part in parts if part and (world / part).exists()}
-
 
 def _reads(command: str, *files: str, folder: str = "", **options) -> Iterator[Target]:
     for file in files:

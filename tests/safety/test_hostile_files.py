@@ -96,10 +96,8 @@ class World:
         """Run a target's command where its file has been damaged, and check what must hold in any case."""
         for folder in (self.case, self.temporary):
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-        for part in target.parts(self.whole):
-            source = self.whole / part
-            (shutil.copytree if source.is_dir() else shutil.copy2)(source, self.case / part)
+        shutil.copytree(self.whole, self.case)
+        self.temporary.mkdir()
         damage(self.case / target.file)
         before = _snapshot(self.case)
         work = partial(limited, target.command.split(), self.case, privileged)

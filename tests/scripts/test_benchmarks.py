@@ -55,16 +55,21 @@ def test_lines_of_joeynmt(process_clock):
     assert process_clock.joey_line("something else") is None
 
 
+SMALL = "--d-model 32 --d-ff 64 --heads 2 --layers 1 --vocab-size 400 --batch-tokens 512 --rounds 1 --threads 1"
+
+
+def rows_of(script: str, options: str, *words, **environment: str) -> list[list[str]]:
+    """The rows of the table that a script prints."""
+    command = [sys.executable, str(SCRIPTS / script), *options.split(), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ | environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+
+
 @pytest.mark.slow
 def test_every_contestant_trains_and_the_table_is_whole(tmp_path):
-    small = "--pairs 600 --d-model 32 --d-ff 64 --heads 2 --layers 1 --vocab-size 400 --batch-tokens 512"
-    times = "--rounds 1 --warm-up 0.3 --seconds 0.5 --threads 1"
-    command = [sys.executable, str(SCRIPTS / "training.py"), *small.split(), *times.split()]
-    done = subprocess.run(
-        [*command, "--folder", str(tmp_path), "--variant=--no-fused-loss"], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    options = f"{SMALL} --pairs 600 --warm-up 0.3 --seconds 0.5 --variant=--no-fused-loss --folder"
+    rows = rows_of("training.py", options, tmp_path)
     assert {len(row) for row in rows} == {len(rows[0])}
     values = {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[1:]}
     assert len(values) == 7
@@ -76,15 +81,9 @@ def test_every_contestant_trains_and_the_table_is_whole(tmp_path):
 
 @pytest.mark.slow
 def test_ours_by_the_clock_of_the_device(tmp_path):
-    small = "--pairs 300 --d-model 16 --d-ff 32 --heads 2 --layers 1 --vocab-size 300 --batch-tokens 512"
-    times = "--by device --rounds 1 --warm-up-steps 1 --steps 2 --profiled-steps 1 --threads 1"
-    command = [sys.executable, str(SCRIPTS / "training.py"), *small.split(), *times.split()]
+    options = f"{SMALL} --pairs 300 --by device --warm-up-steps 1 --steps 2 --profiled-steps 1 --pictures"
     names = ["padded, eager", "without padding, eager"]
-    done = subprocess.run(
-        [*command, "--pictures", str(tmp_path), "--only", *names], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in done.stdout.splitlines() if line[:1] == "|"}
+    rows = {row[0]: row for row in rows_of("training.py", options, tmp_path, "--only", *names)}
     assert all(float(rows[name][1].replace(",", "")) > 0 for name in names)
     assert rows[names[1]][4] == "0.0%"
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -110,11 +109,7 @@ def test_kinds_of_kernels(monkeypatch):
 
 @pytest.mark.slow
 def test_text_in_text_out(tmp_path):
-    small = "student-6-2 --sentences 3 --beams 2 --rounds 1 --target-length 5 --threads 2"
-    command = [sys.executable, str(SCRIPTS / "generation.py"), *small.split()]
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
+    options = "student-6-2 --sentences 3 --beams 2 --rounds 1 --target-length 5 --threads 2"
+    rows = rows_of("generation.py", options, XDG_CACHE_HOME=str(tmp_path))[1:]
     assert [row[1] for row in rows] == ["float32", "int8", "CTranslate2 alone, int8"]
     assert all(float(row[2].replace(",", "")) > 0 for row in rows)

@@ -264,16 +264,6 @@ def test_trainer_script_improves_the_model_and_resumes(trained, style, tmp_path)
 
 
 @pytest.mark.slow
-def test_trainer_script_compiled_and_in_bf16(trained, style, tmp_path):
-    command = [SCRIPTS / "finetune_seq2seq_trainer.py", trained, *files(style), "--output", tmp_path / "new"]
-    command += ["--steps", 40, "--warmup-steps", 10, "--learning-rate", 2e-3, "--evaluate-every", 40]
-    done = run([*command, "--batch-size", 16, "--bf16", "--torch-compile"], tmp_path)
-    before, after = before_and_after(done.stdout, "loss")
-    assert after < 0.8 * before
-    assert weights_of(tmp_path / "new").keys() == weights_of(trained).keys()
-
-
-@pytest.mark.slow
 def test_accelerate_script_on_two_processes_takes_the_steps_of_one(trained, style, tmp_path):
     options = [SCRIPTS / "finetune_accelerate.py", trained, *files(style), "--steps", 70, "--warmup-steps", 10]
     options += ["--learning-rate", 2e-3, "--batch-size", 20]  # 2000 pairs: the second epoch begins with step 51
@@ -297,9 +287,18 @@ def test_accelerate_script_on_two_processes_takes_the_steps_of_one(trained, styl
 
 
 @pytest.mark.slow
-def test_accelerate_script_in_bf16_with_the_schedule_of_the_paper(trained, style, tmp_path):
-    command = [SCRIPTS / "finetune_accelerate.py", trained, *files(style), "--output", tmp_path / "new", "--bf16"]
-    command += ["--schedule", "noam", "--steps", 40, "--warmup-steps", 10, "--learning-rate", 2e-3]
-    before, after = before_and_after(run([*command, "--batch-size", 16], tmp_path).stdout, "loss")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("finetune_seq2seq_trainer", ["--torch-compile", "--evaluate-every", 40]),
+        ("finetune_accelerate", ["--schedule", "noam"]),
+    ],
+)
+def test_scripts_in_bf16_compiled_and_with_the_schedule_of_the_paper(trained, style, tmp_path, name, options):
+    command = [SCRIPTS / f"{name}.py", trained, *files(style), "--output", tmp_path / "new", "--bf16", *options]
+    command += ["--steps", 40, "--warmup-steps", 10, "--learning-rate", 2e-3, "--batch-size", 16]
+    before, after = before_and_after(run(command, tmp_path).stdout, "loss")
     assert after < 0.8 * before
-    assert {tensor.dtype for tensor in weights_of(tmp_path / "new").values()} == {torch.float32}
+    weights = weights_of(tmp_path / "new")
+    assert weights.keys() == weights_of(trained).keys()
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}

@@ -39,7 +39,7 @@ SMALLER = {  # options added to commands that train, or take many minutes
     "train small": f"{_STEPS} {_SIZES} --vocab-size 400 --length-penalty 0.6 --max-steps 12",
     "prepare small": "--vocab-size 400",
     "train finetune": _STEPS,
-    "distill ": f"{_STEPS} {_SIZES}",
+    "distill ": f"{_STEPS} {_SIZES} --sample",  # the likeliest words of a model of 12 steps repeat without end
     "parse train": f"{_STEPS} {_SIZES} --vocab-size 420 --num-beams 2",
     "finetune_(seq2seq|accelerate)": "--steps 4 --warmup-steps 2",
     "experiment table2": f"--only en-de-base {_CELLS}",

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import struct
 import zipfile
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from conftest import error_of
 from safetensors.torch import load_file, save_file
+from transformers.utils.sentencepiece_model_pb2_new import ModelProto
 
 from vaswani_transformer import import_model
 from vaswani_transformer.importing import fairseq, sentencepiece
@@ -91,24 +93,17 @@ def test_values_of_a_folder_of_transformers(marianmt, tmp_path, file, values):
 # Tokenizers
 
 
-def field(number: int, content: bytes) -> bytes:
-    """A field of a message of protocol buffers."""
-    size, length = len(content), b""
-    while size > 127:
-        length, size = length + bytes([size & 127 | 128]), size >> 7
-    return bytes([number << 3 | 2]) + length + bytes([size]) + content
-
-
-def model_with(pieces=("▁a",), characters: bytes = b"") -> bytes:
-    entries = b"".join(
-        field(1, field(1, piece.encode()) + b"\x15" + struct.pack("<f", -1)) for piece in ("<unk>", "</s>", *pieces)
-    )
-    return entries + field(3, field(2, characters))
+def model_with(piece: str = "▁a", score: float = -1, characters: bytes = b"") -> bytes:
+    model = ModelProto()
+    for name in ("<unk>", "</s>", piece):
+        model.pieces.add(piece=name, score=score)
+    model.normalizer_spec.precompiled_charsmap = characters
+    return model.SerializeToString()
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"\xff" * 5_000_000, model_with(["a" * 1_000_000]), field(1, field(1, b"a") + b"\x15" + b"\xff" * 4), b"none"],
+    [b"\xff" * 5_000_000, model_with("a" * 1_000_000), model_with(score=math.nan), b"none"],
     ids=["a long number", "a long piece", "a score that is none", "another kind"],
 )
 def test_sentencepiece_models(tmp_path, content):

@@ -45,8 +45,12 @@ def test_equals_the_label_smoother_of_transformers(epsilon, dtype, items):
 def test_labels_that_are_no_token_ids(label):
     logits, labels = example()
     labels[1, 2] = label
-    with pytest.raises(ValueError, match=f"labels has the token id {label}: ids must be .* vocabulary size 30"):
+    with pytest.raises(IndexError, match=f"Target {label} is out of bounds"):
         label_smoothed_cross_entropy(logits, labels)
+    hidden, weight, labels = projection_example()
+    labels[3] = label
+    with pytest.raises(RuntimeError, match=f"index {label} is out of bounds"):
+        projected_cross_entropy(hidden, weight, labels)
 
 
 @pytest.mark.parametrize("epsilon", [-0.1, 1.0, 1.5, float("nan")])

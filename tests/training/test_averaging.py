@@ -77,23 +77,6 @@ def is_tied(model):
     return len({matrix.data_ptr() for matrix in matrices}) == 1
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_average_of_models(tmp_path, tied):
-    models = [make_model(seed, tie_word_embeddings=tied) for seed in range(3)]
-    for index, model in enumerate(models):
-        model.save_pretrained(tmp_path / str(index))
-    averaged = average_checkpoints([tmp_path / str(index) for index in range(3)])
-    assert averaged.keys() <= models[0].state_dict().keys()
-    model = make_model(9, tie_word_embeddings=tied)
-    missing = model.load_state_dict(averaged, strict=False)  # as a training run does
-    model.tie_weights()
-    assert not missing.unexpected_keys
-    assert is_tied(model) is tied
-    for name, parameter in model.named_parameters():
-        exact = sum(dict(other.named_parameters())[name].double() for other in models) / 3
-        assert torch.equal(parameter, exact.float()), name
-
-
 finite = st.floats(min_value=-(2.0**60), max_value=2.0**60, width=32)
 
 

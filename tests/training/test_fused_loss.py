@@ -1,17 +1,11 @@
 """Training with the loss that is fused with the projection, against training with the loss of whole logits."""
 
-import dataclasses
-
 import pytest
 import torch
 from test_trainer import BATCH_TOKENS, logged, make_model, make_trainer, weights_of
 
-from vaswani_transformer.data.tokenization import train_tokenizer
-from vaswani_transformer.errors import UserError
 from vaswani_transformer.model import modeling_vaswani
 from vaswani_transformer.model.loss_vaswani import projected_cross_entropy
-from vaswani_transformer.recipes.recipe import load_recipe
-from vaswani_transformer.training.run import new_model, training_arguments
 
 
 def train(tmp_path, wrap=None, **settings):
@@ -68,18 +62,3 @@ def test_evaluation_and_return_outputs_have_logits(tmp_path):
         trainer.model.train(training)
         _, outputs = trainer.compute_loss(trainer.model, dict(batch), return_outputs=True)
         assert outputs["logits"].shape == (2, 7, 30)
-
-
-def test_options_of_the_recipe_reach_the_training(tmp_path):
-    """Compilation itself happens at the first step and takes a minute, so here only that every layer asks for it."""
-    tokenizer = train_tokenizer(["a few words to learn from"], vocab_size=300, show_progress=False)
-    fields = {"output": str(tmp_path), "fused_loss": "no", "data_workers": "2", "compile": "yes"}
-    recipe = load_recipe("demo", fields)
-    arguments = training_arguments(recipe, longest=10)
-    assert (arguments.fused_loss, arguments.dataloader_num_workers) == (False, 2)
-    for wanted in (True, False):
-        model = new_model(dataclasses.replace(recipe, compile=wanted), tokenizer)
-        layers = [*model.model.encoder.layers, *model.model.decoder.layers]
-        assert [layer.is_compiled for layer in layers] == [wanted] * len(layers)
-    with pytest.raises(UserError, match="data_workers is -1"):
-        load_recipe("demo", {**fields, "data_workers": "-1"})

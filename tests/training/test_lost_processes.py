@@ -325,7 +325,7 @@ def test_a_process_that_fails_says_so_alone(start, tmp_path, error):
     assert [process.wait(timeout=60) for process, _ in processes] == [1, 1], said(processes)
     [line] = errors(processes)
     assert "process 1 of 2" in line and (processes[1][1].read_text().count(line) == 1)
-    assert ("tokens_per_device" if "Memory" in error else "--debug") in line and "Traceback" not in said(processes)
+    assert ("--tokens-per-device" if "Memory" in error else "--debug") in line and "Traceback" not in said(processes)
 
 
 @pytest.mark.slow

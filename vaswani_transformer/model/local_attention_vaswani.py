@@ -40,11 +40,6 @@ def block_size(window: int) -> int:
     return max(reach(window), _SMALLEST_BLOCK)
 
 
-def is_worthwhile(length: int, window: int) -> bool:
-    """Return whether blocks cover less than the whole square of a sequence's positions."""
-    return length > 4 * block_size(window)
-
-
 class NeighbourMask(NamedTuple):
     """The positions that each query sees of its own block and the ones beside it, for `restricted_attention`."""
 
@@ -106,7 +101,8 @@ def restricted_mask(
         padding_mask = torch.ones(hidden_states.shape[0], past + length, device=hidden_states.device)
     # An exported program must work for every length, so it gets the mask that does.
     traced = torch.compiler.is_exporting() or torch.jit.is_tracing()
-    if kind == "sdpa" and past == 0 and not traced and is_worthwhile(length, window):
+    covers_less = length > 4 * block_size(window)  # than the whole square of the sequence's positions
+    if kind == "sdpa" and past == 0 and not traced and covers_less:
         return block_mask(padding_mask, window, is_causal)
     return window_mask(padding_mask, length, window, is_causal, hidden_states.dtype if kind == "eager" else None)
 

@@ -69,6 +69,7 @@ def test_the_settings_of_imported_tokenizers_come_along(push, hub, model, tmp_pa
 
 
 def test_the_card_on_the_hub_is_the_one_of_the_dry_run(push, hub):
+    assert "no licence was given" in push("--dry-run", token="", license=None).err
     dry = push("--dry-run", token="")
     assert hub.requests == []
     push()
@@ -282,11 +283,6 @@ def test_a_card_that_someone_wrote_or_edited_stays(push, hub, edit):
     assert "written or edited by someone else" in done.err and hub.files(REPO)["README.md"] == own
     done = push("--language", "fr", "--overwrite-card")
     assert done.err == "" and b"- fr\n" in hub.files(REPO)["README.md"]
-
-
-def test_without_a_licence_the_card_says_so(push, hub):
-    assert "no licence was given" in push(license=None).err
-    assert "No licence was given" in hub.files(REPO)["README.md"].decode()
 
 
 @pytest.mark.slow

@@ -231,7 +231,7 @@ def test_evaluate_refuses_what_it_cannot_evaluate_before_it_translates(model, le
 
 def test_an_interrupted_command_ends_in_one_line(forked, tmp_path):
     os.mkfifo(tmp_path / "text")
-    pid = forked.start(command=["tokenizer", tmp_path / "text", "--output", tmp_path / "out"])
+    pid = forked.start("tokenizer", tmp_path / "text", "--output", tmp_path / "out")
     with (tmp_path / "text").open("w"):  # the command reads it and waits for lines
         os.kill(pid, signal.SIGINT)
         done = forked.wait()

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,24 +142,20 @@ def languages_of_model(folder: str) -> tuple[str, str]:
     return tuple(codes) if len(codes) == len(set(codes)) == 2 else ("source", "target")
 
 
-@dataclass(frozen=True)
 class DistilledText:
-    """The text that a student is trained on, in its output folder."""
+    """The text that a student is trained on, in its output folder.
 
-    teachers: Sequence[str]  # folders
-    recipe: Recipe  # of the student, as `student_recipe` makes it
-    options: TeacherOptions
-    source: PairSource
+    Args:
+        teachers: folders.
+        recipe: of the student, as `student_recipe` makes it.
+        options: how they translate.
+        source: pairs whose sources are translated.
+    """
 
-    @cached_property
-    def output(self) -> OutputFolder:
-        """Return the student's folder."""
-        return OutputFolder(self.recipe.output)
-
-    @cached_property
-    def names(self) -> list[str]:
-        """Return the names of the files of sources and targets."""
-        return [Path(path).name for path in (self.recipe.train_source, self.recipe.train_target)]
+    def __init__(self, teachers: Sequence[str], recipe: Recipe, options: TeacherOptions, source: PairSource):
+        self.teachers, self.recipe, self.options, self.source = teachers, recipe, options, source
+        self.output = OutputFolder(recipe.output)
+        self.names = [Path(path).name for path in (recipe.train_source, recipe.train_target)]
 
     def make(self, load_teachers: Callable[[], tuple[Any, Any]], progress: bool = True, workers: int = 1) -> None:
         """Write the files, and `distillation.json` last, unless they are there.

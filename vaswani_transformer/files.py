@@ -118,21 +118,6 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
                     path.rmdir()
 
 
-def place_files(folder: Path, final: Path, last: str = "") -> None:
-    """Move the files of a folder into `final`, on the same disk, replacing those of the same names; `last` comes last.
-
-    Its presence means that all are there.
-    """
-    final.mkdir(exist_ok=True)
-    for path in sorted(folder.iterdir(), key=lambda path: path.name == last):
-        finish(path)
-        if path.name == last:
-            sync(final)
-        path.replace(final / path.name)
-    folder.rmdir()
-    sync(final)
-
-
 def remove_leftovers(folder: Path, name: str = "") -> None:
     """Remove what interrupted writes left in a folder, all of it or that of one name."""
     for path in folder.glob(f"{WRITING}{name}*"):

@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from .errors import UserError, reading
-from .files import WRITING, finish, place_files, remove_files, remove_leftovers, sync, unfinished, write_text
+from .files import WRITING, finish, remove_files, remove_leftovers, sync, unfinished, write_text
 from .json_and_yaml import read_json
 
 logger = logging.getLogger(__name__)
@@ -141,13 +141,6 @@ class OutputFolder:
         self.check(names)
         self.note(names)
 
-    def move(self, new: Path, name: str) -> None:
-        """Give a finished file on the same disk its name here; errors as of `claim`."""
-        finish(new)
-        self.claim(name)
-        new.replace(self.path / name)
-        sync((self.path / name).parent)
-
     def write_text(self, name: str, text: str) -> None:
         """Write a file, whole or not at all; errors as of `claim`."""
         self.claim(name)
@@ -166,14 +159,22 @@ class OutputFolder:
             shutil.rmtree(folder, ignore_errors=True)
 
     def place(self, staging: Path, last: str = "", stale: Iterable[str] = (), within: str = "") -> None:
-        """Move files here, or `within` a folder here, from a folder on the same disk; `last` comes last.
+        """Move files here, or `within` a folder here, from a folder on the same disk; `last` means that all are there.
 
         Before them those of `stale` that are listed are removed: what stays of them would not fit the new files.
         Errors as of `claim`.
         """
-        self.claim(*((Path(within) / path.name).as_posix() for path in staging.iterdir()))
+        files, final = sorted(staging.iterdir(), key=lambda path: path.name == last), self.path / within
+        self.claim(*((Path(within) / path.name).as_posix() for path in files))
         self.remove(stale)
-        place_files(staging, self.path / within, last)
+        final.mkdir(exist_ok=True)
+        for path in files:
+            finish(path)
+            if path.name == last:
+                sync(final)
+            path.replace(final / path.name)
+        staging.rmdir()
+        sync(final)
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove those of these files that are listed, and folders below this one that are empty then."""

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from ..data.synthetic import SyntheticCorpus, generate_corpus, write_corpus
 from ..durations import duration
-from ..files import unfinished
 from ..output_folder import OutputFolder, locked
 
 say = partial(print, flush=True)  # so that lines stay in step with the progress bar on standard error
@@ -86,7 +85,7 @@ def _train_and_show(folder: Path, output: OutputFolder, corpus: SyntheticCorpus,
         return None
     right = [source for source, translation, reference in shown if translation == reference]
     sentence = min(right or sources, key=lambda source: abs(len(source.split()) - 9))
-    picture = unfinished(folder / "attention.png")
-    draw_attention(attend(model, tokenizer, sentence), "encoder-decoder", picture, [model.config.decoder_layers])
-    output.move(picture, "attention.png")
+    output.claim(picture := "attention.png")
+    weights = attend(model, tokenizer, sentence)
+    draw_attention(weights, "encoder-decoder", folder / picture, [model.config.decoder_layers])
     return sentence

@@ -25,7 +25,7 @@ from ..data.tokenized_pairs import tokenize_pairs
 from ..distributed import Processes, joined_processes
 from ..errors import UserError, reading
 from ..evaluation.metrics import score_translations
-from ..files import is_local, unfinished
+from ..files import is_local
 from ..hardware import choose_precision, default_num_workers, keep_freed_memory, on_cpu, use_tf32
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
@@ -390,12 +390,9 @@ class TrainingRun:
         return trainer
 
     def _draw_learning_curve(self) -> None:
-        new = unfinished(self.folder / CURVE)
         try:
-            if plot_learning_curve(self.folder / LOG, new):
-                self.output.move(new, CURVE)  # whole, for those who look at it meanwhile
+            plot_learning_curve(self.folder / LOG, self.folder / CURVE)
         except (OSError, UserError) as error:  # a picture is not worth a training
-            new.unlink(missing_ok=True)
             logger.warning("the learning curve could not be drawn (%s)", getattr(error, "strerror", None) or error)
 
     def _finish(self, trainer: VaswaniTrainer) -> None:

@@ -39,18 +39,18 @@ def test_what_control_groups_grant(files, expected, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("granted", "workers", "variable", "expected"),
-    [(2.5, 1, None, 2), (0.5, 1, None, 1), (64.0, 1, None, 4), (64.0, 3, None, 1), (64.0, 2, None, 2),
-     *((1.0, 1, name, 4) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LOCAL_WORLD_SIZE"))],
+    ("granted", "variable", "expected"),
+    [(2.5, None, 2), (0.5, None, 1), (64.0, None, 4),
+     *((1.0, name, 4) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LOCAL_WORLD_SIZE"))],
 )  # fmt: skip
-def test_no_more_threads_than_granted(granted, workers, variable, expected, monkeypatch):
+def test_no_more_threads_than_granted(granted, variable, expected, monkeypatch):
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     if variable is not None:
         monkeypatch.setenv(variable, "4")
     torch.set_num_threads(4)
     with mock.patch.object(hardware, "control_group_limit", lambda _: granted):
-        limit_threads(workers)
+        limit_threads()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     assert threads == expected

@@ -147,8 +147,8 @@ def control_group_limit(name: str, root: Path = Path("/")) -> float:
     return min(limits)
 
 
-def limit_threads(workers: int = 1) -> None:
-    """Let torch take at most the CPUs that this process is granted, shared among `workers` of them on this machine.
+def limit_threads() -> None:
+    """Let torch take at most the CPUs that this process is granted.
 
     Nothing changes where the user has set a number of threads, or in one of several processes, whose launcher does.
     """
@@ -157,4 +157,4 @@ def limit_threads(workers: int = 1) -> None:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
     if not any(name in os.environ for name in names) and os.environ.get("LOCAL_WORLD_SIZE", "1") == "1":
         granted = min(torch.get_num_threads(), control_group_limit("cpu.max"))
-        torch.set_num_threads(max(1, int(granted) // workers))
+        torch.set_num_threads(max(1, int(granted)))

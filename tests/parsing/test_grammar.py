@@ -83,9 +83,8 @@ def test_what_may_follow_case_by_case():
         ("(S NN", 2, 6, tags),  # room for a tag, `)S` and the end, and one token to spare
         ("(S NN", 2, 7, opens | tags),
     ):
-        assert may_follow(BracketProcessor(grammar, unwritten(words), [limit]), names, [text.split()]) == [expected], (
-            text
-        )
+        processor = BracketProcessor(grammar, unwritten(words), [limit])
+        assert may_follow(processor, names, [text.split()]) == [expected], text
 
 
 def test_constituents_in_a_row_are_bounded():
@@ -161,11 +160,8 @@ def test_any_way_with_words_ends_in_a_tree_over_them(spelled, spare, random):
     grammar, names = grammar_of(ids)
     pieces = with_pieces(ids, names)
     least = sum(map(len, spelled)) + len(spelled)
-    row = any_way(
-        BracketProcessor(grammar, [[[pieces[one] for one in word] for word in spelled]], [least + 1 + spare]),
-        names,
-        random,
-    )
+    words = [[[pieces[piece] for piece in word] for word in spelled]]
+    row = any_way(BracketProcessor(grammar, words, [least + 1 + spare]), names, random)
     assert len(row) <= least + spare
     plain = without_words(row)
     assert " ".join(row) == " ".join(with_words(plain, list(map(" ".join, spelled))))
@@ -176,9 +172,7 @@ def test_rows_of_a_batch_do_not_see_each_other():
     grammar, names = grammar_of(SMALL)
     rows = [["(S", "NN"], ["(NP", "DT"], ["(S", "(NP"], ["NN", "NN"]]
     words, limits = [2, 3], [9, 4]
-    together = may_follow(
-        BracketProcessor(grammar, unwritten(*words), limits), names, rows
-    )  # two beams of each sentence
+    together = may_follow(BracketProcessor(grammar, unwritten(*words), limits), names, rows)  # two beams of each
     alone = [
         may_follow(BracketProcessor(grammar, unwritten(words[at // 2]), [limits[at // 2]]), names, [row])[0]
         for at, row in enumerate(rows)

@@ -22,9 +22,8 @@ def test_training_leaves_text_and_a_model_that_says_how_it_decodes(model):
     words = (model / "text" / "dev.words").read_text().splitlines()
     brackets = (model / "text" / "dev.brackets").read_text().splitlines()
     assert words[0] == "the dog sees a cat ." and brackets[0] == "(S (NP DT NN )NP (VP VBZ (NP DT NN )NP )VP . )S"
-    train_words, train_brackets = (
-        (model / "text" / f"train.{side}").read_text().splitlines() for side in ("words", "brackets")
-    )
+    sides = ((model / "text" / f"train.{side}").read_text().splitlines() for side in ("words", "brackets"))
+    train_words, train_brackets = sides
     assert train_words[0] == "the dog sees a cat ." and "sees a dog" in train_words[120:]
     assert len(train_words) == len(train_brackets) > 120  # each once as it is, once changed, and some of their parts
     settings = json.loads((model / "generation_config.json").read_text())
@@ -41,27 +40,11 @@ def test_words_in_the_trees(wordy_model):
 @pytest.mark.parametrize(("beams", "kind"), [(1, "model"), (4, "model"), (21, "model"), (5, "wordy_model")])
 def test_every_output_is_one_tree_over_its_words(request, run, tmp_path, beams, kind):
     model = request.getfixturevalue(kind)
-    lines = [
-        "the dog sees a cat .",
-        "",
-        "nobody ( has ) #7 <seen> (S these )S words: </s> NN",
-        "Yes",
-        "  the   dog  ",
-        "ö " * 40,
-    ]
+    odd = "nobody ( has ) #7 <seen> (S these )S words: </s> NN"
+    lines = ["the dog sees a cat .", "", odd, "Yes", "  the   dog  ", "ö " * 40]
     (tmp_path / "in").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    command = (
-        "predict",
-        model,
-        "--input",
-        tmp_path / "in",
-        "--beams",
-        beams,
-        "--tokens-per-batch",
-        100,
-        "--max-new-tokens",
-        170,
-    )
+    options = ("--beams", beams, "--tokens-per-batch", 100, "--max-new-tokens", 170)
+    command = ("predict", model, "--input", tmp_path / "in", *options)
     run(*command, "--output", tmp_path / "out", "--pictures", tmp_path / "pictures")
     written = (tmp_path / "out").read_text(encoding="utf-8").split("\n")
     assert len(written) == len(lines) + 1 and written[1] == ""

@@ -169,7 +169,7 @@ def test_who_leaves_makes_room_and_disturbs_nobody(engine, loaded):
 def test_an_error_reaches_those_who_wait_and_no_others(engine, loaded):
     async def run():
         good = asyncio.create_task(all_of(engine, SENTENCES[:10]))
-        bad = [asyncio.create_task(all_of(engine, SENTENCES[:10], num_beams=0)) for _ in range(2)]
+        bad = [asyncio.create_task(all_of(engine, SENTENCES[:number], num_beams=0)) for number in (10, 1)]
         for task in bad:
             with pytest.raises(ValueError, match="num_beams"):
                 await task

@@ -45,13 +45,8 @@ def test_the_benchmark_measures_every_server(tmp_path):
     pytest.importorskip("ctranslate2", reason="needs CTranslate2: pip install 'vaswani_transformer[ctranslate2]'")
     folder = save_trained_model(tmp_path / "model", small_tokenizer())
     (tmp_path / "lines").write_text("\n".join(SENTENCES))
-    command = [
-        sys.executable,
-        ROOT / "scripts" / "benchmarks" / "serving.py",
-        folder,
-        "--sentences",
-        tmp_path / "lines",
-    ]
+    script = ROOT / "scripts" / "benchmarks" / "serving.py"
+    command = [sys.executable, script, folder, "--sentences", tmp_path / "lines"]
     options = ["--seconds", "2", "--rounds", "2", "--clients", "4", "--precision", "int8"]
     table = subprocess.run([*command, *options], check=True, capture_output=True, text=True).stdout
     rows = [line.split(" | ") for line in table.splitlines()[2:]]

@@ -15,6 +15,12 @@ from vaswani_transformer import load_model
 folder, loaded, make = served.folder, served.loaded, served.make
 
 
+def counting():
+    """A function that loads models, and the list of those that it has loaded."""
+    loads = []
+    return lambda path: loads.append(path) or load_in_double(path), loads
+
+
 def names(*models) -> list[str]:
     return [place.name for place in find_models([str(model) for model in models])]
 
@@ -64,12 +70,7 @@ def test_a_broken_model_is_not_available_and_the_others_are(make, folder, loaded
 
 
 def test_each_is_loaded_once_when_it_is_first_asked_for(make, folder):
-    events = []
-
-    def load(path):
-        events.append(path.name)
-        return load_in_double(path)
-
+    load, events = counting()
     app = make(f"en-de={folder}", f"de-en={folder}", load=load)
     models = app.state.service.models
 
@@ -86,12 +87,7 @@ def test_each_is_loaded_once_when_it_is_first_asked_for(make, folder):
 
 def test_the_least_recently_used_is_unloaded(make, folder, loaded):
     pairs = ["en-de", "de-en", "en-fr", "fr-en"]
-    loads = []
-
-    def load(path):
-        loads.append(path)
-        return load_in_double(path)
-
+    load, loads = counting()
     app = make(*(f"{pair}={folder}" for pair in pairs), load=load, most_models=2)
     models = app.state.service.models
     expected = translated(loaded, SENTENCES[:5])
@@ -115,12 +111,7 @@ def test_the_least_recently_used_is_unloaded(make, folder, loaded):
 
 
 def test_two_that_share_one_place_are_both_answered(make, folder):
-    loads = []
-
-    def load(path):
-        loads.append(path)
-        return load_in_double(path)
-
+    load, loads = counting()
     app = make(f"en-de={folder}", f"de-en={folder}", load=load, most_models=1)
 
     async def run():
@@ -164,10 +155,6 @@ def test_by_default_they_are_unloaded_when_memory_is_short(make, folder, monkeyp
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_answer_has_the_precision(make, precision):
-    answer = ask(
-        make(load=partial(load_model, device="cpu", precision=precision)),
-        "POST",
-        "/v1/translations",
-        json={"text": "A dog.", "target": "de"},
-    )[1]
+    app = make(load=partial(load_model, device="cpu", precision=precision))
+    answer = ask(app, "POST", "/v1/translations", json={"text": "A dog.", "target": "de"})[1]
     assert answer["precision"] == precision

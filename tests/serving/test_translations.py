@@ -64,10 +64,7 @@ def test_prefixes(post, loaded):
     expected = translated(loaded, [(SENTENCES[0], "Ein"), SENTENCES[1], SENTENCES[2]])
     assert [one["text"] for one in answer["translations"]] == [" ".join(expected[:2]), expected[2]]
     status, answer = post("/v1/translations", json={"text": texts, "target": "de", "prefix": "Ein"})
-    assert (status, answer["error"]) == (
-        400,
-        "Invalid request: prefix has one text for each text, and no glossary beside it",
-    )
+    assert status == 400 and "prefix has one text for each text" in answer["error"]
     status, answer = post("/v1/translations", json={"text": "A dog.", "target": "de", "prefix": "Ein Hund " * 30})
     assert status == 400 and "leaves no room" in answer["error"]
     # The limit is that of the request.
@@ -98,28 +95,18 @@ def test_confidence(make, folder, loaded):
 
 
 def test_glossaries(make, loaded):
-    words = [sentence.split()[1].strip(".") for sentence in SENTENCES[:3]]
-    terms = [
-        {"source": words[0], "target": "Zwei Hunde"},
-        {"source": words[1], "target": ["Katze", "eine Katze"]},
-        {"source": words[2]},
-    ]
-    if len({word.lower() for word in words}) < 3:
-        terms = [term for number, term in enumerate(terms) if words[number] not in words[:number]]
-    glossary = Glossary(
-        Term(term["source"], tuple([one] if isinstance(one := term.get("target", term["source"]), str) else one))
-        for term in terms
-    )
+    words = list(dict.fromkeys(sentence.split()[1].strip(".") for sentence in SENTENCES[:3]))
+    forms = [["Zwei Hunde"], ["Katze", "eine Katze"], []][: len(words)]
+    terms = [{"source": word, "target": targets} for word, targets in zip(words, forms, strict=True)]
+    terms[0]["target"] = "Zwei Hunde"
+    glossary = Glossary(Term(word, tuple(targets or [word])) for word, targets in zip(words, forms, strict=True))
     app, wanted = make(), {"text": TEXT, "target": "de", "glossary": terms}
     (answer,) = ask(app, "POST", "/v1/translations", json=wanted)[1]["translations"]
-    texts = [one["translations"][0]["text"] for one in answer["sentences"]]
+    texts = [sentence["translations"][0]["text"] for sentence in answer["sentences"]]
     assert texts == translated(loaded, SENTENCES[:3], glossary=glossary)
     assert "Zwei Hunde" in texts[0]
     events = [event for name, event in events_of(app, wanted) if name == "sentence"]
-    assert [event["translations"] for event in events] == [one["translations"] for one in answer["sentences"]]
-    plain = {"text": "Nothing of it.", "target": "de"}
-    answers = [ask(app, "POST", "/v1/translations", json=plain | more) for more in ({}, {"glossary": terms})]
-    assert answers[0] == answers[1]
+    assert [event["translations"] for event in events] == [each["translations"] for each in answer["sentences"]]
 
 
 @pytest.mark.parametrize(
@@ -127,18 +114,10 @@ def test_glossaries(make, loaded):
     [
         ([{"source": "", "target": "Hund"}], "entry 1 of the glossary has an empty term: give"),
         ([{"source": "dog", "target": ["Hund", " "]}], "entry 1 of the glossary has an empty term: give"),
-        (
-            [{"source": "dog", "target": ["Hund"] * 500}],
-            "tokens in all forms, at most 128 are taken",
-        ),
-        (
-            [{"source": "dog", "target": "Hund " * 500}],
-            "tokens in all forms, at most 128 are taken",
-        ),
+        ([{"source": "dog", "target": ["Hund"] * 500}], "tokens in all forms, at most 128 are taken"),
         ([{"source": "dog", "target": "Hund" * 20_000}], "exceeds text limit (50000)"),
         ([{"source": "dog", "target": "\ud800"}], "surrogates not allowed"),
         ([{"source": "dog", "targets": "Hund"}], "glossary.0.targets: Extra inputs are not permitted"),
-        ([["dog", "Hund"]], "glossary.0: Input should be"),
         ({"dog": "Hund"}, "glossary: Input should be a valid list"),
     ],
 )
@@ -149,10 +128,9 @@ def test_glossaries_that_are_refused(post, glossary, reason):
     assert "\n" not in answer["error"]
 
 
-def test_a_glossary_with_what_it_cannot_be_combined_with(make, folder, loaded):
+def test_a_glossary_with_what_it_cannot_be_combined_with(make, loaded):
     wanted = {"text": SENTENCES[0], "target": "de", "glossary": [{"source": SENTENCES[0].split()[0], "target": "x"}]}
-    app = make()
-    status, answer = ask(app, "POST", "/v1/translations", json=wanted | {"prefix": "Ein"})
+    status, answer = ask(make(), "POST", "/v1/translations", json=wanted | {"prefix": "Ein"})
     assert (status, "no glossary beside it" in answer["error"]) == (400, True)
 
     def load(path):  # a setting that only transformers' loop follows

@@ -15,12 +15,12 @@ PARTS, PART_WORDS = 0.25, range(3, 10)  # share of the constituents of so many w
 
 
 def _kind(node: Tree, parent: str) -> tuple:
-    """Nodes of one kind may be exchanged: words of a tag, constituents of a label, parent and about as many words."""
+    """Return what nodes share that may be exchanged: a tag, or label, parent and about the number of words."""
     return (node.label,) if node.word is not None else (parent, node.label, len(node.words()).bit_length())
 
 
 def _with_parents(tree: Tree) -> Iterator[tuple[Tree, str]]:
-    """All nodes below the outermost, in the order of `Tree.nodes`, each with its parent's label."""
+    """Yield all nodes below the outermost, in the order of `Tree.nodes`, each with its parent's label."""
     for child in tree.children:
         yield child, tree.label
         yield from _with_parents(child)
@@ -42,19 +42,20 @@ class Exchange:
                 self.pools.setdefault(_kind(node, parent), []).append(node)
 
     def version(self) -> list[Tree]:
-        """All trees once more, each with some parts exchanged."""
+        """Return all trees once more, each with some parts exchanged."""
         return [self._exchanged(tree) for tree in self.trees]
 
     def _exchanged(self, node: Tree) -> Tree:
         children = []
         for child in node.children:
-            is_exchanged = self.random.random() < (self.constituents if child.word is None else self.words)
-            pool = self.pools[_kind(child, node.label)] if is_exchanged else []
-            children.append(self.random.choice(pool) if is_exchanged else self._exchanged(child))
+            if self.random.random() < (self.constituents if child.word is None else self.words):
+                children.append(self.random.choice(self.pools[_kind(child, node.label)]))
+            else:
+                children.append(self._exchanged(child))
         return Tree(node.label, tuple(children), node.word)
 
     def parts(self, trees: Sequence[Tree]) -> list[Tree]:
-        """Some constituents of 3 to 9 words as trees of their own; none of them a whole sentence."""
+        """Return some constituents of 3 to 9 words as trees of their own; none of them a whole sentence."""
         inner = (node for tree in trees for top in tree.children for node, _ in _with_parents(top))
         short = (node for node in inner if node.word is None and len(node.words()) in PART_WORDS)
         return [Tree(ROOT, (node,)) for node in short if self.random.random() < PARTS]

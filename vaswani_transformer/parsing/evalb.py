@@ -77,11 +77,11 @@ def count_brackets(gold: Tree, predicted: Tree, where: str = "the tree") -> Coun
     Raises:
         UserError: for trees over different words.
     """
-    for place, words in enumerate(zip_longest(gold.words(), predicted.words()), 1):
+    for number, words in enumerate(zip_longest(gold.words(), predicted.words()), 1):
         if words[0] != words[1]:
             gold_word, word = ("no word" if word is None else repr(word) for word in words)
             raise UserError(
-                f"{where}: the words do not match (word {place} is {gold_word} in the gold tree and {word} in the"
+                f"{where}: the words do not match (word {number} is {gold_word} in the gold tree and {word} in the"
                 " predicted one): both must be trees of the same sentence, in the same order"
             )
     gold_tags = gold.tags()
@@ -148,13 +148,13 @@ class BracketMetric(evaluate.Metric):
 
     def _compute(self, predictions, references):
         gold, predicted = (
-            [_one_tree(text, f"{name}[{place}]") for place, text in enumerate(texts)]
+            [_only_tree(text, f"{name}[{index}]") for index, text in enumerate(texts)]
             for name, texts in (("references", references), ("predictions", predictions))
         )
         return score_trees(gold, predicted)
 
 
-def _one_tree(text: str, where: str) -> Tree:
+def _only_tree(text: str, where: str) -> Tree:
     trees = list(parse_trees([text], where))
     if len(trees) != 1:
         raise UserError(f"{where}: {len(trees)} trees: give one")
@@ -178,7 +178,7 @@ class Baselines:
                 words.setdefault(leaf.word, Counter())[leaf.label] += 1
             node, is_top = tree.children[-1], True
             while node.word is None:
-                if is_top or sum(1 for _ in node.leaves()) > 1:
+                if is_top or len(node.words()) > 1:
                     (top if is_top else inner)[node.label] += 1
                 node, is_top = node.children[-1], False
 
@@ -194,15 +194,15 @@ class Baselines:
         return [Tree(self.tags.get(word, self.tag), word=word) for word in words]
 
     def most_frequent_label(self, words: Sequence[str]) -> Tree:
-        """One constituent over all words, labelled `top`."""
+        """Return one constituent over all words, labelled `top`."""
         return Tree(ROOT, (Tree(self.top, tuple(self._leaves(words))),))
 
     def right_branching(self, words: Sequence[str]) -> Tree:
-        """Each word beside all that follow it: `top` over the sentence, `inner` over each of its remainders."""
+        """Return each word beside all that follow it: `top` over the sentence, `inner` over each of its remainders."""
         leaves = self._leaves(words)
         node = leaves[-1]
-        for place in range(len(leaves) - 2, -1, -1):
-            node = Tree(self.inner if place else self.top, (leaves[place], node))
+        for index in range(len(leaves) - 2, -1, -1):
+            node = Tree(self.inner if index else self.top, (leaves[index], node))
         return Tree(ROOT, (node if node.word is None else Tree(self.top, (node,)),))
 
 

@@ -138,16 +138,15 @@ def _read(text: str, first: int) -> Iterator[Tree]:
         elif token != ")":
             stack[-1].append(token)
         elif (tree := _tree(parts := stack.pop(), is_outermost=len(stack) == 1)) is None:
-            problem = (
-                f"({' '.join(map(str, parts))}) is neither a tag and a word nor a label and brackets; a round bracket"
-                " as a word is -LRB- or -RRB-"
-            )
+            bracket = f"({' '.join(map(str, parts))})"
+            problem = f"{bracket!r} holds neither a tag and a word nor a label and brackets (-LRB- is the word for one)"
         elif len(stack) == 1:
             yield tree
         else:
             stack[-1].append(tree)
         if problem:
-            raise ValueError(f"line {first + text.count(chr(10), 0, match.start())}: {problem}")
+            line = first + text.count("\n", 0, match.start())
+            raise ValueError(f"line {line}: {problem}")
     if len(stack) > 1:
         raise ValueError(
             f"line {first}: {len(stack) - 1} bracket(s) not closed (all lines of a tree but the first must be indented)"

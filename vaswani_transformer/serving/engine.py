@@ -80,20 +80,23 @@ class _Group:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest source that is searched."""
+        """Return the tokens of the longest source that is searched."""
         return max((len(share.ticket.pieces[number].ids) for share, number in self.running.values()), default=0)
 
     @property
     def cost(self) -> int:
-        """Rows times source tokens, padding counted."""
+        """Return rows times source tokens, padding counted."""
         return len(self.running) * self.longest * self.beams
 
     def turn(self, room: int) -> None:
         """Compute a step of the search, or a batch, with what waits as far as it fits into the room."""
+        is_joinable = self.search is not None  # before anything is admitted, so that an error reaches all that wait
         admitted = self._admitted(room)
-        self.running |= dict(enumerate(admitted)) if self.search is None else self._join(admitted)
+        self.running |= dict(enumerate(admitted))
+        if is_joinable and admitted:
+            self._join(range(len(admitted)))
         self.engine.note_batch(len(self.running))
-        for sentence, hypotheses in self._translate() if self.search is None else self._step():
+        for sentence, hypotheses in self._step() if is_joinable else self._translate():
             share, number = self.running.pop(sentence)
             share.running -= 1
             share.ticket.deliver((number, hypotheses))
@@ -123,18 +126,17 @@ class _Group:
                 self.shares.remove(share)
         return admitted
 
-    def _join(self, admitted: list[tuple[_Share, int]]) -> dict[Any, tuple[_Share, int]]:
-        if not admitted:
-            return {}
+    def _join(self, admitted: Sequence[int]) -> None:
+        """Let sentences join the search, which are under these numbers in `running` until then."""
         from ..data.batching import PairCollator
         from ..decoding.glossary_search import TermsSentence
 
         collate = PairCollator(self.engine.model.config.pad_token_id)
-        pieces = [share.ticket.pieces[number] for share, number in admitted]
+        pieces = list(map(self._piece, admitted))
         inputs = collate([{"input_ids": piece.ids, "labels": [0]} for piece in pieces])
         kinds = [partial(TermsSentence, piece.terms) for piece in pieces] if self.key.has_terms else None
         sentences = self.search.join(inputs["input_ids"], inputs["attention_mask"], kinds)
-        return dict(zip(sentences, admitted, strict=True))
+        self.running |= {sentence: self.running.pop(number) for number, sentence in enumerate(sentences)}
 
     def _step(self) -> list[tuple[Any, list[Hypothesis]]]:
         """Compute a step of the search, and return the hypotheses of sentences that are done, as `Translator`'s."""
@@ -296,7 +298,7 @@ class Engine:
             self._turn(group, is_last=len(busy) > _SEARCHES)
 
     def _busy_groups(self) -> list[_Group]:
-        """Those that have begun first, the others in the order of their turns."""
+        """Return those that have begun first, then the others in the order of their turns."""
         return sorted((group for group in self._groups.values() if group.is_busy), key=lambda group: not group.running)
 
     def _accept(self, ticket: _Ticket) -> None:
@@ -321,7 +323,7 @@ class Engine:
             self._thread.submit(self._work)
 
     def _with_beams(self, options: Options, terms: Terms) -> Options:
-        """Options with as many beams as a search for terms takes."""
+        """Return options with as many beams as a search for terms takes."""
         asked = dict(options).get("num_beams") or self.model.generation_config.num_beams or 1
         return tuple(sorted((dict(options) | {"num_beams": beams_for(terms, asked)}).items()))
 

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import hmac
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,14 +14,15 @@ from starlette.exceptions import HTTPException
 from ..decoding.glossary import make_glossary
 from ..decoding.translator import Hypothesis
 from ..errors import UserError, reading
+from ..model.sentence_splitting_vaswani import split_into_sentences
 from ..model.settings_vaswani import SETTING_RANGES
 from .engine import Engine, Options
 from .models import Models, ServedModel
-from .text import SplitText
 
 _PAGES = 2  # of attention that are made at once, since each takes much memory
 _TERMS = 128  # tokens of a sentence's terms in a glossary: each makes every step of its search longer
 _MOST_BEAMS = 32
+_ENDLESS = re.compile(r"\S{500}(?=\S)")  # part of a word for which a tokenizer would take long
 _LEAST, _MOST = SETTING_RANGES["length_penalty"][1:]
 
 Texts = str | Annotated[list[str], Field(min_length=1)]
@@ -87,6 +89,40 @@ class TranslationsRequest(BaseModel):
         return next((name for name, value in asked.items() if value), "")
 
 
+class SplitText:
+    """A text as its sentences and the white space before, between and behind them.
+
+    Args:
+        text: any text.
+        language: its language's code.
+        divide: divides what is too long to be translated at once, of this language.
+        split: whether sentences are translated by themselves, or lines as they are.
+    """
+
+    def __init__(self, text: str, language: str, divide: Callable[[str, str], list[str]], split: bool = True):
+        self.sentences: list[str] = []
+        self.gaps = [""]  # one more than sentences
+        for line in re.split(r"([\r\n]+)", text):
+            end = 0
+            for sentence in split_into_sentences(line, language) if split else filter(None, [line.strip()]):
+                start = line.index(sentence, end)
+                self.gaps[-1] += line[end:start]
+                end = start + len(sentence)
+                parts = divide(_ENDLESS.sub(r"\g<0> ", " ".join(sentence.split())), language)
+                self.sentences += parts
+                self.gaps += [" "] * (len(parts) - 1) + [""]
+            self.gaps[-1] += line[end:]
+
+    def before(self, number: int) -> str:
+        """Return the white space before the translation of a sentence."""
+        return self.gaps[number] or (" " if number else "")
+
+    def joined(self, translations: Sequence[str]) -> str:
+        """Return the text with its sentences replaced by translations."""
+        parts = [self.before(number) + translation for number, translation in enumerate(translations)]
+        return "".join(parts) + self.gaps[-1]
+
+
 class Translating:
     """A request at work: its texts, and the hypotheses of their sentences.
 
@@ -114,18 +150,22 @@ class Translating:
             )
 
     async def sentences(self) -> AsyncIterator[tuple[int, int, list[Hypothesis]]]:
-        """Yield the number of a text, of its sentence, and the sentence's hypotheses, best first, as they are ready."""
-        async with contextlib.aclosing(self.engine.translate(self.pieces, self._options, self._scores)) as ready:
-            async for number, hypotheses in ready:
+        """Yield the numbers of each text and its sentences in order, and the sentence's hypotheses, best first."""
+        ready, sent = {}, 0
+        async with contextlib.aclosing(self.engine.translate(self.pieces, self._options, self._scores)) as results:
+            async for number, hypotheses in results:
                 possible = [each for each in hypotheses if each.tokens]  # maybe fewer than are asked for
-                yield *self._indices[number], possible or hypotheses[:1]
+                ready[number] = possible or hypotheses[:1]
+                while sent in ready:
+                    yield *self._indices[sent], ready.pop(sent)
+                    sent += 1
 
     async def all(self) -> list[list[list[Hypothesis]]]:
         """Return the hypotheses of each sentence of each text."""
-        results = [[[] for _ in text.sentences] for text in self.texts]
-        async with contextlib.aclosing(self.sentences()) as ready:
-            async for text, number, hypotheses in ready:
-                results[text][number] = hypotheses
+        results = [[] for _ in self.texts]
+        async with contextlib.aclosing(self.sentences()) as sentences:
+            async for text, _, hypotheses in sentences:
+                results[text].append(hypotheses)
         return results
 
 
@@ -145,8 +185,8 @@ class Service:
     def check_key(self, headers: Mapping[str, str], key: Any = None) -> None:
         """Raise `HTTPException` without a key that is known, given here or as `Authorization: Bearer KEY`."""
         key = str(key or headers.get("authorization", "").partition("Bearer ")[2].strip())
-        given = key.encode(errors="surrogatepass")
-        if self._keys and not any(hmac.compare_digest(given, known) for known in self._keys):
+        encoded = key.encode(errors="surrogatepass")
+        if self._keys and not any(hmac.compare_digest(encoded, known) for known in self._keys):
             missing = 400, "Please contact the server operator to get an API key"
             raise HTTPException(*((403, "Invalid API key") if key else missing))
 

@@ -15,8 +15,7 @@ from ..decoding.translator import Hypothesis
 from ..errors import UserError
 from .engine import Engine
 from .models import ServedModel
-from .service import Service, Translating, TranslationsRequest
-from .text import SplitText
+from .service import Service, SplitText, Translating, TranslationsRequest
 
 router = APIRouter(tags=["translations"])
 
@@ -140,15 +139,9 @@ def _details(body: TranslationsRequest, engine: Engine, source: str, targets: li
 async def _events(service: Service, served: ServedModel, body: TranslationsRequest) -> AsyncIterator[str]:
     try:
         async with service.translating(served, body) as work, contextlib.aclosing(work.sentences()) as sentences:
-            order = [(text, number) for text, split in enumerate(work.texts) for number in range(len(split.sentences))]
-            ready, sent = {}, 0
             async for text, number, ranked in sentences:
-                ready[text, number] = ranked
-                while sent < len(order) and order[sent] in ready:
-                    text, number = order[sent]
-                    answer = await _sentence(body, work, work.texts[text], number, ready.pop(order[sent]))
-                    sent += 1
-                    yield _event("sentence", {"text": text, **answer.model_dump(exclude_none=True)})
+                answer = await _sentence(body, work, work.texts[text], number, ranked)
+                yield _event("sentence", {"text": text, **answer.model_dump(exclude_none=True)})
             yield _event("end", {"after": [text.gaps[-1] for text in work.texts]})
     except (HTTPException, UserError) as error:
         yield _event("error", {"error": getattr(error, "detail", str(error))})

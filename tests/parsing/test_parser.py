@@ -83,13 +83,10 @@ def test_evaluation_of_a_model_with_baselines(model, trees, run, tmp_path):
     rows = dict(re.findall(r"^([\w-]+)  +([\d.]+)", out, re.MULTILINE))
     assert rows["run"] == f"{record['bracket_f1']:.2f}" and set(record["baselines"]) < set(rows)
     # The predicted file scored by itself has the same scores.
-    (tmp_path / "link").symlink_to(tmp_path / "again")
-    run("evaluate", "--predicted", tmp_path / "out.trees", "--trees", trees / "dev.trees", "--json", tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    again = json.loads((tmp_path / "again").read_text())
-    assert {name: record[name] for name in again if name != "test_set"} == {
-        name: value for name, value in again.items() if name != "test_set"
-    }
+    again = tmp_path / "again.json"
+    run("evaluate", "--predicted", tmp_path / "out.trees", "--trees", trees / "dev.trees", "--json", again)
+    scores = json.loads(again.read_text())
+    assert {name: value for name, value in scores.items() if name != "test_set"}.items() <= record.items()
     card = publish(model, "owner/parser", evaluations=[tmp_path / "scores.json"], dry_run=True).card
     assert "constituency parser" in card and f"{record['bracket_f1']:.2f}" in card
 

@@ -158,7 +158,7 @@ def test_what_no_word_can_be(model, words, message):
 
 def test_trees_over_other_words_are_not_well_formed(wordy_model):
     """The model writes words too: what it writes has to be the sentence's, each in its place."""
-    read = Parser(*load_model(wordy_model)).translator.read
+    read = Parser(*load_model(wordy_model)).read
     right = "the (NP XX) dog XX) )NP"
     assert read(["the", "dog"], Hypothesis(right)).well_formed
     for wrong in ("the (NP XX) cat XX) )NP", "(NP XX) XX) )NP", "the dog (NP XX) XX) )NP", right + " dog"):

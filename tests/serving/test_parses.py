@@ -86,9 +86,8 @@ def test_the_page_draws_trees(browser, make, model, folder):
         trees = wait_for(lambda: browser.find_elements("css selector", ".tree"))
         drawn = [leaf.text for leaf in trees[0].find_elements("css selector", ".leaf")]
         assert drawn == ["The", "dog", "(", "sees", ")", "a", "cat", ",", "is", "n't", "it", "<b>", "?"]
-        brackets = [
-            element.get_property("textContent") for element in browser.find_elements("css selector", ".brackets")
-        ]
+        elements = browser.find_elements("css selector", ".brackets")
+        brackets = [element.get_property("textContent") for element in elements]
         parsed = list(Parser(*load_model(model, "cpu")).parse([drawn, ["here", "."]]))
         assert brackets == [str(parse.tree) for parse in parsed]
         for tree, parse in zip(trees, parsed, strict=True):

@@ -126,8 +126,8 @@ def predict(
         text: draw the trees with lines instead of brackets
         pictures: also draw each tree as FOLDER/NUMBER.svg
     """
-    from ..parsing.parser import FileParser, checked
-    from ..parsing.trees import words_of
+    from ..parsing.parser import FileParser
+    from ..parsing.trees import checked, words_of
 
     if sentences:
         exclude("SENTENCE", {"input": input})
@@ -193,7 +193,7 @@ def evaluate(
         parser, name = _load_parser(model, constrained, search, computing), Path(model).resolve().name
         if json:
             options = vars(search) | {"precision": computing.precision, "no_constrained": None if constrained else True}
-            record = record_of(model, trees, trees, parser.translator, options, test_set, "parse evaluate")
+            record = record_of(model, trees, trees, parser, options, test_set, "parse evaluate")
             record["generation"]["constrained"] = constrained
         parses, extra = _parse_gold(parser, gold)
     scores = score_trees(gold, parses) | extra

@@ -25,7 +25,7 @@ from .grammar import BracketGrammar, BracketProcessor, least_tokens
 from .linearization import delinearize, is_tag_among_words, linearize, with_words, without_words
 from .pictures import tree_svg, tree_text
 from .tokenizer import sentence_text, split_words, train_parser_tokenizer, tree_token_ids, word_starts
-from .trees import Tree, check_words, clean, escape, read_trees
+from .trees import Tree, checked, clean, escape, read_trees
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,19 @@ class Parse:
     well_formed: bool = True
 
 
-class TreeTranslator(Translator):
-    """Translates sentences, each a list of words, into the tokens of trees; arguments as of `Parser`."""
+class Parser(Translator):
+    """Parses sentences: words in, trees out.
+
+    Args:
+        model: a model of `vaswani parse train` in evaluation mode, or an ensemble of such models.
+        tokenizer: its tokenizer.
+        constrained: restrict decoding to trees over the sentence's words; without it, other outputs are repaired.
+        **options: as of `Translator`: `tokens_per_batch`, and options of `generate()` in place of the model's own
+            generation configuration, such as `num_beams`.
+
+    Raises:
+        UserError: for a model that is not a parser.
+    """
 
     def __init__(self, model, tokenizer, *, constrained: bool = True, **options):
         super().__init__(model, tokenizer, **options)
@@ -53,6 +64,22 @@ class TreeTranslator(Translator):
         self.has_words = any(map(is_tag_among_words, ids))  # in the trees that the model writes
         self._grammar = BracketGrammar(ids, tokenizer.eos_token_id) if constrained else None
         self._word_starts = word_starts(tokenizer)
+
+    def parse(self, sentences: Iterable[Sequence[str]], window: int = WINDOW_LINES, progress=None) -> Iterator[Parse]:
+        """Yield the parses of sentences, in their order.
+
+        Args:
+            sentences: lists of words, with brackets escaped (`-LRB-`) or not; an empty list has no tree.
+            window: number of sentences that are sorted by length together.
+            progress: a tqdm bar that advances by one for each sentence.
+
+        Raises:
+            UserError: as `Translator.hypotheses` and `checked`, and for a sentence whose smallest tree is longer
+                than an output may be; with the number of the sentence, after the parses of those before it.
+        """
+        lines, again = tee(checked(sentences))
+        for hypotheses in self.hypotheses(lines, window, progress):
+            yield self.read(next(again), hypotheses[0])
 
     def prepare(self, window: Window) -> PreparedWindow:
         """Tokenise a window whose lines are lists of words; an error leaves the lines before it."""
@@ -81,10 +108,10 @@ class TreeTranslator(Translator):
             return Parse(None)
         words, tokens = [escape(word) for word in words], hypothesis.text.split()
         tree = delinearize(without_words(tokens) if self.has_words else tokens, words)
-        well_formed = linearize(tree)
+        expected = linearize(tree)
         if self.has_words:
-            well_formed = with_words(well_formed, sentence_text(words).split(" "))
-        return Parse(tree, tokens == well_formed)
+            expected = with_words(expected, sentence_text(words).split(" "))
+        return Parse(tree, well_formed=tokens == expected)
 
     def logits_processors(self, pieces: list[Piece]) -> list[LogitsProcessor]:
         """As in `Translator`, and the grammar of trees over the words of each piece."""
@@ -93,47 +120,6 @@ class TreeTranslator(Translator):
         words = [self._written_words(piece.ids) for piece in pieces]
         limits = [self.output_limit(len(piece.ids)) for piece in pieces]
         return [*super().logits_processors(pieces), BracketProcessor(self._grammar, words, limits)]
-
-
-class Parser:
-    """Parses sentences: words in, trees out.
-
-    Args:
-        model: a model of `vaswani parse train` in evaluation mode, or an ensemble of such models.
-        tokenizer: its tokenizer.
-        constrained: restrict decoding to trees over the sentence's words; without it, other outputs are repaired.
-        **options: as of `Translator`: `tokens_per_batch`, and options of `generate()` in place of the model's own
-            generation configuration, such as `num_beams`.
-
-    Raises:
-        UserError: for a model that is not a parser.
-    """
-
-    def __init__(self, model, tokenizer, *, constrained: bool = True, **options):
-        self.translator = TreeTranslator(model, tokenizer, constrained=constrained, **options)
-
-    def parse(self, sentences: Iterable[Sequence[str]], window: int = WINDOW_LINES, progress=None) -> Iterator[Parse]:
-        """Yield the parses of sentences, in their order.
-
-        Args:
-            sentences: lists of words, with brackets escaped (`-LRB-`) or not; an empty list has no tree.
-            window: number of sentences that are sorted by length together.
-            progress: a tqdm bar that advances by one for each sentence.
-
-        Raises:
-            UserError: as `Translator.hypotheses` and `check_words`, and for a sentence whose smallest tree is longer
-                than an output may be; with the number of the sentence, after the parses of those before it.
-        """
-        lines, again = tee(checked(sentences))
-        for hypotheses in self.translator.hypotheses(lines, window, progress):
-            yield self.translator.read(next(again), hypotheses[0])
-
-
-def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
-    """Yield sentences one by one, each checked by `check_words`, whose error names its number."""
-    for number, words in enumerate(sentences, 1):
-        check_words(words, f"line {number}")
-        yield words
 
 
 def load_trees(path: str | Path, skip_bad: bool = False) -> list[Tree]:
@@ -249,7 +235,7 @@ class FileParser(FileTranslator):
     doing = "parsing"
 
     def __init__(self, parser: Parser, drawn: bool = False, pictures: Path | None = None, window: int = WINDOW_LINES):
-        super().__init__(parser.translator, window=window)
+        super().__init__(parser, window=window)
         self.drawn, self.pictures, self.repaired = drawn, pictures, 0
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:

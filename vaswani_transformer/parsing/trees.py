@@ -84,13 +84,20 @@ def words_of(line: str) -> list[str]:
     return _WORD.findall(line)
 
 
-def check_words(words: Sequence[str], where: str) -> None:
-    """Raise a `UserError` for a word that is empty or holds ASCII white space, NUL or an undecoded byte."""
-    for number, word in enumerate(words, 1):
-        if isinstance(words, str) or not _WORD.fullmatch(word) or "\0" in word or has_undecoded(word):
-            raise UserError(
-                f"{where}: word {number} is {word!r}: give a list of words of UTF-8 text without space or NUL"
-            )
+def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
+    """Yield sentences, which are lists of words, one by one.
+
+    Raises:
+        UserError: with the number of a sentence that is no list, or with a word that is empty or holds ASCII white
+            space, NUL or an undecoded byte.
+    """
+    for line, words in enumerate(sentences, 1):
+        for number, word in enumerate(words, 1):
+            if isinstance(words, str) or not _WORD.fullmatch(word) or "\0" in word or has_undecoded(word):
+                raise UserError(
+                    f"line {line}: word {number} is {word!r}: give a list of words of UTF-8 text without space or NUL"
+                )
+        yield words
 
 
 def unescape(word: str) -> str:

@@ -66,35 +66,6 @@ def test_exactly_the_trees_can_be_written(words, limit, run):
     assert written == trees_by_exhaustion(tokens, words, limit, run)
 
 
-def test_what_may_follow_case_by_case():
-    grammar, names = grammar_of(SMALL)
-    opens, tags = {"(S", "(NP"}, {"NN", "DT"}
-    for text, words, limit, expected in (
-        ("", 2, 20, opens),  # one constituent over all words
-        ("", 1, 20, opens | tags),
-        ("", 2, 4, tags),  # no room for brackets: the words alone
-        ("(S", 2, 20, opens | tags),  # nothing empty is closed
-        ("(S NN", 2, 20, opens | tags),  # what holds all words stays open until all are there
-        ("(S (NP NN", 2, 20, opens | tags | {")NP"}),
-        ("(S (NP NN )NP", 2, 20, opens | tags),
-        ("(S (NP NN NN", 2, 20, {")NP"}),  # the innermost first
-        ("(S (NP NN NN )NP", 2, 20, {")S"}),
-        ("(S (NP NN NN )NP )S", 2, 20, {"</s>"}),
-        ("(S NN", 2, 6, tags),  # room for a tag, `)S` and the end, and one token to spare
-        ("(S NN", 2, 7, opens | tags),
-    ):
-        processor = BracketProcessor(grammar, unwritten(words), [limit])
-        assert may_follow(processor, names, [text.split()]) == [expected], text
-
-
-def test_constituents_in_a_row_are_bounded():
-    grammar, names = grammar_of(SMALL)
-    processor = BracketProcessor(grammar, unwritten(3), [100], max_open_run=3)
-    rows = [["(S"] * 3, ["(S", "(S", "NN"]]
-    assert may_follow(processor, names, rows[:1]) == [{"NN", "DT"}]
-    assert may_follow(processor, names, rows[1:]) == [{"(S", "(NP", "NN", "DT", ")S"}]
-
-
 PIECES = ["w0", "w1", "w2"]  # tokens that words are made of
 
 

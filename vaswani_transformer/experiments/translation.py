@@ -77,7 +77,7 @@ class Training(Cell):
 
     recipe: Recipe | None = None
     language: str = "de"  # of the targets
-    test: dict[str, str] = field(default_factory=dict)  # changes of the recipe by which the test set is to validate on
+    test: dict[str, str] = field(default_factory=dict)  # changes by which the recipe validates on the test set
 
 
 def training(setup: Setup, recipe: str, changes: dict[str, Any], **fields) -> Training:

@@ -111,7 +111,7 @@ def file_name(path: str) -> str:
 
 
 def published_record(record: Mapping, path: str | Path) -> dict:
-    """Return the fields and settings of an evaluation record that are known; it has no folders (`evaluation_record`).
+    """Return the known fields and settings of an evaluation record, which names no folders (`evaluation_record`).
 
     Raises:
         UserError: for a score that is not a finite number, or a field of another type than it must have.
@@ -143,7 +143,7 @@ def read_run(folder: str | Path) -> tuple[dict, int | None]:
 
 
 def read_run_recipe(folder: str | Path) -> dict:
-    """Return the known fields of the recipe in a run's folder; empty if one has no value. Imports no torch."""
+    """Return the known fields of a run's recipe; empty if a value is not of its field's type. Imports no torch."""
     from ..recipes.recipe import Recipe, convert
 
     with contextlib.suppress(UserError, TypeError):

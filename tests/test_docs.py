@@ -20,14 +20,12 @@ def python_examples(page) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
 
 
-def commands(page) -> list[list[str]]:
-    """Return the words of each call of `vaswani` in the shell blocks of a page, and in its tables."""
+def shell_commands(page) -> list[str]:
+    """The shell commands of a page's blocks and tables, in order, each once."""
     text = page.read_text(encoding="utf-8")
-    blocks = re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.S)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    lines += re.findall(r"^\|[^|\n]*\|\s*`(vaswani [^`]+ [^`]+)`", text, re.M)
-    calls = [re.search(r"\b(?:vaswani|-m vaswani_transformer) (.*)", line) for line in lines if line[:1] != "#"]
-    return [shlex.split(re.sub(r"\s+[|>].*", "", call[1]), comments=True) for call in calls if call]
+    found = re.findall(r"```(?:sh|bash|console)\n(.*?)```|^\|[^|\n]*\| `(vaswani [^`]+ [^`]+)` \|$", text, re.S | re.M)
+    lines = [line for block, cell in found for line in (block or cell).replace("\\\n", " ").splitlines()]
+    return list(dict.fromkeys(re.sub(r"(^|\s+)#.*", "", line).removeprefix("$ ") for line in lines if line[:1] != "#"))
 
 
 @pytest.fixture
@@ -54,9 +52,11 @@ def test_examples_run_by_themselves(page, folder):
 @EVERY_PAGE
 def test_commands_are_understood(page):
     app = make_app()
-    for words in commands(page):
-        command, *_ = app.parse_args(words, exit_on_error=False, print_error=False)
-        assert callable(command)
+    for line in shell_commands(page):
+        if call := re.search(r"\b(?:vaswani|-m vaswani_transformer) (.*)", line):
+            words = shlex.split(re.sub(r"\s+[|>].*", "", call[1]))
+            command, *_ = app.parse_args(words, exit_on_error=False, print_error=False)
+            assert callable(command)
 
 
 @EVERY_PAGE

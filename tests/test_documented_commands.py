@@ -16,7 +16,7 @@ from conftest import ROOT, free_port
 from document_files import run, word_file
 from experimenting import TREES, write_gum, write_multi30k
 from hub_server import HUB, Repository
-from test_docs import PAGES
+from test_docs import PAGES, shell_commands
 
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
 
@@ -47,14 +47,6 @@ SMALLER = {  # options added to commands that train, or take many minutes
     "experiment (table4|positions)": _CELLS,
 }
 SERVE = "vaswani serve en-de=runs/mine --port 5000"
-
-
-def commands(page: Path) -> list[str]:
-    """The shell commands of a page's blocks and tables, in order, each once."""
-    text = page.read_text(encoding="utf-8")
-    found = re.findall(r"```(?:sh|bash|console)\n(.*?)```|^\|[^|\n]*\| `(vaswani [^`]+ [^`]+)` \|$", text, re.S | re.M)
-    lines = [line for block, cell in found for line in (block or cell).replace("\\\n", " ").splitlines()]
-    return list(dict.fromkeys(re.sub(r"(^|\s+)#.*", "", line).removeprefix("$ ") for line in lines if line[:1] != "#"))
 
 
 def is_skipped(command: str) -> bool:
@@ -128,10 +120,10 @@ def world(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page in PAGES if shell_commands(page)], ids=lambda page: page.stem)
 def test_the_commands_of_a_page_run(page, world, tmp_path):
     folder = shutil.copytree(world, tmp_path / "world", symlinks=True)
-    lines = [line for line in commands(page) if not is_skipped(line)]
+    lines = [line for line in shell_commands(page) if not is_skipped(line)]
     if any(re.search(r"--output runs/mine$", line) for line in lines):
         shutil.rmtree(folder / "runs")
     shell = Shell(folder)
@@ -143,5 +135,5 @@ def test_the_commands_of_a_page_run(page, world, tmp_path):
 
 
 def test_what_is_skipped_occurs():
-    lines = [line for page in PAGES for line in commands(page)]
+    lines = [line for page in PAGES for line in shell_commands(page)]
     assert not [pattern for pattern in SKIPPED if not any(re.search(pattern, line) for line in lines)]

@@ -180,16 +180,6 @@ def test_batches_are_full_on_both_sides():
     assert len(batches) <= math.ceil(lengths[0].sum() / 4000 * 1.02)
 
 
-def test_parts_are_about_a_share_of_the_limit():
-    source, target = some_lengths(4000)
-    for parts in (2, 3, 8):
-        sampler = TokenBatchSampler(source, target, 8000, micro_batches=parts)
-        assert 8000 / parts < sampler.part_tokens < 8000 / parts + 100
-        for lengths in (source, target):
-            assert max(sum(lengths[pair] for pair in part) for part in sampler) <= 1.05 * 8000 / parts
-    assert TokenBatchSampler(source, target, 8000).part_tokens == 8000
-
-
 @given(st.lists(st.integers(1, 30), max_size=30), st.integers(1, 60))
 def test_batches_by_length_count_padding(lengths, tokens):
     batches = batches_by_length(lengths, tokens)

@@ -83,7 +83,7 @@ def test_shards_that_do_not_pair_match_or_agree_are_refused(tmp_path):
     message = error_of(load_pairs, **arguments)
     assert "part.*.en.gz matches 3 files and " in message and "part.*.de.gz 2: every file" in message
     (tmp_path / "part.0.en.gz").unlink()  # as many on both sides, and other ones
-    assert f"{tmp_path / 'part.1.en.gz'} has no partner" in error_of(load_pairs, **arguments)
+    assert "of the same name but for its language" in error_of(load_pairs, **arguments)
     missing = {"source": tmp_path / "b.*.en", "target": tmp_path / "b.*.de"}
     assert f"{tmp_path / 'b.*.en'}: No such file" in error_of(load_pairs, **missing)
     write(tmp_path / "x.tsv", "a\tb\n")
@@ -224,5 +224,3 @@ def test_held_out_rows_are_distinct_and_the_same_for_a_seed():
         assert len(set(held_out.tolist())) == size and held_out.min() >= 0 and held_out.max() < number
         assert (held_out == held_out_rows(number, size, seed=3)).all() and (held_out[1:] > held_out[:-1]).all()
     assert held_out_rows(1000, 17, 3).tolist() != held_out_rows(1000, 17, 4).tolist()
-    counts = [sum(row in held_out_rows(4, 2, seed) for seed in range(400)) for row in range(4)]
-    assert all(130 < count < 270 for count in counts), "every row as often"

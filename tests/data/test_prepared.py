@@ -4,7 +4,6 @@ import dataclasses
 import json
 import logging
 import shutil
-import threading
 from pathlib import Path
 
 import preparing
@@ -12,7 +11,6 @@ import pytest
 import torch
 from conftest import error_of
 from preparing import make, new_recipe
-from torch import distributed
 from training_logs import log_of
 from training_runs import equal, kill_before_selection, weights_of
 
@@ -20,9 +18,7 @@ from vaswani_transformer import train, train_tokenizer
 from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data.prepare import prepare_if_large
 from vaswani_transformer.data.prepared import check_recipe_matches, open_prepared
-from vaswani_transformer.distributed import Processes
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.training import run as training
 
 small_chunks = preparing.small_chunks
 text = preparing.text
@@ -44,17 +40,6 @@ def prepared_copy(prepared_once, tmp_path):
 
 
 # Training
-
-
-def test_training_on_prepared_pairs_and_on_text_gives_the_same_weights(recipe, tmp_path):
-    recipe = dataclasses.replace(
-        recipe, max_steps=4, warmup_steps=2, evaluate_every=2, log_every=1, validation_bleu=0, average_checkpoints=0
-    )
-    make(recipe, tmp_path / "p")
-    from_text = train(dataclasses.replace(recipe, output=str(tmp_path / "a")), progress=False)
-    again = dataclasses.replace(recipe, output=str(tmp_path / "b"), prepared=str(tmp_path / "p"))
-    mapped = train(dataclasses.replace(again, data_dir=None, train_source=None, train_target=None), progress=False)
-    assert equal(weights_of(from_text.folder), weights_of(mapped.folder))
 
 
 def test_a_run_is_resumed_with_the_same_prepared_pairs_elsewhere_and_with_no_others(recipe, tmp_path):
@@ -135,33 +120,6 @@ def test_a_training_stopped_while_it_prepares_or_trains_is_resumed(large, tmp_pa
     assert equal(trained(large), straight) and shards_of(large) == shards
 
 
-def test_of_several_processes_one_prepares_while_the_others_wait(large, monkeypatch):
-    """Threads here in place of processes; the other comes first."""
-    store, prepared_by, results = distributed.HashStore(), [], {}
-
-    def prepare(*arguments):
-        prepared_by.append(threading.current_thread().name)
-        return prepare_if_large(*arguments)
-
-    monkeypatch.setattr(training, "prepare_if_large", prepare)
-
-    def load(rank):
-        run, processes = training.TrainingRun(large, progress=False), Processes(rank, store)
-        try:
-            with processes.first_process_first():
-                pairs = run._load_data(processes, resumed=False)
-            results[rank] = [*map(len, pairs)], run.tokenizer.get_vocab()
-        finally:
-            processes.reports_error()  # ends the wait of the other
-
-    threads = [threading.Thread(target=load, args=[rank], name=str(rank)) for rank in (1, 0)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert prepared_by == ["0"] and results[0] == results[1]
-
-
 def test_data_prepared_otherwise_is_made_anew_if_asked_and_what_is_not_ours_is_left_alone(large, tmp_path):
     own = Path(large.output) / "prepared"
 
@@ -188,41 +146,28 @@ def test_data_prepared_otherwise_is_made_anew_if_asked_and_what_is_not_ours_is_l
 # What is refused while reading
 
 
-def damage_missing(folder):
-    (folder / "train-00002.arrow").unlink()
-    return "train-00002.arrow: No such file"
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("train-00002.arrow", None, "train-00002.arrow: No such file"),
+        ("train.lengths.npy", lambda content: bytes(len(content)), "train.lengths.npy: "),
+        ("manifest.json", lambda content: content[:-40], "manifest.json: "),
+        ("manifest.json", lambda content: content.replace(b'"version": 1', b'"version": 7', 1), "version 7"),
+    ],
+)
+def test_damage_is_refused_before_training_and_named(prepared_copy, name, damage, message):
+    path = prepared_copy / name
+    content = path.read_bytes()
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage(content))
+    assert message in error_of(open_prepared, prepared_copy)
 
 
-def damage_index(folder):
-    (folder / "train.lengths.npy").write_bytes(bytes((folder / "train.lengths.npy").stat().st_size))
-    return "train.lengths.npy: "
-
-
-def damage_manifest(folder):
-    path = folder / "manifest.json"
-    path.write_text(path.read_text(encoding="utf-8")[:-40], encoding="utf-8")
-    return "manifest.json: "
-
-
-def damage_version(folder):
-    path = folder / "manifest.json"
-    path.write_text(path.read_text(encoding="utf-8").replace('"version": 1', '"version": 7', 1), encoding="utf-8")
-    return "version 7: prepare the folder again"
-
-
-def damage_tokenizer(folder):
-    train_tokenizer(["another text", "andere"], vocab_size=300).save_pretrained(folder / "tokenizer")
-    return "tokenizer is not the tokenizer that the pairs were prepared with"
-
-
-DAMAGES = [value for name, value in sorted(globals().items()) if name.startswith("damage_")]
-
-
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_damage_is_refused_before_training_and_named(prepared_copy, damage):
-    open_prepared(prepared_copy)
-    expected = damage(prepared_copy)
-    assert f"{expected}" in error_of(open_prepared, prepared_copy)
+def test_another_tokenizer_in_the_folder_is_refused(prepared_copy):
+    train_tokenizer(["another text", "andere"], vocab_size=300).save_pretrained(prepared_copy / "tokenizer")
+    message = "tokenizer is not the tokenizer that the pairs were prepared with"
+    assert message in error_of(open_prepared, prepared_copy)
 
 
 def test_the_check_finds_what_has_changed_and_reading_what_is_no_arrow_file(prepared_copy):

@@ -98,26 +98,9 @@ def test_files_of_pairs_in_a_store_are_read_as_here(store, tmp_path, suffix):
 # Training
 
 
-def test_shards_are_fetched_once_for_all_and_whole(recipe, store, tmp_path, monkeypatch):
-    import s3fs
-
+def test_a_shard_that_has_changed_in_a_store_is_named(recipe, store):
     url = f"{store}/shared"
     make(recipe, url)
-    make(recipe, tmp_path / "p")
-    gets, get = [], s3fs.S3FileSystem._get_file
-
-    async def noted(fs, source, target, **options):
-        gets.append(source)
-        return await get(fs, source, target, **options)
-
-    monkeypatch.setattr(s3fs.S3FileSystem, "_get_file", noted)
-    stores.forget()
-    opened, here = open_prepared(url).train, open_prepared(tmp_path / "p").train
-    fetched_once = len(gets)
-    for row, expected in zip(opened.__getitems__(range(len(here))), here.__getitems__(range(len(here))), strict=True):
-        assert row["input_ids"].tolist() == expected["input_ids"].tolist()
-    open_prepared(url)
-    assert len(gets) == fetched_once
     validation = to_path(url) / "validation-00000.arrow"
     validation.write_bytes(validation.read_bytes()[::-1])
     assert f"{validation}: the content has changed" in error_of(open_prepared(url).verify)

@@ -166,22 +166,6 @@ def test_training_is_deterministic(folders, tmp_path, kind):
 
 
 @KINDS
-def test_batches_are_padded_right_with_pad(tokenizers, kind):
-    tokenizer = tokenizers[kind]
-    batch = tokenizer(["Ein Hund", "Ein Hund liest eine Zeitung"], padding=True)
-    assert set(batch) == {"input_ids", "attention_mask"}
-    short, long = batch.input_ids
-    real = len(tokenizer("Ein Hund").input_ids)
-    assert len(short) == len(long) > real
-    assert short[real - 1] == 2 and set(short[real:]) == {1}
-    assert batch.attention_mask[0] == [1] * real + [0] * (len(long) - real)
-    assert tokenizer.batch_decode(batch.input_ids, skip_special_tokens=True) == [
-        "Ein Hund",
-        "Ein Hund liest eine Zeitung",
-    ]
-
-
-@KINDS
 def test_partial_sequences_decode_to_a_beginning_of_the_text(tokenizers, kind):
     tokenizer, text = tokenizers[kind], "Zwei Kinder sehen 3 Hunde ."
     ids = tokenizer(text, add_special_tokens=False).input_ids

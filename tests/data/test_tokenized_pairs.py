@@ -1,5 +1,8 @@
 """Tokenisation of pairs: ids and lengths, filters and their counts, the cache on disk."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import datasets
@@ -150,6 +153,34 @@ def test_the_cache_serves_the_same_call_only(tmp_path, encoded):
     assert len(encoded) == 16, "another file"
     tokenize_pairs(first, make_tokenizer(merges=3))
     assert len(encoded) == 20, "another tokenizer"
+
+
+AGAIN = """
+import sys
+from vaswani_transformer.data import tokenized_pairs
+from vaswani_transformer import load_pairs, load_tokenizer, tokenize_pairs
+
+tokenized_pairs.pair_encoder = lambda *limits: None  # nothing can be encoded
+files = dict(zip(("source", "target"), sys.argv[2:]))
+for arguments in (files, {"data": sys.argv[4]}):
+    tokenized, counts = tokenize_pairs(load_pairs(**arguments), load_tokenizer(sys.argv[1]))
+    print(tokenized._fingerprint, counts, tokenized[:])
+"""
+
+
+def test_a_new_process_reuses_the_pairs_and_the_token_ids(tmp_path, tokenizer, cache):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    files = write_two(tmp_path, "a dog\n\n", "ein Hund\nx\n")
+    in_memory(PAIRS).save_to_disk(saved := tmp_path / "saved")
+    expected = []
+    for arguments in (files, {"data": saved}):
+        tokenized, counts = tokenize_pairs(load_pairs(**arguments), tokenizer)
+        expected.append(f"{tokenized._fingerprint} {counts} {tokenized[:]}")
+    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.arrow")}
+    command = [sys.executable, "-c", AGAIN, tmp_path / "tokenizer", *files.values(), saved]
+    done = subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": "7"}, capture_output=True, text=True)
+    assert done.stdout.splitlines() == expected, done.stderr
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.arrow")} == before
 
 
 def test_a_folder_from_save_to_disk_stays_untouched(tmp_path, tokenizer):

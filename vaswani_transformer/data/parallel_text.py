@@ -80,7 +80,7 @@ class PairSource:
 @contextlib.contextmanager
 def _loading(where: str) -> Iterator[None]:
     """Report errors of `datasets`, which wraps and logs those of other libraries; show its bars on a terminal only."""
-    verbosity, are_shown = datasets.logging.get_verbosity(), not datasets.are_progress_bars_disabled()
+    verbosity = datasets.logging.get_verbosity()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     if sys.stderr is None or not sys.stderr.isatty():
         datasets.disable_progress_bars()
@@ -92,8 +92,6 @@ def _loading(where: str) -> Iterator[None]:
                 raise (error.__cause__ or error) from None
     finally:
         datasets.logging.set_verbosity(verbosity)
-        if are_shown:
-            datasets.enable_progress_bars()
 
 
 def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str) -> datasets.Dataset:
@@ -232,16 +230,12 @@ def _paired_shards(source: str | Path, target: str | Path) -> list[tuple[Path, P
     Where wildcards stand for the same text on both sides, a file without a partner is refused, even if another one is
     missing on the other side; where they stand for other text throughout, only the order counts.
     """
-    sides = [find_shards(name) for name in (source, target)]
-    texts = [
-        {_wildcard_text(name, path): path for path in side} for name, side in zip((source, target), sides, strict=True)
-    ]
-    common = texts[0].keys() & texts[1].keys()
-    lone = [path for text, path in (texts[0] | texts[1]).items() if common and text not in common]
-    if lone or len(sides[0]) != len(sides[1]):
+    names = source, target
+    sides = [find_shards(name) for name in names]
+    texts = [{_wildcard_text(name, path) for path in side} for name, side in zip(names, sides, strict=True)]
+    if len(sides[0]) != len(sides[1]) or (texts[0] & texts[1] and texts[0] != texts[1]):
         counts = f"{source} matches {len(sides[0])} files and {target} {len(sides[1])}"
-        alone = f"; {lone[0]} has no partner" if lone else ""
-        raise UserError(f"{counts}: every file of sources needs one of targets{alone}")
+        raise UserError(f"{counts}: every file of sources needs one of targets, of the same name but for its language")
     return list(zip(*sides, strict=True))
 
 

@@ -10,7 +10,6 @@ import hashlib
 import tempfile
 from bisect import bisect_right
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -154,14 +153,10 @@ class PreparedData:
         """
         with reading(self.folder / MANIFEST):
             files = [facts for part in self.manifest["parts"].values() for facts in (part["index"], *part["shards"])]
-
-        def check(facts: dict) -> None:
+        for facts in files:
             with reading(path := self.folder / facts["file"]):
                 if file_sha256(path) != facts["sha256"]:
                     raise UserError(f"{path}: the content has changed since it was prepared: {_AGAIN}")
-
-        with ThreadPoolExecutor(16) as executor:  # which wait for a disk or a store
-            list(executor.map(check, files))
 
 
 def read_manifest(folder: str | Path) -> dict:

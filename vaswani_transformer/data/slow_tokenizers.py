@@ -13,6 +13,7 @@ from transformers.models.fsmt import tokenization_fsmt as fsmt
 
 from ..errors import UserError, reading
 from ..model.tokenization_vaswani import TwoSidedCall
+from .tokenization import SLOW_FILES
 
 try:
     from transformers.models.marian.tokenization_marian import MarianTokenizer as _StockMarianTokenizer
@@ -73,11 +74,6 @@ if _StockMarianTokenizer is not None:
             }
 
 
-# By the name in tokenizer_config.json: files, and what must be installed.
-FILES = {
-    "MarianTokenizer": ("source.spm", "target.spm", "vocab.json"),
-    "FSMTTokenizer": ("vocab-src.json", "vocab-tgt.json", "merges.txt"),
-}
 _PACKAGES = {"MarianTokenizer": ("sentencepiece", "sentencepiece"), "FSMTTokenizer": ("sacremoses", "moses")}
 
 
@@ -87,7 +83,7 @@ def load_slow_tokenizer(folder: Path, name: str):
     Raises:
         UserError: a file or the package that it needs is missing.
     """
-    if missing := [file for file in FILES[name] if not (folder / file).is_file()]:
+    if missing := [file for file in SLOW_FILES[name][:3] if not (folder / file).is_file()]:
         raise UserError(f"the {name} in {folder} lacks {', '.join(missing)}: copy the whole folder")
     package, extra = _PACKAGES[name]
     with reading(f"the {name} in {folder} needs the package {package}: pip install 'vaswani_transformer[{extra}]'"):

@@ -9,7 +9,7 @@ made of parts that training shows in other compounds and numbers.
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -225,21 +225,25 @@ def clause(kind: str, parts: Clause, front: str = "") -> Phrase:
         de = [*opening, *middle, final]
     else:
         de = [finite, subject.de, *middle, final]
-    everything = [subject, *rest, *filter(None, [fronted])]
-    combinations = frozenset().union(*(phrase.combinations for phrase in everything))
+    built = _joined(filter(None, en), filter(None, de), [subject, *rest, *filter(None, [fronted])])
     if parts.verb.takes:  # the object follows the recipient where there is one, and precedes a direction
         patient = parts.objects[1 if "to" in parts.verb.options.split() else 0]
-        combinations |= {("verb", parts.verb.en.split()[0], noun) for noun in patient.nouns}
-    nouns = tuple(noun for phrase in everything for noun in phrase.nouns)
-    return Phrase(" ".join(filter(None, en)), " ".join(filter(None, de)), nouns=nouns, combinations=combinations)
+        verbs = {("verb", parts.verb.en.split()[0], noun) for noun in patient.nouns}
+        built = replace(built, combinations=built.combinations | verbs)
+    return built
+
+
+def _joined(en: Iterable[str], de: Iterable[str], phrases: Sequence[Phrase]) -> Phrase:
+    """Return words of both languages with the nouns and combinations of the phrases in them."""
+    nouns = tuple(noun for phrase in phrases for noun in phrase.nouns)
+    combinations = frozenset().union(*(phrase.combinations for phrase in phrases))
+    return Phrase(" ".join(en), " ".join(de), nouns=nouns, combinations=combinations)
 
 
 def sentence(en: str, de: str, *clauses: Phrase, end: str = ".") -> Phrase:
     """Return a sentence from templates such as "{0} because {1}", one slot a clause, with capital and final mark."""
     en, de = en.format(*(c.en for c in clauses)) + end, de.format(*(c.de for c in clauses)) + end
-    nouns = tuple(noun for c in clauses for noun in c.nouns)
-    combinations = frozenset().union(*(c.combinations for c in clauses))
-    return Phrase(en[0].upper() + en[1:], de[0].upper() + de[1:], nouns=nouns, combinations=combinations)
+    return _joined([en[0].upper() + en[1:]], [de[0].upper() + de[1:]], clauses)
 
 
 @cache  # the tables never change
@@ -377,7 +381,7 @@ def generate_corpus(
 
     def fill(name: str, size: int, kinds: set[str]) -> list[tuple[str, str]]:
         pairs, misses = [], 0
-        while len(pairs) < size:
+        while len(pairs) < size and misses <= PATIENCE:
             drawn = draw_sentence(rng)
             new, words = drawn.combinations & held, set(re.findall(r"[^\s.,?]+", f"{drawn.en} {drawn.de}"))
             usable = {kind for kind, _, _ in new} == kinds and seen.isdisjoint((drawn.en, drawn.de))
@@ -385,16 +389,14 @@ def generate_corpus(
             if usable and name != "train_size":
                 built = set().union(*map(new_words, new))
                 usable = all(word.lower() in built for word in words - known)
+            misses = 0 if usable else misses + 1
             if usable:
-                misses = 0
                 seen.update((drawn.en, drawn.de))
                 pairs.append((drawn.en, drawn.de))
                 known.update(words if name == "train_size" else ())
-                continue
-            misses += 1
-            if misses > PATIENCE:
-                rule = f"{train_size} training pairs do not supply the words for so many new sentences"
-                raise UserError(f"{name}={size}: {rule}; raise train_size or lower {name}")
+        if len(pairs) < size:
+            rule = f"{train_size} training pairs do not supply the words for so many new sentences"
+            raise UserError(f"{name}={size}: {rule}; raise train_size or lower {name}")
         return pairs
 
     train = fill("train_size", train_size, set())

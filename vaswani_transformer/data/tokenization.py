@@ -119,18 +119,18 @@ def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFas
 
 _FAST_FILES = ("tokenizer.json", "target_tokenizer.json")
 # Tokenizers of transformers that are not of the library tokenizers, of local files alone.
-_SLOW_FILES = {
-    "MarianTokenizer": ("source.spm", "target.spm", "vocab.json", "target_vocab.json"),
+SLOW_FILES = {
+    "MarianTokenizer": ("source.spm", "target.spm", "vocab.json", "target_vocab.json"),  # the last with two of them
     "FSMTTokenizer": ("vocab-src.json", "vocab-tgt.json", "merges.txt"),
 }
 #: What tokenizers are made of, beside their configuration.
-TOKENIZER_FILES = (*_FAST_FILES, *chain(*_SLOW_FILES.values()))
+TOKENIZER_FILES = (*_FAST_FILES, *chain(*SLOW_FILES.values()))
 _PROBE = "a b"
 
 
 def tokenizer_files(settings: dict) -> tuple[str, ...]:
     """Return the files that a tokenizer consists of besides its configuration, `settings`."""
-    return _SLOW_FILES.get(str(settings.get("tokenizer_class")), _FAST_FILES)
+    return SLOW_FILES.get(str(settings.get("tokenizer_class")), _FAST_FILES)
 
 
 def refuse_special_files(folder: Path) -> None:
@@ -160,7 +160,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     with reading(f"the tokenizer in {folder}"):
         if isinstance(kind, str) and tokenizer_class_from_name(kind) is None:
             raise ValueError(f"transformers has no {kind!r:.100}, and code in a folder is not run")
-        if kind in list(_SLOW_FILES):
+        if kind in list(SLOW_FILES):
             from .slow_tokenizers import load_slow_tokenizer
 
             tokenizer = load_slow_tokenizer(folder, kind)

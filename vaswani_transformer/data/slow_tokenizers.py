@@ -13,7 +13,6 @@ from transformers.models.fsmt import tokenization_fsmt as fsmt
 
 from ..errors import UserError, reading
 from ..model.tokenization_vaswani import TwoSidedCall
-from .tokenization import SLOW_FILES
 
 try:
     from transformers.models.marian.tokenization_marian import MarianTokenizer as _StockMarianTokenizer
@@ -74,6 +73,11 @@ if _StockMarianTokenizer is not None:
             }
 
 
+# By the name in tokenizer_config.json: files, and what must be installed.
+SLOW_FILES = {
+    "MarianTokenizer": ("source.spm", "target.spm", "vocab.json", "target_vocab.json"),  # the last with two of them
+    "FSMTTokenizer": ("vocab-src.json", "vocab-tgt.json", "merges.txt"),
+}
 _PACKAGES = {"MarianTokenizer": ("sentencepiece", "sentencepiece"), "FSMTTokenizer": ("sacremoses", "moses")}
 
 

@@ -18,6 +18,7 @@ from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from ..errors import UserError, reading
 from ..json_and_yaml import read_json
+from .slow_tokenizers import SLOW_FILES, load_slow_tokenizer
 
 # The position is the id. `<pad>` is not 0 because beam search in transformers takes a pad id of 0 for "none given" and
 # fills finished hypotheses with `</s>` instead.
@@ -118,11 +119,6 @@ def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFas
 
 
 _FAST_FILES = ("tokenizer.json", "target_tokenizer.json")
-# Tokenizers of transformers that are not of the library tokenizers, of local files alone.
-SLOW_FILES = {
-    "MarianTokenizer": ("source.spm", "target.spm", "vocab.json", "target_vocab.json"),  # the last with two of them
-    "FSMTTokenizer": ("vocab-src.json", "vocab-tgt.json", "merges.txt"),
-}
 #: What tokenizers are made of, beside their configuration.
 TOKENIZER_FILES = (*_FAST_FILES, *chain(*SLOW_FILES.values()))
 _PROBE = "a b"
@@ -161,8 +157,6 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         if isinstance(kind, str) and tokenizer_class_from_name(kind) is None:
             raise ValueError(f"transformers has no {kind!r:.100}, and code in a folder is not run")
         if kind in list(SLOW_FILES):
-            from .slow_tokenizers import load_slow_tokenizer
-
             tokenizer = load_slow_tokenizer(folder, kind)
         else:
             # Without trust_remote_code=False, transformers would ask on standard input whether to run code in there.

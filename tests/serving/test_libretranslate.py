@@ -161,15 +161,23 @@ def test_pages_of_other_sites_may_ask(make):
     assert asyncio.run(run()) == (200, "*")
 
 
-def test_an_exported_model(tmp_path, make, folder):
+@pytest.fixture(scope="module")
+def exported(folder, tmp_path_factory):
+    """The folder of the model exported to CTranslate2."""
     pytest.importorskip("ctranslate2", reason="needs CTranslate2: pip install 'vaswani_transformer[ctranslate2]'")
-    from vaswani_transformer import CTranslate2Translator, export_model
+    from vaswani_transformer import export_model
+
+    export_model(folder, exported := tmp_path_factory.mktemp("export") / "exported")
+    return exported
+
+
+def test_an_exported_model(make, exported):
+    from vaswani_transformer import CTranslate2Translator
     from vaswani_transformer.export.engine import load_exported
 
-    export_model(folder, tmp_path / "exported")
-    app = make(f"en-de={tmp_path / 'exported'}", load=lambda folder: load_exported(folder, "cpu"))
+    app = make(f"en-de={exported}", load=lambda folder: load_exported(folder, "cpu"))
     answer = ask(app, "POST", "/translate", json={"q": SENTENCES[:9], **LANGUAGES})[1]
-    alone = CTranslate2Translator(tmp_path / "exported")
+    alone = CTranslate2Translator(exported)
     assert answer["translatedText"] == list(alone.translate(SENTENCES[:9]))
     wanted = {"text": SENTENCES[0], "target": "de"}
     answer = ask(app, "POST", "/v1/translations", json=wanted | {"nbest": 2, "scores": True, "confidence": True})[1]
@@ -179,11 +187,7 @@ def test_an_exported_model(tmp_path, make, folder):
         assert "exported model" in line and ": leave " in line
 
 
-def test_an_exported_model_is_served_without_torch(tmp_path, folder):
-    pytest.importorskip("ctranslate2", reason="needs CTranslate2: pip install 'vaswani_transformer[ctranslate2]'")
-    from vaswani_transformer import export_model
-
-    export_model(folder, tmp_path / "exported")
+def test_an_exported_model_is_served_without_torch(exported):
     code = f"""
 import asyncio, sys
 import httpx, psutil
@@ -193,7 +197,7 @@ from vaswani_transformer.serving.models import find_models
 
 async def ask():
     load = lambda folder, needs=(): load_for_decoding(folder, "cpu", "auto", needs=needs)
-    app = make_app(find_models(["en-de={tmp_path / "exported"}"]), load)
+    app = make_app(find_models(["en-de={exported}"]), load)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server") as client:
         for format in ("text", "html"):
             body = dict(q="<b>A</b> dog.", source="en", target="de", format=format)

@@ -118,33 +118,37 @@ def test_the_curve_is_redrawn_while_training_goes_on(recipe, monkeypatch):
     assert drawn.count((b"\x89PNG", False)) >= 3  # two validations, and the end before the model is there
 
 
-@pytest.mark.parametrize(("poison", "step"), [(float("nan"), 4), (float("inf"), 5)])
-def test_a_loss_that_is_not_finite_stops_the_run_and_reaches_no_checkpoint(recipe, monkeypatch, poison, step):
-    """In the middle, or in the step that a checkpoint follows; that of step 3 stays the last."""
+@pytest.mark.parametrize(("poison", "step", "log_every"), [("nan", 4, 1), ("inf", 5, 1), ("nan", 3, 100)])
+def test_a_loss_that_is_not_finite_stops_the_run_where_it_would_be_logged(recipe, monkeypatch, poison, step, log_every):
+    """In the middle, in the step that a checkpoint follows, or in a validation; checkpoint 3 stays the last."""
     loss = training.VaswaniTrainer.compute_loss
 
     def poisoned(self, model, inputs, *arguments, **options):
         value = loss(self, model, inputs, *arguments, **options)
-        return value * poison if self.state.global_step == step and self.model.training else value
+        return value * float(poison) if self.state.global_step == step and self.model.training else value
 
     monkeypatch.setattr(training.VaswaniTrainer, "compute_loss", poisoned)
-    assert f"loss is not finite at step {step + 1}" in error_of(train, recipe, progress=False)
+    seen = step + 1 if log_every == 1 else STEPS
+    recipe = dataclasses.replace(recipe, log_every=log_every)
+    assert f"loss is not finite at step {seen}" in error_of(train, recipe, progress=False)
     assert checkpoint_names(recipe) == ["checkpoint-3"]
+    assert "NaN" not in (Path(recipe.output) / "training_log.jsonl").read_text()
 
 
 def test_weights_that_a_gradient_ruined_reach_no_checkpoint(recipe, monkeypatch):
     """The loss of the step is finite, the gradient is not, and a checkpoint follows before there is another loss."""
+    recipe = dataclasses.replace(recipe, evaluate_every=5, average_every=2, average_checkpoints=2)
     step = training.VaswaniTrainer.training_step
 
     def poisoned(self, model, *arguments, **options):
         loss = step(self, model, *arguments, **options)
-        if self.state.global_step == 5:
+        if self.state.global_step == 3:
             model.lm_head.weight.grad[3, 2] = float("nan")
         return loss
 
     monkeypatch.setattr(training.VaswaniTrainer, "training_step", poisoned)
-    assert "weights are not finite at step 6" in error_of(train, recipe, progress=False)
-    assert checkpoint_names(recipe) == ["checkpoint-3"]
+    assert "weights are not finite at step 4" in error_of(train, recipe, progress=False)
+    assert not checkpoint_names(recipe)
 
 
 def test_validation_is_left_out_of_the_tokens_a_second(recipe, monkeypatch):

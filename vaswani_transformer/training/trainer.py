@@ -275,11 +275,12 @@ class VaswaniTrainer(Seq2SeqTrainer):
         """Log what `Trainer` does, and for training tokens of the step, tokens a second, and the share of padding.
 
         Raises:
-            UserError: for a loss that is not finite; on all processes, of whose losses it is the mean.
+            UserError: in training, for a loss that is not finite; on all processes, of whose losses it is the mean.
         """
+        losses = [value for name, value in logs.items() if name in ("loss", "eval_loss")]
+        if self.is_in_train and not all(map(math.isfinite, losses)):
+            raise _not_finite("loss is", self.state.global_step)
         if "loss" in logs:
-            if not math.isfinite(logs["loss"]):
-                raise _not_finite("loss is", self.state.global_step)
             logs["source_tokens"], logs["target_tokens"] = self.step_tokens
             logs["source_tokens_seen"], logs["target_tokens_seen"] = self.tokens_seen.tolist()
             tokens, positions = self.tokens_seen - self._logged_tokens, self.positions_seen - self._logged_positions

@@ -3,6 +3,9 @@
 A test file takes a fixture of these by its name: `model = translating.model`.
 """
 
+import json
+import shutil
+
 import pytest
 from model_folders import PAIRS, write_model
 
@@ -18,6 +21,16 @@ OPTIONS = ["--max-new-tokens", "8", "--beams", "2", "--window", "7"]
 def model(tmp_path_factory):
     """The folder of a model."""
     return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def papers_model(repetition_free, tmp_path_factory):
+    """The folder of a model whose search is the paper's, for files that call `model` above `repetition_free`."""
+    folder = tmp_path_factory.mktemp("plain") / "model"
+    shutil.copytree(repetition_free, folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"no_repeat_ngram_size": None}))
+    return folder
 
 
 @pytest.fixture(scope="module")

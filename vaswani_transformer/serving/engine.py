@@ -278,24 +278,18 @@ class Engine:
 
     def close(self) -> None:
         """Finish what has come, and end the thread."""
-        self._thread.submit(self._finish).result()
+        while self._thread.submit(self._busy_groups).result():  # asked between turns
+            pass
         self._thread.shutdown()
-
-    def _finish(self) -> None:
-        while self._busy_groups():
-            self._take_turns()
 
     def _work(self) -> None:
         """Let the searches take turns, with what is submitted meanwhile between them, as long as there is work."""
-        self._take_turns()
-        self._is_working = bool(self._busy_groups())
-        if self._is_working:
-            self._thread.submit(self._work)
-
-    def _take_turns(self) -> None:
         busy = self._busy_groups()
         for group in busy[:_SEARCHES]:
             self._turn(group, is_last=len(busy) > _SEARCHES)
+        self._is_working = bool(busy)
+        if busy:
+            self._thread.submit(self._work)
 
     def _busy_groups(self) -> list[_Group]:
         """Return those that have begun first, then the others in the order of their turns."""

@@ -258,7 +258,6 @@ def test_checkpoints_are_recognised(tmp_path):
     [
         ("encoder_normalize_before", True),
         ("adaptive_softmax_cutoff", "10,20"),
-        ("decoder_output_dim", 12),
         ("decoder_attention_heads", 4),
         ("activation_fn", "tanh"),
         ("arch", "lightconv_wmt_en_de"),
@@ -266,7 +265,7 @@ def test_checkpoints_are_recognised(tmp_path):
     ],
 )
 def test_other_models_are_refused_by_the_option(tmp_path, option, value):
-    path = write(tmp_path, some_state(), {**OPTIONS, "decoder_embed_dim": 24, option: value})
+    path = write(tmp_path, some_state(), {**OPTIONS, option: value})
     error = error_of(fairseq.read, path, ImportOptions())
     assert str(path) in error and option in error and str(value) in error
 

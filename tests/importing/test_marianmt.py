@@ -101,7 +101,7 @@ def test_positions_are_marians_unless_transformers_trained_it(folder, left, posi
     ("changes", "message"),
     [
         ({"activation_function": "gelu_new"}, "activation_function in {config} is 'gelu_new': only models with relu"),
-        ({"decoder_ffn_dim": 48}, "decoder_ffn_dim in {config} is 48: only models with 40"),
+        ({"decoder_attention_heads": 2}, "decoder_attention_heads in {config} is 2: only models with 4"),
         ({"d_model": "wide"}, "config.json: Field 'd_model' expected int"),
         ({"vocab_size": 62}, "size mismatch for model.shared.weight"),
         ({"encoder_layers": 3}, 'Missing key(s) in state_dict: "model.encoder.layers.2'),

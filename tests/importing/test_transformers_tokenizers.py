@@ -13,7 +13,8 @@ from transformers.models.fsmt.tokenization_fsmt import FSMTTokenizer
 
 from vaswani_transformer import UserError, VaswaniTokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
-from vaswani_transformer.importing.transformers_tokenizers import fsmt_tokenizer, marian_tokenizer
+from vaswani_transformer.importing.fsmt import fsmt_tokenizer
+from vaswani_transformer.importing.marianmt import marian_tokenizer
 
 LANGUAGES = ("en", "de")
 

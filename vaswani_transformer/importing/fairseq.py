@@ -13,7 +13,7 @@ import torch
 from ..errors import UserError, reading, shortened
 from ..model.configuration_vaswani import VaswaniConfig
 from .fairseq_vocabulary import read_dictionaries, read_tokenizer
-from .source import ACTIVATIONS, Facts, Imported, ImportOptions, only_one, sizes_of
+from .source import ACTIVATIONS, Facts, Imported, ImportOptions, only_one
 from .tables import holds_entries, read_pickle, tensors_of
 
 NAME = "a checkpoint of fairseq (.pt)"
@@ -28,15 +28,6 @@ _REFUSED = (
     "cross_self_attention", "base_layers", "quant_noise_scalar", "encoder_xformers_att_config",
     "decoder_xformers_att_config",
 )  # fmt: skip
-#: Pairs of options that must agree.
-_EQUAL = {
-    "encoder_embed_dim": "decoder_embed_dim",
-    "encoder_ffn_embed_dim": "decoder_ffn_embed_dim",
-    "encoder_attention_heads": "decoder_attention_heads",
-    "encoder_learned_pos": "decoder_learned_pos",
-    "decoder_input_dim": "decoder_embed_dim",
-    "decoder_output_dim": "decoder_embed_dim",
-}
 _PLAIN = (str, int, float, type(None))
 #: Entries without a meaning for the model: counters of versions, and tables that are computed.
 _WITHOUT_MEANING = re.compile(r"(en|de)coder\.(version|embed_positions\.(weights|_float_tensor))")
@@ -117,13 +108,12 @@ def _check(settings: dict[str, Any], path: Path) -> None:
     """Refuse what computes something else than our model, by the option's name."""
     architecture = str(settings.get("arch") or "transformer")
     is_known = architecture.startswith("transformer") and not architecture.startswith(_OTHER_TRANSFORMERS)
-    activation = settings.get("activation_fn") or "relu"
+    heads, activation = settings.get("encoder_attention_heads"), settings.get("activation_fn") or "relu"
     faults = {} if is_known else {"arch": "only a 'transformer' from one language to another"}
     faults |= {name: "the paper's Transformer (post-norm) has none of it" for name in _REFUSED if settings.get(name)}
     faults |= {} if activation in ACTIVATIONS else {"activation_fn": f"only {', '.join(ACTIVATIONS)}"}
-    for name, other in _EQUAL.items():
-        if name in settings and other in settings and settings[name] != settings[other]:
-            faults[name] = f"only models with the same {other}, which is {shortened(str(settings[other]), 60)}"
+    if settings.get("decoder_attention_heads", heads) != heads:  # other sizes are those of the weights
+        faults["decoder_attention_heads"] = f"only models with the encoder's, of which there are {heads!r:.60}"
     for name, reason in faults.items():
         value = shortened(str(settings[name]), 60)
         raise UserError(f"{path} was trained with {name}={value} and cannot be imported: {reason}")
@@ -153,11 +143,21 @@ def _renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _config(settings: dict[str, Any], weights: dict[str, torch.Tensor]) -> VaswaniConfig:
     """Return the configuration that a model's options and the shapes of its parameters describe."""
+    embeddings = [weights[f"model.{stack}.embed_tokens.weight"] for stack in ("encoder", "decoder")]
+    layers = [
+        {match[1] for name in weights if (match := re.match(rf"model\.{stack}\.layers\.(\d+)\.", name))}
+        for stack in ("encoder", "decoder")
+    ]
     positions = weights.get("model.encoder.embed_positions.weight")
     limits = [settings.get(f"max_{side}_positions") or 1024 for side in ("source", "target")]
     shares_all = bool(settings.get("share_all_embeddings"))
     return VaswaniConfig(
-        **sizes_of(weights),
+        vocab_size=len(embeddings[0]),
+        decoder_vocab_size=None if len(embeddings[1]) == len(embeddings[0]) else len(embeddings[1]),
+        d_model=embeddings[0].shape[1],
+        d_ff=len(weights["model.encoder.layers.0.fc1.weight"]),
+        encoder_layers=len(layers[0]),
+        decoder_layers=len(layers[1]),
         num_heads=settings["encoder_attention_heads"],  # which no weight shows
         dropout=settings.get("dropout", 0.1),
         attention_dropout=settings.get("attention_dropout") or 0.0,

@@ -2,17 +2,18 @@
 
 from pathlib import Path
 
-import torch
-from transformers import FSMTConfig
+from transformers import FSMTConfig, PreTrainedTokenizerBase
 
-from ..hub.card_facts import is_language
+from ..data.slow_tokenizers import load_slow_tokenizer
+from ..errors import reading
 from ..model.configuration_vaswani import VaswaniConfig
-from .source import Imported, ImportOptions, embeddings, model_type
+from . import transformers_folders as folders
+from .source import Imported, ImportOptions, model_type
 from .tables import read_weights
-from .transformers_folders import config_of, facts_of_folder, search_settings, shared_settings, take
-from .transformers_tokenizers import fsmt_tokenizer
 
 NAME = "FSMTForConditionalGeneration of transformers (facebook/wmt19)"
+_ENCODER, _DECODER = (f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
+_OUTPUT = "model.decoder.output_projection.weight"
 
 
 def matches(source: Path) -> bool:
@@ -26,12 +27,12 @@ def read(source: Path, _: ImportOptions) -> Imported:
     Raises:
         UserError: for a folder that is incomplete or damaged, and settings that our architecture does not have.
     """
-    config = config_of(source, FSMTConfig)
-    ties, weights = _renamed(read_weights(source), config)
-    languages = tuple(config.langs) if len(config.langs) == 2 and all(map(is_language, config.langs)) else ()
+    config = folders.config_of(source, FSMTConfig)
+    encoder = (_ENCODER, _DECODER) if config.tie_word_embeddings else (_ENCODER,)
+    ties, weights = folders.renamed(read_weights(source), encoder, (_DECODER, _OUTPUT), (_OUTPUT, _DECODER))
     return Imported(
         VaswaniConfig(
-            **shared_settings(config),
+            **folders.shared_settings(config),
             **ties,
             vocab_size=config.src_vocab_size,
             decoder_vocab_size=config.tgt_vocab_size,
@@ -42,19 +43,20 @@ def read(source: Path, _: ImportOptions) -> Imported:
         ),
         weights,
         fsmt_tokenizer(source),
-        facts_of_folder(source, "fairseq", languages),
-        search_settings(source, config),
+        folders.facts_of_folder(source, "fairseq", config.langs),
+        folders.search_settings(source, config),
     )
 
 
-def _renamed(weights: dict[str, torch.Tensor], config: FSMTConfig) -> tuple[dict[str, bool], dict[str, torch.Tensor]]:
-    """Return the ties of the embeddings, and the weights by our names, which differ in the embeddings alone."""
-    names = [f"model.{name}.weight" for name in ("encoder.embed_tokens", "decoder.embed_tokens")]
-    output_name = "model.decoder.output_projection.weight"
-    decoder = take(weights, names[1], output_name)
-    encoder = take(weights, *names[: 2 if config.tie_word_embeddings else 1])
-    output = take(weights, output_name, names[1])
-    for name in (*names, output_name, *(f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder"))):
-        weights.pop(name, None)  # positions are computed, not trained
-    ties, matrices = embeddings(encoder, decoder, output)
-    return ties, weights | matrices
+def fsmt_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a folder: vocab-src.json, vocab-tgt.json, merges.txt.
+
+    It is transformers' own, since Moses' rules have no counterpart in `tokenizers`.
+
+    Raises:
+        UserError: a file is missing or damaged, or sacremoses is not installed.
+    """
+    for name in ("vocab-src.json", "vocab-tgt.json"):
+        folders.read_vocabulary(folder / name)
+    with reading(folder):
+        return load_slow_tokenizer(folder, "FSMTTokenizer")  # which needs the two languages as langs

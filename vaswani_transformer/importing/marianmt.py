@@ -1,17 +1,21 @@
-"""OPUS-MT and its kin: folders of transformers' `MarianMTModel`."""
+"""OPUS-MT and its kin: folders of transformers' `MarianMTModel`; a fast tokenizer with the same ids where it exists."""
 
+import warnings
 from pathlib import Path
+from typing import Any
 
-import torch
-from transformers import MarianConfig
+from transformers import MarianConfig, PreTrainedTokenizerBase
+from transformers.trainer import TRAINER_STATE_NAME
 
-from ..hub.card_facts import is_language
+from ..data.slow_tokenizers import load_slow_tokenizer
+from ..errors import UserError, reading
 from ..json_and_yaml import read_json
 from ..model.configuration_vaswani import VaswaniConfig
+from ..model.tokenization_vaswani import VaswaniTokenizer
 from . import transformers_folders as folders
-from .source import Imported, ImportOptions, embeddings, model_type
+from .sentencepiece import Unsupported, backend
+from .source import Imported, ImportOptions, model_type
 from .tables import read_weights
-from .transformers_tokenizers import marian_tokenizer
 
 NAME = "MarianMTModel of transformers (OPUS-MT)"
 # Marian computes tensor2tensor's positions; transformers computes others for the same weights, and models that were
@@ -22,7 +26,11 @@ _NOTES = {
     "marian": "Positions are Marian's own (frequencies of tensor2tensor), not those that transformers computes.",
     "transformers": "Positions are those that transformers computes for MarianMTModel, not Marian's own.",
 }
+_ENCODER, _DECODER = (f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
+_OUTPUT = "lm_head.weight"
 _NEVER = -1e4  # a logit for padding, to which Marian gives no probability; float16 can express it
+_KEPT = ("model_max_length", "source_lang", "target_lang")  # of the entries of tokenizer_config.json
+_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
 def matches(source: Path) -> bool:
@@ -36,13 +44,26 @@ def read(source: Path, options: ImportOptions) -> Imported:
     Raises:
         UserError: for a folder that is incomplete or damaged, and settings that our architecture does not have.
     """
-    positions = options.positions or ("transformers" if folders.was_trained_there(source) else "marian")
+    is_of_trainer = any((source / name).is_file() for name in ("training_args.bin", TRAINER_STATE_NAME))
+    positions = options.positions or ("transformers" if is_of_trainer else "marian")
+    encoding, epsilon = _POSITIONS[positions]
     config = folders.config_of(source, MarianConfig)
-    ties, weights = _renamed(read_weights(source), config)
+    weights = read_weights(source)
+    bias = weights.pop("final_logits_bias", None)
+    shared = ("model.shared.weight", _OUTPUT) if config.share_encoder_decoder_embeddings else ()
+    ties, weights = folders.renamed(
+        weights, (_ENCODER, *shared), (_DECODER, *shared, _OUTPUT), (_OUTPUT, _DECODER, *shared)
+    )
+    if bias is None:
+        shares = config.share_encoder_decoder_embeddings
+        bias = next(iter(weights.values())).new_zeros(config.vocab_size if shares else config.decoder_vocab_size)
+    weights["lm_head.bias"] = bias.flatten().clone()
     if positions == "marian":
         weights["lm_head.bias"][config.pad_token_id] = _NEVER
-    encoding, epsilon = _POSITIONS[positions]
-    facts = folders.facts_of_folder(source, _TRAINED_BY[positions], _languages(source))
+    settings = _tokenizer_settings(source)
+    facts = folders.facts_of_folder(
+        source, _TRAINED_BY[positions], [settings.get("source_lang"), settings.get("target_lang")]
+    )
     facts.notes = (_NOTES[positions],)
     return Imported(
         VaswaniConfig(
@@ -62,27 +83,62 @@ def read(source: Path, options: ImportOptions) -> Imported:
     )
 
 
-def _languages(folder: Path) -> tuple[str, ...]:
-    """Return source and target language as the tokenizer's configuration names them; empty where it does not."""
+def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a folder: source.spm, target.spm, vocab.json, perhaps target_vocab.json.
+
+    Its ids are those of `MarianTokenizer`, but that "</s>" in a text is text, and so is a prefix such as ``>>Oh<<``
+    for models without language codes, as for Marian itself. Where two ways to cut a text have the same score, the other
+    one may be taken: SentencePiece adds scores in float32 and `tokenizers` in float64.
+
+    Returns:
+        A `VaswaniTokenizer`; `MarianTokenizer` for SentencePiece models that `tokenizers` cannot follow.
+
+    Raises:
+        UserError: a file is missing or damaged, tokens were added to the vocabulary, the special tokens have different
+            ids in the two vocabularies, or `MarianTokenizer` is needed and sentencepiece is not installed.
+    """
+    settings = _tokenizer_settings(folder)
+    names = ("vocab.json", "target_vocab.json" if settings.get("separate_vocabs") else "vocab.json")
+    vocabularies = [folders.read_vocabulary(folder / name) for name in names]
+    tokens = {name: _text(settings.get(name)) or default for name, default in _TOKENS.items()}
+    if added := sorted(_added_tokens(folder, settings) - vocabularies[0].keys()):
+        raise UserError(
+            f"{folder} has tokens that were added to its tokenizer ({', '.join(added)[:200]}), which are not kept: add"
+            " them to vocab.json and to the SentencePiece models, or import the model without them"
+        )
+    with reading(folder):
+        try:
+            backends = []
+            for file, ids in zip(("source.spm", "target.spm"), vocabularies, strict=True):
+                codes = [token for token in ids if token.startswith(">>") and token.endswith("<<")]
+                eos, unk, pad = tokens.values()
+                special = {"eos_token": eos, "unk_token": unk, "special_tokens": [pad]}
+                backends.append(backend(folder / file, ids, codes=codes, **special))
+        except Unsupported:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it recommends sacremoses, which it does not use
+                return load_slow_tokenizer(folder, "MarianTokenizer")
+        return VaswaniTokenizer(
+            tokenizer_object=backends[0],
+            target_tokenizer_object=backends[1],
+            known_tokens=tuple(1 + max(vocabulary.values()) for vocabulary in vocabularies),
+            **tokens,
+            **{name: settings[name] for name in _KEPT if settings.get(name) is not None},
+        )
+
+
+def _tokenizer_settings(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
-    values = read_json(path) if path.is_file() else {}
-    languages = values.get("source_lang"), values.get("target_lang")
-    return languages if all(map(is_language, languages)) else ()
+    return read_json(path) if path.exists() else {}
 
 
-def _renamed(weights: dict[str, torch.Tensor], config: MarianConfig) -> tuple[dict[str, bool], dict[str, torch.Tensor]]:
-    """Return the ties of the embeddings, and the weights by our names; only embeddings and bias have others."""
-    for stack in ("encoder", "decoder"):
-        weights.pop(f"model.{stack}.embed_positions.weight", None)  # computed, not trained
-    # A tied matrix may be stored under one of its names alone.
-    shared = ["model.shared.weight", "lm_head.weight"] if config.share_encoder_decoder_embeddings else []
-    decoder = folders.take(weights, "model.decoder.embed_tokens.weight", *shared, "lm_head.weight")
-    output = folders.take(weights, "lm_head.weight", "model.decoder.embed_tokens.weight", *shared)
-    encoder = folders.take(weights, "model.encoder.embed_tokens.weight", *shared)
-    for name in ("encoder.embed_tokens", "decoder.embed_tokens", "shared"):
-        weights.pop(f"model.{name}.weight", None)
-    weights.pop("lm_head.weight", None)
-    bias = weights.pop("final_logits_bias", None)
-    bias = output.new_zeros(len(output)) if bias is None else bias.flatten().clone()
-    ties, matrices = embeddings(encoder, decoder, output)
-    return ties, weights | matrices | {"lm_head.bias": bias}
+def _added_tokens(folder: Path, settings: dict) -> set[str]:
+    """Return the texts of tokens that were added to a tokenizer after its training."""
+    path = folder / "added_tokens.json"
+    added = read_json(path) if path.exists() else {}
+    listed = settings.get("added_tokens_decoder")
+    return {str(token) for token in (*added, *map(_text, listed.values() if isinstance(listed, dict) else ()))}
+
+
+def _text(token) -> str | None:
+    return token.get("content") if isinstance(token, dict) else token

@@ -1,6 +1,5 @@
 """What every format returns to `importing.py`: a model of another toolkit in our terms."""
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,42 +69,3 @@ def only_one(paths: list[Path], folder: Path) -> Path:
         listed = ", ".join(path.name for path in paths[:5])
         raise UserError(f"{folder} holds {len(paths)} models ({listed}): give one of the files")
     return paths[0]
-
-
-def sizes_of(weights: dict[str, torch.Tensor]) -> dict[str, int | None]:
-    """Return the entries of a configuration that the shapes of weights show, which have our names.
-
-    Raises:
-        KeyError: with the name of a weight that is missing.
-    """
-    source, target = (weights[f"model.{stack}.embed_tokens.weight"] for stack in ("encoder", "decoder"))
-    sizes = {
-        "vocab_size": len(source),
-        "decoder_vocab_size": None if len(target) == len(source) else len(target),
-        "d_model": source.shape[1],
-        "d_ff": len(weights["model.encoder.layers.0.fc1.weight"]),
-    }
-    for stack in ("encoder", "decoder"):
-        numbers = {match[1] for name in weights if (match := re.match(rf"model\.{stack}\.layers\.(\d+)\.", name))}
-        sizes[f"{stack}_layers"] = len(numbers)
-    return sizes
-
-
-def embeddings(
-    encoder: torch.Tensor, decoder: torch.Tensor, output: torch.Tensor
-) -> tuple[dict[str, bool], dict[str, torch.Tensor]]:
-    """Return the ties between both embeddings and the output projection, and these matrices under our names.
-
-    Args:
-        encoder: `(vocab_size, d_model)`, and `decoder` and `output` of the decoder's vocabulary.
-
-    Returns:
-        the entries `tie_word_embeddings` and `share_encoder_decoder_embeddings` of a configuration, by which of the
-        matrices are the same, and the weights, each once.
-    """
-    tied, shared = torch.equal(decoder, output), torch.equal(encoder, decoder)
-    ties = {"tie_word_embeddings": tied, "share_encoder_decoder_embeddings": shared}
-    if shared:
-        return ties, {"model.shared.weight": decoder} | ({} if tied else {"lm_head.weight": output})
-    names = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
-    return ties, dict(zip(names, (encoder, decoder, output), strict=True))

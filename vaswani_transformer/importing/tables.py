@@ -13,21 +13,16 @@ from ..errors import UserError, reading
 from ..json_and_yaml import read_json
 from ..model.checkpoint_vaswani import PICKLED_WEIGHTS
 
-SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _HEAD = 1 << 22  # bytes in which the names of a checkpoint's entries are; tensors follow
-
-
-def first_bytes(path: Path) -> bytes:
-    """Return the start of a file, in which a pickle has the names of its entries; nothing if it is not a file."""
-    if not path.is_file():
-        return b""
-    with path.open("rb") as file:
-        return file.read(_HEAD)
 
 
 def holds_entries(path: Path, names: Sequence[str]) -> bool:
     """Return whether a file starts as a pickle of torch that has these names in it; a quick look without reading it."""
-    head = first_bytes(path)
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
     # A string in a pickle of protocol 2, which torch.save writes: X and its length in 4 bytes.
     return all(b"X" + len(name).to_bytes(4, "little") + name.encode() in head for name in names)
 
@@ -82,20 +77,14 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Return all tensors of a folder by name, from safetensors or else from pickles, in one file or several.
 
     Raises:
-        UserError: for a folder without weights, files that are damaged or hold anything else, and an index that leads
-            out of the folder.
+        UserError: for a folder without weights, and files that are damaged or hold anything else; all are read from the
+            folder itself, wherever an index leads.
     """
-    is_safe = any((folder / name).is_file() for name in SAFETENSORS)
-    single, index = (folder / name for name in (SAFETENSORS if is_safe else PICKLED_WEIGHTS))
+    is_safe = any((folder / name).is_file() for name in _SAFETENSORS)
+    single, index = (folder / name for name in (_SAFETENSORS if is_safe else PICKLED_WEIGHTS))
+    names = [single.name] if single.is_file() else {Path(name).name for name in read_json(index)["weight_map"].values()}
     weights: dict[str, torch.Tensor] = {}
-    for path in [single] if single.is_file() else _files_of_index(index):
+    for path in (folder / name for name in sorted(names)):
         with reading(path):
             weights |= load_file(path) if is_safe else tensors_of(read_pickle(path), path)
     return weights
-
-
-def _files_of_index(index: Path) -> list[Path]:
-    """Return the files that an index of weights lists, all in the index's own folder."""
-    with reading(index):
-        names = read_json(index)["weight_map"].values()
-        return sorted({index.parent / Path(name).name for name in names})

@@ -1,18 +1,17 @@
-"""What MarianMT and FSMT folders of transformers have in common: configuration, search settings, facts for the card."""
+"""What MarianMT and FSMT folders of transformers have in common: configuration, weights, vocabularies, facts."""
 
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
-from transformers.trainer import TRAINER_STATE_NAME
 
 from ..errors import UserError, reading
-from ..hub.card_facts import metadata
+from ..hub.card_facts import is_language, metadata
 from ..json_and_yaml import read_json
 from .source import ACTIVATIONS, Facts
-from .tables import first_bytes
 
 _IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")  # our configuration has them
 
@@ -27,11 +26,12 @@ def config_of(folder: Path, kind: type[PreTrainedConfig]) -> PreTrainedConfig:
     values = read_json(path)
     with reading(path):
         config = kind(**{name: values[name] for name in values.keys() & kind.__annotations__.keys()})
-    rules = {"activation_function": (config.activation_function, tuple(ACTIVATIONS))}
-    for part in ("ffn_dim", "attention_heads"):
-        rules[f"decoder_{part}"] = getattr(config, f"decoder_{part}"), (getattr(config, f"encoder_{part}"),)
-    for name, (value, allowed) in rules.items():
-        if value not in allowed:
+    rules = {
+        "activation_function": tuple(ACTIVATIONS),
+        "decoder_attention_heads": (config.encoder_attention_heads,),  # which no weight shows
+    }
+    for name, allowed in rules.items():
+        if (value := getattr(config, name)) not in allowed:
             raise UserError(
                 f"{name} in {path} is {value!r:.40}: only models with {', '.join(map(str, allowed))} can be imported"
             )
@@ -67,29 +67,65 @@ def search_settings(folder: Path, config: PreTrainedConfig) -> dict[str, Any]:
     return {"length_normalization": "power", "length_penalty": 1.0, **settings}
 
 
-def take(weights: dict[str, torch.Tensor], *names: str) -> torch.Tensor:
-    """Return the first of these weights that exists: a tied matrix may be stored under another of its names.
+def renamed(
+    weights: dict[str, torch.Tensor], encoder: Sequence[str], decoder: Sequence[str], output: Sequence[str]
+) -> tuple[dict[str, bool], dict[str, torch.Tensor]]:
+    """Return the ties of the embeddings, and the weights by our names, which differ in the embeddings alone.
+
+    Args:
+        weights: by transformers' names.
+        encoder, decoder, output: names of both embeddings and of the output projection. The first that exists counts:
+            a tied matrix may be stored under another of its names.
+
+    Returns:
+        the entries `tie_word_embeddings` and `share_encoder_decoder_embeddings` of a configuration, by which of the
+        matrices are the same, and the weights, each once.
 
     Raises:
-        KeyError: none of them exists.
+        KeyError: a matrix is missing.
     """
-    return weights[next((name for name in names if name in weights), names[0])]
+    matrices = [
+        weights[next((name for name in names if name in weights), names[0])] for names in (encoder, decoder, output)
+    ]
+    tied, shared = torch.equal(matrices[1], matrices[2]), torch.equal(matrices[0], matrices[1])
+    computed = [f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")]
+    others = {*encoder, *decoder, *output, *computed, "model.shared.weight"}
+    ours = {name: tensor for name, tensor in weights.items() if name not in others}
+    if shared:
+        ours |= {"model.shared.weight": matrices[1]} | ({} if tied else {"lm_head.weight": matrices[2]})
+    else:
+        names = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+        ours |= dict(zip(names, matrices, strict=True))
+    return {"tie_word_embeddings": tied, "share_encoder_decoder_embeddings": shared}, ours
 
 
-def was_trained_there(folder: Path) -> bool:
-    """Return whether transformers' Trainer has left something in a folder."""
-    return any((folder / name).is_file() for name in ("training_args.bin", TRAINER_STATE_NAME))
+def read_vocabulary(path: Path) -> dict[str, int]:
+    """Return the numbers of a vocabulary's tokens.
+
+    Raises:
+        UserError: for a file that is missing, damaged, or holds anything else.
+    """
+    vocabulary = read_json(path)
+    numbers = set(vocabulary.values())
+    # Numbers far apart would make a table of as many names.
+    is_whole = all(type(number) is int and 0 <= number < 2 * len(numbers) + 100 for number in numbers)
+    if not is_whole or not 0 < len(vocabulary) == len(numbers):
+        raise UserError(
+            f"{path} is not a vocabulary, tokens with numbers of their own from 0 on: copy the folder again"
+        )
+    return vocabulary
 
 
-def facts_of_folder(folder: Path, toolkit: str, languages: tuple[str, ...] = ()) -> Facts:
+def facts_of_folder(folder: Path, toolkit: str, languages: Iterable = ()) -> Facts:
     """Return what a folder's card and configuration say about its model; `languages`: source and target, if known."""
     name = str(read_json(folder / "config.json").get("_name_or_path") or "")
     source = re.search(r"(?:^|/)((?:Helsinki-NLP|facebook|allenai)/[\w.-]+)$", name)
-    text = first_bytes(folder / "README.md").decode("utf-8", errors="replace")
-    card = metadata(text)
+    path = folder / "README.md"
+    card = metadata(path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "")
+    codes = [language for language in languages if is_language(language)]
     return Facts(
         toolkit,
         f"https://huggingface.co/{source[1]}" if source else "",
-        card.get("license"),
-        tuple(languages or card.get("languages") or ()),
+        card["license"],
+        tuple(codes if len(codes) == 2 else card["languages"]),
     )

@@ -134,7 +134,7 @@ def test_texts_that_are_rewritten_have_the_ids_of_the_model_and_words_of_their_o
 
 def test_words_that_rules_make_are_refused():
     ids = {token: number for number, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "Hello", ",", "world"])}
-    words = word_backend(ids, special_tokens=list(ids)[:4], end="</s>", unknown="<unk>")
+    words = word_backend(ids)
     tokenizer = VaswaniTokenizer(
         tokenizer_object=words, eos_token="</s>", unk_token="<unk>", moses={"languages": ["en", "en"]}
     ).side("source")

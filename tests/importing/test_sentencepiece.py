@@ -82,7 +82,7 @@ def test_ids_of_a_dictionary(texts, tmp_path):
     ids = {name: number for number, name in enumerate(dict.fromkeys(names))}
     ids["<pad>"] += 2  # with a gap
     tokenizer = VaswaniTokenizer(
-        tokenizer_object=backend(path, ids, codes=[">>fra<<"], special_tokens=["<pad>"]),
+        tokenizer_object=backend(path, ids, ("</s>", "<unk>", "<pad>")),
         known_tokens=(1 + max(ids.values()),) * 2, pad_token="<pad>", **SPECIAL,
     )  # fmt: skip
     assert len(tokenizer) == 1 + max(ids.values())

@@ -1,8 +1,7 @@
 """Download of models that are named as on the Hub: the files that an import reads, and no code."""
 
+import fnmatch
 import re
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from httpx import TransportError
@@ -31,15 +30,10 @@ def download(name: str) -> Path:
     """
     with reading(name):
         try:
-            patterns = _patterns(HfApi().list_repo_files(name))
+            files = [file for file in HfApi().list_repo_files(name) if "/" not in file]
         except (OfflineModeIsEnabled, TransportError):
             # Of one file, since the cached copy lacks those that were not chosen.
             return Path(snapshot_download(name, allow_patterns="README.md", local_files_only=True))
-        return Path(snapshot_download(name, allow_patterns=patterns))
-
-
-def _patterns(files: Sequence[str]) -> list[str]:
-    """Return what to download of a repository's files: those of its main folder that an import reads."""
-    top = [file for file in files if "/" not in file]
-    weights = next((kind for kind in _WEIGHTS if any(fnmatchcase(file, kind) for file in top)), "")
-    return [file for file in top if any(fnmatchcase(file, kind) for kind in (weights, *_BESIDE))]
+        weights = next((kind for kind in _WEIGHTS if fnmatch.filter(files, kind)), "")
+        chosen = [file for kind in (weights, *_BESIDE) for file in fnmatch.filter(files, kind)]
+        return Path(snapshot_download(name, allow_patterns=chosen))

@@ -8,12 +8,11 @@ from ..errors import UserError, shortened
 from ..json_and_yaml import read_text
 from ..model.tokenization_vaswani import VaswaniTokenizer
 from . import sentencepiece, subword_nmt
+from .subword_nmt import SPECIAL_TOKENS
 
-SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # the first numbers of every dictionary
 #: Files that fairseq's `from_pretrained` looks for beside a checkpoint, and other usual names.
 CODES = ("bpecodes", "code", "codes", "bpe.codes")
 MODELS = ("sentencepiece.bpe.model", "sentencepiece.model", "spm.model")
-_MOST_BYTES = 1 << 25
 _ADVICE = "give the dict.LANGUAGE.txt that fairseq-preprocess wrote for this model"
 _SHARE = 0.01  # of a dictionary's entries that look like parts of words, so that it is one of parts of words
 
@@ -48,7 +47,7 @@ def read_dictionaries(
 
 def _read(path: Path) -> dict[str, int]:
     """Return the numbers of a dictionary's words: lines of a word and how often it was seen."""
-    lines = read_text(path, _MOST_BYTES).split("\n")
+    lines = read_text(path).split("\n")
     ids = {token: number for number, token in enumerate(SPECIAL_TOKENS)}
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):
         word, _, count = line.rstrip().rpartition(" ")
@@ -81,17 +80,16 @@ def read_tokenizer(
             f"the dictionaries of {checkpoint} hold parts of words, and there is no {CODES[0]} or {MODELS[0]} beside"
             " it: give --bpe-codes FILE, the merges of subword-nmt or fastBPE or the model of SentencePiece"
         )
-    options = {"special_tokens": SPECIAL_TOKENS, "end": "</s>", "unknown": "<unk>"}
     sides = dictionaries[:1] if dictionaries[0] == dictionaries[1] else dictionaries
     if segmentation is None:
-        backends = [subword_nmt.word_backend(ids, **options) for ids in sides]
+        backends = [subword_nmt.word_backend(ids) for ids in sides]
     elif segmentation.suffix in (".model", ".spm"):
         try:
-            backends = [sentencepiece.backend(segmentation, ids, special_tokens=SPECIAL_TOKENS) for ids in sides]
+            backends = [sentencepiece.backend(segmentation, ids, ("</s>", "<unk>", "<s>", "<pad>")) for ids in sides]
         except sentencepiece.Unsupported as error:
             return None, f"It has no tokenizer: tokenizers cannot follow {segmentation.name}, since {error}."
     else:
-        backends = [subword_nmt.backend(segmentation, ids, **options) for ids in sides]
+        backends = [subword_nmt.backend(segmentation, ids) for ids in sides]
     moses = {
         "languages": list(languages) or ["en", "en"],
         "aggressive_dash_splits": not settings.get("moses_no_dash_splits"),

@@ -83,7 +83,9 @@ def import_model(
     options = ImportOptions(tuple(map(Path, vocabularies)), None if bpe_codes is None else Path(bpe_codes), positions)
     with locked(output):
         folder = _check_output(Path(output), overwrite)
-        path, page = _locate(source)
+        path, page = Path(source), ""
+        if is_hub_name(str(source)) and not path.exists():
+            path, page = download(str(source)), f"https://huggingface.co/{source}"
         format = _format_of(path)
         _check_options(format, options)
         with reading(path), quiet_transformers():
@@ -108,13 +110,6 @@ def _check_output(output: Path, overwrite: bool) -> OutputFolder:
 
 def _formats() -> list[ModuleType]:
     return [importlib.import_module(f".{name}", __package__) for name in FORMATS]
-
-
-def _locate(source: str | Path) -> tuple[Path, str]:
-    """Return the path of a source, and the address of its page if it is a model on the Hub."""
-    if Path(source).exists() or not is_hub_name(str(source)):
-        return Path(source), ""
-    return download(str(source)), f"https://huggingface.co/{source}"
 
 
 def _format_of(source: Path) -> ModuleType:
@@ -142,11 +137,11 @@ def _check_options(format: ModuleType, options: ImportOptions) -> None:
 
 def _write(imported: Imported, staging: Path, source: Path, name: str) -> int:
     """Write all files of an imported model, and load them once; returns the number of parameters."""
+    check_finite(imported.weights.items(), "the original")
     with torch.device("meta"):  # shapes and no values: a configuration may ask for more than the files hold
         model = VaswaniForConditionalGeneration(imported.config)
     model.load_state_dict(_with_ties(imported.weights, model), assign=True)  # raises for names and shapes that differ
     model.tie_weights()
-    check_finite(model.named_parameters(), "the original")
     model.generation_config.update(**_supported_settings(imported))
     model.save_pretrained(staging, max_shard_size="1TB")
     if imported.tokenizer is not None:
@@ -189,12 +184,6 @@ def _with_ties(weights: dict[str, torch.Tensor], model) -> dict[str, torch.Tenso
     for name, tensor in weights.items():
         # Plain memory: safetensors would write the view of a complex number's imaginary part without its sign.
         copy = tensor.detach().resolve_neg().clone(memory_format=torch.contiguous_format)
-        if not _is_same(copies.setdefault(ties.get(name, name), copy), copy):
+        if not torch.equal(copies.setdefault(ties.get(name, name), copy), copy):
             raise UserError(f"{name} differs from {ties[name]}, to which the configuration ties it")
     return copies | {name: copies[ties[name]] for name in model.state_dict() if ties.get(name) in copies}
-
-
-def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same bits; NaN is the same as itself."""
-    same_kind = tensor is not other and tensor.dtype == other.dtype
-    return tensor is other or (same_kind and torch.equal(tensor.view(torch.uint8), other.view(torch.uint8)))

@@ -14,11 +14,12 @@ from ..errors import UserError, reading
 from ..json_and_yaml import MOST_YAML, parse_yaml, read_yaml
 from ..marian_format import ACTIVATIONS, CONFIG, LAYER_NORM_EPS, NEW, stack_parameters
 from ..model.configuration_vaswani import VaswaniConfig
-from .marian_vocabularies import Vocabularies, read_tokenizer
+from .marian_vocabularies import Vocabulary, find_vocabularies, read_tokenizer
 from .source import Facts, Imported, ImportOptions, only_one
 from .tables import is_compressed
 
 NAME = "a model of Marian (.npz)"
+_POSITIONS = "TransformerBatchEncoder->encoder->positionEmbedding->embeddings"
 _NO_PROBABILITY = -1e4  # output bias of ids that Marian does not have
 #: Options with the only value that has a counterpart here, which is also what an older model means that lacks it.
 _ONLY: dict[str, Any] = {
@@ -58,10 +59,10 @@ def read(source: Path, options: ImportOptions) -> Imported:
         settings = parse_yaml(arrays.pop(CONFIG)[:MOST_YAML].tobytes().partition(b"\0")[0].decode("utf-8"))
         _check(settings, arrays, path)
         decoder = _decoder_settings(path)
-        vocabularies = Vocabularies.find(path, options.vocabularies, settings, decoder)
-        config = _config(settings, vocabularies, arrays)
+        vocabularies = find_vocabularies(path, options.vocabularies, settings, decoder)
+        config = _config(settings, vocabularies[1], arrays)
         weights = _weights(arrays, config, settings)
-    generation: dict[str, Any] = {"suppress_tokens": [vocabularies.target.unk]}
+    generation: dict[str, Any] = {"suppress_tokens": [vocabularies[1].unk]}
     if decoder is not None:
         # Marian divides a score by (generated tokens)^normalize, the end token counted: transformers' own rule.
         generation |= {
@@ -73,7 +74,7 @@ def read(source: Path, options: ImportOptions) -> Imported:
             generation["word-penalty"] = decoder["word-penalty"]
         if decoder.get("allow-unk"):
             del generation["suppress_tokens"]
-    return Imported(config, weights, read_tokenizer(vocabularies), _facts(path, settings), generation)
+    return Imported(config, weights, read_tokenizer(*vocabularies), _facts(path, settings), generation)
 
 
 def _models(folder: Path) -> list[Path]:
@@ -114,7 +115,7 @@ def _check(settings: dict[str, Any], arrays: dict[str, np.ndarray], path: Path) 
                 f"{path} has {name} {settings.get(name)!r:.200}, which has no counterpart here: only {rule}"
             )
 
-    rows = [len(arrays[name]) for name in _embeddings(settings)]
+    rows = [len(arrays[name]) for name in _matrices(settings)[:2]]
     check("dim-vocabs", settings.get("dim-vocabs") == rows, f"{rows}, the rows of its embeddings")
     check("type", settings.get("type") in LAYER_NORM_EPS, " and ".join(LAYER_NORM_EPS))
     for name, only in _ONLY.items():
@@ -147,14 +148,13 @@ def _decoder_settings(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _config(settings: dict[str, Any], vocabularies: Vocabularies, arrays: dict[str, np.ndarray]) -> VaswaniConfig:
-    ties = _ties(settings)
-    new = settings["type"] == NEW
-    learned = new and settings.get("transformer-train-position-embeddings", False)  # the other type has no such table
-    table = arrays.get("TransformerBatchEncoder->encoder->positionEmbedding->embeddings")
-    rows = {"max_position_embeddings": len(table)} if learned and table is not None and table.ndim else {}
+def _config(settings: dict[str, Any], vocabulary: Vocabulary, arrays: dict[str, np.ndarray]) -> VaswaniConfig:
+    source, target, output = _matrices(settings)
+    # The other type has no such table.
+    learned = settings["type"] == NEW and settings.get("transformer-train-position-embeddings", False)
+    rows = {"max_position_embeddings": len(arrays[_POSITIONS])} if learned else {}
     return VaswaniConfig(
-        vocab_size=vocabularies.pad + 1,
+        vocab_size=vocabulary.pad + 1,
         d_model=settings["dim-emb"],
         d_ff=settings["transformer-dim-ffn"],
         num_heads=settings["transformer-heads"],
@@ -167,28 +167,23 @@ def _config(settings: dict[str, Any], vocabularies: Vocabularies, arrays: dict[s
         scale_embedding=not learned,
         layer_norm_eps=LAYER_NORM_EPS[settings["type"]],
         add_final_layer_norm="n" in settings.get("transformer-postprocess-top", ""),
-        tie_word_embeddings=ties["output"],
-        share_encoder_decoder_embeddings=ties["source"],
+        tie_word_embeddings=output == target,
+        share_encoder_decoder_embeddings=source == target,
         bos_token_id=None,
-        pad_token_id=vocabularies.pad,
-        eos_token_id=vocabularies.target.eos,
-        decoder_start_token_id=vocabularies.pad,
+        pad_token_id=vocabulary.pad,
+        eos_token_id=vocabulary.eos,
+        decoder_start_token_id=vocabulary.pad,
         **rows,
     )
 
 
-def _ties(settings: dict[str, Any]) -> dict[str, bool]:
-    """Return whether the source's embeddings, and the output projection, are the target's embeddings."""
+def _matrices(settings: dict[str, Any]) -> tuple[str, str, str]:
+    """Return Marian's names of the embeddings of both sides and of the output projection: the same where tied."""
     every = settings.get("tied-embeddings-all", False)
-    return {
-        "source": every or settings.get("tied-embeddings-src", False),
-        "output": every or settings.get("tied-embeddings", False),
-    }
-
-
-def _embeddings(settings: dict[str, Any]) -> tuple[str, str]:
-    """Return Marian's names of the embeddings of both sides."""
-    return ("Wemb", "Wemb") if _ties(settings)["source"] else ("encoder_Wemb", "decoder_Wemb")
+    source, target = "encoder_Wemb", "decoder_Wemb"
+    if every or settings.get("tied-embeddings-src", False):
+        source = target = "Wemb"
+    return source, target, target if every or settings.get("tied-embeddings", False) else "decoder_ff_logit_out_Wt"
 
 
 def _weights(arrays: dict[str, np.ndarray], config: VaswaniConfig, settings: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -196,40 +191,37 @@ def _weights(arrays: dict[str, np.ndarray], config: VaswaniConfig, settings: dic
     theirs = {
         name: torch.from_numpy(array).float() for name, array in arrays.items() if not name.startswith("special:")
     }
-    weights, rows = {}, config.vocab_size
+    weights = {}
     for ours, (name, kind) in stack_parameters(config, settings["type"]).items():
         if name in theirs:
             tensor = theirs.pop(name)
             if kind != "table":
                 tensor = tensor.flatten() if kind == "vector" else tensor.T if tensor.ndim == 2 else tensor
             weights[ours] = tensor
-    ties = _ties(settings)
     if "decoder_ff_logit_out_W" in theirs:  # as early versions stored it
         theirs["decoder_ff_logit_out_Wt"] = theirs.pop("decoder_ff_logit_out_W").T
-    apart = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
-    names = dict(zip(apart, (*_embeddings(settings), "decoder_ff_logit_out_Wt"), strict=True))
-    if config.shares_embeddings:
-        names = {"model.shared.weight": "Wemb", "lm_head.weight": names["lm_head.weight"]}
-    if ties["output"]:
-        del names["lm_head.weight"]
-    for ours, name in names.items():
-        if name in theirs:
-            size = settings["dim-vocabs"]["decoder" in ours or "lm_head" in ours]
-            weights[ours] = _with_rows(theirs[name], size, rows, 0.0)
-    bias = theirs.get("decoder_ff_logit_out_b")
-    if bias is None and settings.get("output-omit-bias"):
-        bias = torch.zeros(settings["dim-vocabs"][1])
-    if bias is not None:
-        weights["lm_head.bias"] = _with_rows(bias.flatten(), settings["dim-vocabs"][1], rows, _NO_PROBABILITY)
-    taken = {*names.values(), "decoder_ff_logit_out_b"}
+
+    def with_padding(name: str, side: int, value: float) -> torch.Tensor:
+        """Return a matrix or the bias of a vocabulary, with rows of one value for the ids that Marian does not have."""
+        tensor = theirs[name]
+        rows = tensor.new_full((config.vocab_size - settings["dim-vocabs"][side], *tensor.shape[1:]), value)
+        return torch.cat([tensor, rows])
+
+    source, target, output = _matrices(settings)
+    if source == target:
+        weights["model.shared.weight"] = with_padding(source, 0, 0.0)
+    else:
+        weights["model.encoder.embed_tokens.weight"] = with_padding(source, 0, 0.0)
+        weights["model.decoder.embed_tokens.weight"] = with_padding(target, 1, 0.0)
+    if output != target:
+        weights["lm_head.weight"] = with_padding(output, 1, 0.0)
+    bias = "decoder_ff_logit_out_b"
+    if settings.get("output-omit-bias"):
+        theirs.setdefault(bias, torch.zeros(settings["dim-vocabs"][1]))
+    theirs[bias] = theirs[bias].flatten()
+    weights["lm_head.bias"] = with_padding(bias, 1, _NO_PROBABILITY)
+    taken = {source, target, output, bias}
     return weights | {name: tensor for name, tensor in theirs.items() if name not in taken}
-
-
-def _with_rows(tensor: torch.Tensor, size: int, rows: int, value: float) -> torch.Tensor:
-    """Return a tensor of `size` rows extended to `rows` by rows of one value; of another size, unchanged."""
-    if not tensor.ndim or len(tensor) != size:
-        return tensor
-    return torch.cat([tensor, tensor.new_full((rows - size, *tensor.shape[1:]), value)])
 
 
 def _facts(path: Path, settings: dict[str, Any]) -> Facts:

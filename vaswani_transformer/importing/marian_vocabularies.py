@@ -28,52 +28,40 @@ class Vocabulary:
     segmenter: Path | None  # the SentencePiece model that makes words of a text
     eos: int
     unk: int  # which Marian does not put out
+    pad: int  # added after the longer vocabulary, the same for both
 
-    def names(self, pad: int) -> list[str]:
+    def names(self) -> list[str]:
         """Return the words by id, up to and with the padding; ids that the file leaves out get made-up names."""
-        names = [f"<unused {index}>" for index in range(pad)]
+        names = [f"<unused {index}>" for index in range(self.pad)]
         for name, index in self.ids.items():
             names[index] = name
         return [*names, PAD if PAD not in self.ids else f"<{PAD}>"]
 
 
-@dataclass
-class Vocabularies:
-    """Both sides, and the ids that the configuration needs."""
+def find_vocabularies(
+    model: Path, paths: tuple[Path, ...], settings: dict[str, Any], decoder: dict[str, Any] | None
+) -> tuple[Vocabulary, Vocabulary]:
+    """Return the vocabularies of source and target: those of `paths`, or else those that a model's settings name.
 
-    source: Vocabulary
-    target: Vocabulary
-    pad: int  # added after the longer one, the same for both
-
-    @classmethod
-    def find(
-        cls,
-        model: Path,
-        paths: tuple[Path, ...],
-        settings: dict[str, Any],
-        decoder: dict[str, Any] | None,
-    ) -> "Vocabularies":
-        """Return the vocabularies of a model: those of `paths`, or else those beside it that its settings name.
-
-        Raises:
-            UserError: for vocabularies that are missing, damaged, or of another end token for each side.
-        """
-        if not paths:
-            names = (decoder or {}).get("vocabs") or settings.get("vocabs") or []
-            names = names if isinstance(names, list) else [names]
-            paths = tuple(model.parent / Path(str(name)).name for name in names)  # of another machine's paths
-        if len(paths) not in (1, 2) or not all(path.is_file() for path in paths):
-            missing = ", ".join(path.name for path in paths if not path.is_file())
-            raise UserError(
-                f"the vocabularies of {model.name} are not beside it ({missing or 'no decoder.yml names one or two'}):"
-                " give --vocabulary FILE, or --vocabulary SOURCE TARGET"
-            )
-        sizes = settings["dim-vocabs"]
-        sides = [_read(path, size, name) for path, size, name in zip((paths * 2)[:2], sizes, _SEGMENTERS, strict=True)]
-        return cls(*sides, pad=max(sizes))
+    Raises:
+        UserError: for vocabularies that are missing, damaged, or of another end token for each side.
+    """
+    if not paths:
+        names = (decoder or {}).get("vocabs") or settings.get("vocabs") or []
+        names = names if isinstance(names, list) else [names]
+        paths = tuple(model.parent / Path(str(name)).name for name in names)  # of another machine's paths
+    if len(paths) not in (1, 2) or not all(path.is_file() for path in paths):
+        missing = ", ".join(path.name for path in paths if not path.is_file())
+        raise UserError(
+            f"the vocabularies of {model.name} are not beside it ({missing or 'no decoder.yml names one or two'}):"
+            " give --vocabulary FILE, or --vocabulary SOURCE TARGET"
+        )
+    sizes = settings["dim-vocabs"]
+    source, target = map(_read, (paths[0], paths[-1]), sizes, (max(sizes),) * 2, _SEGMENTERS)
+    return source, target
 
 
-def _read(path: Path, size: int, segmenter: str) -> Vocabulary:
+def _read(path: Path, size: int, pad: int, segmenter: str) -> Vocabulary:
     """Return a vocabulary for a matrix of `size` rows."""
     if path.suffix == ".spm":
         pieces = [piece.piece for piece in read_model(path).pieces]
@@ -93,40 +81,37 @@ def _read(path: Path, size: int, segmenter: str) -> Vocabulary:
     if not is_whole or None in special.values():
         raise UserError(f"{path} lacks {EOS}, {UNK} or ids of the model's {size:,}: give the model's own vocabulary")
     beside = path if path.suffix == ".spm" else path.parent / segmenter
-    return Vocabulary(ids, beside if beside.is_file() else None, special[EOS], special[UNK])
+    return Vocabulary(ids, beside if beside.is_file() else None, special[EOS], special[UNK], pad)
 
 
-def read_tokenizer(vocabularies: Vocabularies) -> PreTrainedTokenizerBase:
+def read_tokenizer(source: Vocabulary, target: Vocabulary) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a model: one backend where both sides are alike, else two."""
-    pad = vocabularies.pad
-    source, target = (_backend(side, pad) for side in (vocabularies.source, vocabularies.target))
-    names = vocabularies.target.names(pad)
+    backends = [_backend(side) for side in (source, target)]
+    names = target.names()
     special = {
-        "eos_token": names[vocabularies.target.eos],
-        "unk_token": names[vocabularies.target.unk],
-        "pad_token": names[pad],
+        "eos_token": names[target.eos],
+        "unk_token": names[target.unk],
+        "pad_token": names[target.pad],
         "clean_up_tokenization_spaces": False,
     }
-    is_same = source.to_str() == target.to_str()
-    if is_same and vocabularies.source.segmenter is None:
-        return PreTrainedTokenizerFast(tokenizer_object=source, **special)
+    is_same = backends[0].to_str() == backends[1].to_str()
+    if is_same and source.segmenter is None:
+        return PreTrainedTokenizerFast(tokenizer_object=backends[0], **special)
     return VaswaniTokenizer(
-        tokenizer_object=source,
-        target_tokenizer_object=None if is_same else target,
-        known_tokens=(pad + 1, pad + 1),
+        tokenizer_object=backends[0],
+        target_tokenizer_object=None if is_same else backends[1],
+        known_tokens=(target.pad + 1,) * 2,
         **special,
     )
 
 
-def _backend(side: Vocabulary, pad: int) -> Tokenizer:
+def _backend(side: Vocabulary) -> Tokenizer:
     """Return a tokenizer with the ids of one side that ends each text."""
-    names = side.names(pad)
+    names = side.names()
     ids = {name: index for index, name in enumerate(names)}
     eos, unk = names[side.eos], names[side.unk]
     if side.segmenter is not None:
-        # Models of many languages are given the target's as such a word at the start, which no piece may begin in.
-        codes = [name for name in side.ids if name.startswith(">>") and name.endswith("<<")]
-        return backend(side.segmenter, ids, eos_token=eos, unk_token=unk, special_tokens=names[pad:], codes=codes)
+        return backend(side.segmenter, ids, (eos, unk, names[side.pad]))
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=unk))
     tokenizer.pre_tokenizer = pre_tokenizers.CharDelimiterSplit(" ")
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -108,12 +108,8 @@ def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         )
     with reading(folder):
         try:
-            backends = []
-            for file, ids in zip(("source.spm", "target.spm"), vocabularies, strict=True):
-                codes = [token for token in ids if token.startswith(">>") and token.endswith("<<")]
-                eos, unk, pad = tokens.values()
-                special = {"eos_token": eos, "unk_token": unk, "special_tokens": [pad]}
-                backends.append(backend(folder / file, ids, codes=codes, **special))
+            files = zip(("source.spm", "target.spm"), vocabularies, strict=True)
+            backends = [backend(folder / file, ids, list(tokens.values())) for file, ids in files]
         except Unsupported:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # it recommends sacremoses, which it does not use

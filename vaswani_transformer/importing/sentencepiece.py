@@ -6,7 +6,7 @@ dictionary numbers them. The package sentencepiece is not needed.
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,36 +52,27 @@ def read_model(path: Path):
         return ModelProto.FromString(path.read_bytes())
 
 
-def backend(
-    model: Path,
-    ids: dict[str, int] | None = None,
-    *,
-    eos_token: str = "</s>",
-    unk_token: str = "<unk>",
-    special_tokens: Iterable[str] = (),
-    codes: Iterable[str] = (),
-) -> Tokenizer:
-    """Return a backend that gives a text the ids of its pieces, and ends it with `eos_token`.
+def backend(model: Path, ids: dict[str, int] | None = None, special: Sequence[str] = ("</s>", "<unk>")) -> Tokenizer:
+    """Return a backend that gives a text the ids of its pieces and ends it.
 
     Pieces that `ids` lacks get ids above all of `ids`, to be taken for unknown (`known_tokens` of `VaswaniTokenizer`).
     A few texts must be rewritten before (`SentencePieceText`), which `VaswaniTokenizer` does. The text ``"</s>"`` is
-    text, as for SentencePiece.
+    text, as for SentencePiece. Entries of `ids` like ``>>fra<<`` are tokens where they begin a text.
 
     Args:
         model: a .spm file.
         ids: the dictionary; by default that of the model.
-        eos_token, unk_token: entries of `ids`.
-        special_tokens: further entries of `ids` that `decode` may drop.
-        codes: entries of `ids` like ``>>fra<<``, which are tokens where they begin a text.
+        special: entries of `ids`: the end of a text, the unknown, and others that `decode` may drop.
 
     Raises:
-        UserError: the file is not a SentencePiece model, or `ids` lacks `eos_token` or `unk_token`.
+        UserError: the file is not a SentencePiece model, or `ids` lacks one of `special`.
         Unsupported: `tokenizers` cannot give the same ids.
     """
     spm = read_model(model)
     if ids is None:
         ids = {piece.piece: number for number, piece in enumerate(spm.pieces)}
-    special, codes = dict.fromkeys([eos_token, unk_token, *special_tokens]), list(codes)
+    eos_token, unk_token, *_ = special
+    codes = [token for token in ids if token.startswith(">>") and token.endswith("<<")]
     scores = {piece.piece: piece.score for piece in spm.pieces if piece.type == _NORMAL}
     runs = _runs(spm, [token for token in ids if token not in (*special, *codes)], scores)
     if fault := _fault(spm, special, scores, runs):
@@ -111,13 +102,13 @@ def backend(
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {eos_token}", pair=f"$A $B {eos_token}", special_tokens=[(eos_token, ids[eos_token])]
     )
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in dict.fromkeys(special)])
     tokenizer.add_tokens([AddedToken(code, normalized=False) for code in (*codes, UNKNOWN_CODE) if codes])
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
-def _fault(spm, special: Iterable[str], scores: dict[str, float], runs: set[str]) -> str:
+def _fault(spm, special: Sequence[str], scores: dict[str, float], runs: set[str]) -> str:
     """Return what a model has without counterpart here; nothing if there is a counterpart for all of it."""
     kinds, is_bpe = {piece.type for piece in spm.pieces}, spm.trainer_spec.model_type == _BPE
     characters = set().union(*scores)
@@ -154,26 +145,26 @@ def _fault_of_characters(table: bytes) -> str:
 
 
 def _entries(characters: CharacterMap) -> Iterator[tuple[bytes, int]]:
-    """Yield all keys of a table with the offsets of their values, level by level of the trie."""
+    """Yield all keys of a table with the offsets of their values."""
     units = np.frombuffer(characters.units, np.uint32)
     labels = np.arange(1, 256, dtype=np.uint32)
-    nodes, keys, seen = np.array([below(int(units[0]))], np.uint32), np.zeros((1, 0), np.uint8), 0
-    while len(nodes):
+    # Nodes of one depth, and the bytes that lead to each.
+    remaining, seen = [(np.array([below(int(units[0]))], np.uint32), np.zeros((1, 0), np.uint8))], 0
+    while remaining:
+        nodes, keys = remaining.pop()
         seen += len(nodes)
         if seen > _MOST_NODES or keys.shape[1] > _LONGEST_KEY:  # paths through shared nodes, or in a circle
             raise UserError("the table of characters is damaged")
-        levels = [], []
-        for start in range(0, len(nodes), _NODES_AT_ONCE):
-            places = nodes[start : start + _NODES_AT_ONCE, None] ^ labels
-            leads = np.take(units, places, mode="clip") & LABEL == labels
-            rows, columns = np.nonzero(leads & (places < len(units)))
-            levels[0].append(places[rows, columns])
-            levels[1].append(np.column_stack([keys[start + rows], labels[columns].astype(np.uint8)]))
-        places, keys = np.concatenate(levels[0]), np.concatenate(levels[1])
+        children = nodes[:, None] ^ labels
+        is_child = (np.take(units, children, mode="clip") & LABEL == labels) & (children < len(units))
+        rows, columns = np.nonzero(is_child)
+        places, keys = children[is_child], np.column_stack([keys[rows], labels[columns].astype(np.uint8)])
         nodes = places ^ below(units[places])
         ends = np.flatnonzero(units[places] & HAS_VALUE)
         values = np.take(units, nodes[ends], mode="clip") & VALUE
         yield from zip(map(bytes, keys[ends]), values.tolist(), strict=True)
+        parts = range(0, len(nodes), _NODES_AT_ONCE)
+        remaining += [(nodes[start : start + _NODES_AT_ONCE], keys[start : start + _NODES_AT_ONCE]) for start in parts]
 
 
 def _renames(spm) -> bool:

@@ -210,7 +210,7 @@ class DistilledText:
             doing, window = translator.doing if progress else None, translator.window
             make = make if workers > 1 else lambda loaded=translator: loaded
             del translator  # of which each worker loads its own
-            write_in_parts(output, doing, make, ((sources, file_stamp(sources)),), window, 1, workers)
+            write_in_parts(output, doing, make, ((sources, file_stamp(sources)),), window, workers)
 
     def _sources(self) -> Iterator[str]:
         """Yield each source as one line."""

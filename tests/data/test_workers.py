@@ -48,25 +48,25 @@ def wait(folder):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_results_come_in_the_order_of_the_numbers(tmp_path, workers):
     numbers = [7, 3, 11, 5]
-    results = run_tasks(functools.partial(make_task, tmp_path), numbers, workers)
+    results = list(run_tasks(functools.partial(make_task, tmp_path), numbers, workers))
     assert [square for square, _ in results] == [number**2 for number in numbers]
     assert {path.name for path in tmp_path.iterdir()} == set(map(str, numbers))
     assert (os.getpid() in {process for _, process in results}) == (workers == 1)
-    assert run_tasks(die, [], workers) == []
+    assert list(run_tasks(die, [], workers)) == []
 
 
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_task_that_fails_ends_all(tmp_path, workers):
     before = multiprocessing.active_children()
-    message = error_of(run_tasks, functools.partial(make_task, tmp_path), [1, 13, 2], workers)
+    message = error_of(list, run_tasks(functools.partial(make_task, tmp_path), [1, 13, 2], workers))
     assert message == "piece 13 is damaged"
     wait_for(lambda: multiprocessing.active_children() == before)  # the executor's thread notices their end by itself
 
 
 @pytest.mark.usefixtures("forked_workers")
 def test_a_killed_process_ends_in_one_line():
-    assert "a worker process was killed" in error_of(run_tasks, die, range(4), 2)
+    assert "a worker process was killed" in error_of(list, run_tasks(die, range(4), 2))
 
 
 def test_an_engine_that_is_not_installed_is_named(monkeypatch):
@@ -79,7 +79,7 @@ def test_an_engine_that_is_not_installed_is_named(monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 def test_no_process_outlives_its_parent(tmp_path, number):
     task = functools.partial(wait, tmp_path)
-    parent = multiprocessing.get_context("fork").Process(target=run_tasks, args=(task, range(2), 2))
+    parent = multiprocessing.get_context("fork").Process(target=list, args=(run_tasks(task, range(2), 2),))
     parent.start()
     while len(started := list(tmp_path.glob("*.started"))) < 2:
         assert parent.is_alive()
@@ -102,7 +102,7 @@ def test_an_interruption_while_processes_start_is_reported_by_the_parent_alone(t
         "    return time.sleep\n"
         "if __name__ == '__main__':\n"
         "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what runs in the background ignores it
-        "    run_tasks(make, [20, 30], 2)\n"
+        "    list(run_tasks(make, [20, 30], 2))\n"
         "print('starting', flush=True)\n"
         "time.sleep(1)\n"
     )

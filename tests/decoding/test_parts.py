@@ -5,27 +5,19 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from itertools import islice
 from pathlib import Path
 
 import pytest
 import translating
 from conftest import ROOT
-from hypothesis import given
-from hypothesis import strategies as st
-from model_folders import PAIRS, write_model
+from model_folders import PAIRS
 from preparing import digests
 from translating import LINES, OPTIONS, run
 
 from vaswani_transformer.data import prepare as preparation
-from vaswani_transformer.data.text_files import file_stamp, read_lines
-from vaswani_transformer.decoding import parts, streaming
+from vaswani_transformer.decoding import parts
 from vaswani_transformer.decoding.output import notes_path
-from vaswani_transformer.decoding.parts import cut, parts_folder
-from vaswani_transformer.decoding.streaming import in_windows
-from vaswani_transformer.errors import UserError
 
 model = translating.model
 expected = translating.expected
@@ -46,44 +38,8 @@ def source(tmp_path_factory):
     return path
 
 
-def parts_of(output: Path) -> list[str]:
-    return sorted(path.name for path in parts_folder(output).glob("part-*"))
-
-
-# Parts
-
-
-LINE = st.text("ab\u2028\u00e4\ufeff\r ", max_size=9)
-
-
-@given(st.lists(LINE, max_size=30), st.integers(1, 5), st.integers(1, 6), st.booleans(), st.booleans())
-def test_parts_have_the_windows_of_the_whole_file(lines, size, most, packed, prefixed):
-    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming, "WINDOW_CHARACTERS", 12)
-        patch.setattr(parts, "MOST_PARTS", most)
-        paths = [Path(name) / f"{side}{'.gz' * packed}" for side in range(1 + prefixed)]
-        for path, text in zip(paths, (lines, reversed(lines)), strict=False):
-            data = "".join(line + "\n" for line in text).encode()
-            path.write_bytes(gzip.compress(data) if packed else data)
-        sides = [list(read_lines(path)) for path in paths]
-        whole = list(in_windows(zip(*sides, strict=True) if prefixed else sides[0], size))
-        found = cut([(path, file_stamp(path)) for path in paths], size)
-        assert len(found) <= most and sum(part.lines for part in found) == len(lines)
-        windows = []
-        for part in found:
-            sides = zip(paths, part.starts, strict=True)
-            sides = [read_lines(path, start=start, first=part.first) for path, start in sides]
-            own = islice(zip(*sides, strict=True) if prefixed else sides[0], part.lines)
-            windows += in_windows(own, size, index=part.window, first=part.first)
-    assert windows == whole
-
-
-def test_a_line_is_named_by_its_place_in_the_file(tmp_path):
-    (tmp_path / "in").write_bytes(b"A dog.\n" * 3 + b"\xff\n")
-    with pytest.raises(UserError, match="in, line 4"):
-        list(read_lines(tmp_path / "in", start=7, first=2))
-    with pytest.raises(UserError, match="in, line 4"):
-        cut([(tmp_path / "in", None)], 2)
+def lines_of(output: Path) -> int:
+    return output.read_bytes().count(b"\n") if output.exists() else 0
 
 
 # What is written
@@ -106,12 +62,12 @@ def test_workers_in_any_order_write_what_one_process_writes(papers_model, tmp_pa
     (tmp_path / "GLOSSARY").write_text("dog\tHund\nman\tMann\n")
     (tmp_path / "MODEL").symlink_to(papers_model)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(parts, "MOST_PARTS", 5)  # of several windows, and the last one of fewer
+    monkeypatch.setattr(parts, "MOST_TASKS", 5)  # of several windows, and the last one of fewer
     command = ["translate", "MODEL", "--input", "in", "--max-new-tokens", "8", "--window", "3", *WAYS[way]]
     assert run(*command, "--output", "one") == 0
     assert run(*command, "--output", "parts", "--workers", "2") == 0
     assert Path("parts").read_bytes() == Path("one").read_bytes() != b""
-    assert not parts_folder(Path("parts")).exists() and not notes_path(Path("parts")).exists()
+    assert not notes_path(Path("parts")).exists()
 
 
 def test_a_packed_file_and_an_empty_one(model, source, expected, tmp_path, here):
@@ -156,8 +112,9 @@ def test_ray_writes_what_workers_of_this_machine_write(model, source, expected, 
     """A cluster of three nodes, all on this machine, one of which is killed while it prepares."""
     pytest.importorskip("ray")
     monkeypatch.setattr(preparation, "CHUNK", 9)
+    (tmp_path / "target").write_bytes(source.read_bytes())
     (tmp_path / "recipe.yaml").write_text(
-        f"train_source: {source}\ntrain_target: {source}\nvalidation_size: 7\nvocab_size: 300\n"
+        f"train_source: {source}\ntrain_target: {tmp_path}/target\nvalidation_size: 7\nvocab_size: 300\n"
     )
     prepare = ["prepare", tmp_path / "recipe.yaml", "--workers", "2", "--output"]
     assert run(*prepare[:-2], "1", "--output", tmp_path / "here") == 0
@@ -165,41 +122,29 @@ def test_ray_writes_what_workers_of_this_machine_write(model, source, expected, 
     commands = ["\t".join(map(str, [*words, "--engine", "ray"])) for words in ([*prepare, tmp_path / "p"], translate)]
     subprocess.run([sys.executable, "-c", ON_RAY, tmp_path / "p", *commands], check=True, cwd=ROOT, timeout=500)
     assert digests(tmp_path / "p") == digests(tmp_path / "here") and len(digests(tmp_path / "p")) > 8
-    assert (tmp_path / "out").read_bytes() == expected and not parts_folder(tmp_path / "out").exists()
+    assert (tmp_path / "out").read_bytes() == expected
 
 
 # Interrupted, and resumed
 
 
-def test_the_same_command_does_what_is_missing(model, source, expected, tmp_path, fails, here, monkeypatch):
-    output, made = tmp_path / "out", []
-    write = parts.written_whole
-    monkeypatch.setattr(parts, "written_whole", lambda path: made.append(path.name) or write(path))
-    command = ["translate", model, "--input", source, "--output", output, *OPTIONS, "--workers", "3"]
-    here.append(2)
-    assert "was killed" in fails(*command)
-    done = parts_of(output)
-    assert len(done) == len(made) == 2
-    (parts_folder(output) / done[0]).unlink()
-    assert "--beams was 2 and is 3 now" in fails(*command, "--beams", "3")
-    here.clear()
-    assert run(*command[:-1], "5") == 0
-    assert output.read_bytes() == expected and not parts_folder(output).exists()
-    assert len(made) == len(set(made)) + 1 == -(-len(TEXT) // 7) + 1
-    assert "it is finished" in fails(*command)
-
-
-def test_one_process_and_workers_resume_each_other(model, source, expected, tmp_path, fails, here, monkeypatch):
+def test_workers_and_one_process_resume_each_other(model, source, expected, tmp_path, fails, here):
     command = ["translate", model, "--input", source, *OPTIONS, "--output"]
-    begun = expected[: expected.index(b"\n", 200) + 1]
-    here.append(3)
-    for number, workers in (("one", []), ("two", ["--workers", "2"])):
+    for number, workers in (("one", ["--resume"]), ("five", ["--workers", "5"])):
+        here.append(2)
         assert "was killed" in fails(*command, tmp_path / number, "--workers", "3")
-        (tmp_path / number).write_bytes(begun + b"half a li")  # as it is where one process, or the end, was cut off
+        assert expected.startswith((tmp_path / number).read_bytes()) and lines_of(tmp_path / number) == 14
+        assert "--beams was 2 and is 3 now" in fails(*command, tmp_path / number, "--workers", "3", "--beams", "3")
+        with (tmp_path / number).open("a") as file:  # as it is where one process was cut off
+            file.write("another line\nhalf a li")
         here.clear()
-        assert run(*command, tmp_path / number, *workers, "--resume") == 0
-        assert (tmp_path / number).read_bytes() == expected and not parts_folder(tmp_path / number).exists()
-        here.append(3)
+        assert run(*command, tmp_path / number, *workers) == 0
+        written = (tmp_path / number).read_bytes().split(b"\n")
+        assert written.pop(14) == b"another line" and written == [
+            *expected.split(b"\n")[:14],
+            *expected.split(b"\n")[15:],
+        ]
+        assert "it is finished" in fails(*command, tmp_path / number, "--workers", "3")
 
 
 def test_a_mistake_in_a_line_is_named_and_what_is_done_stays(model, tmp_path, fails, here, caplog):
@@ -223,7 +168,7 @@ def test_a_text_that_changes_meanwhile(model, source, tmp_path, fails, here, mon
 
     def changed(*arguments):
         text.write_bytes(source.read_bytes() + b"A dog.\n")
-        run_tasks(*arguments)
+        return run_tasks(*arguments)
 
     monkeypatch.setattr(parts, "run_tasks", changed)
     command = ["translate", model, "--input", text, "--output", output, *OPTIONS, "--workers", "2"]
@@ -241,10 +186,10 @@ def test_killed_it_resumes_to_the_same_bytes(model, source, expected, tmp_path, 
     command = ["translate", model, "--input", many, "--output", output, *OPTIONS, "--workers", "2"]
     command = [sys.executable, "-m", "vaswani_transformer", *map(str, command)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    for target in (3, 25):
+    for target in (20, 170):
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=log)
-        while len(parts_of(output)) < target:
+        while lines_of(output) < target:
             assert process.poll() is None, (tmp_path / "log").read_text()
             time.sleep(0.01)
         workers = [one for one in psutil.Process(process.pid).children() if "spawn_main" in " ".join(one.cmdline())]
@@ -256,7 +201,7 @@ def test_killed_it_resumes_to_the_same_bytes(model, source, expected, tmp_path, 
     assert subprocess.run(command, cwd=ROOT, env=environment, timeout=300).returncode == 0
     one = ["translate", model, "--input", many, "--output", tmp_path / "one", *OPTIONS]
     assert run(*one) == 0
-    assert output.read_bytes() == (tmp_path / "one").read_bytes() and not parts_folder(output).exists()
+    assert output.read_bytes() == (tmp_path / "one").read_bytes()
 
 
 # Refused
@@ -281,24 +226,3 @@ def test_what_does_not_combine_is_one_line(model, source, tmp_path, fails, monke
     )
     monkeypatch.setattr("vaswani_transformer.cli.files.is_launched", lambda: True)
     assert "this command starts its processes itself" in fails("translate", model, "A dog.")
-
-
-def test_a_folder_of_somebody_else_stays(model, source, tmp_path, fails, here):
-    theirs = parts_folder(tmp_path / "out") / "part-00000"
-    theirs.parent.mkdir()
-    theirs.write_text("theirs")
-    command = ["translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS, "--workers", "2"]
-    assert "out.parts is not empty and was not written by this program" in fails(*command)
-    assert theirs.read_text() == "theirs" and len(list(theirs.parent.iterdir())) == 1
-
-
-def test_parts_of_other_translations_are_not_taken(model, source, expected, tmp_path, fails, here):
-    other = write_model(tmp_path / "other", seed=3)
-    command = ["--input", source, "--output", tmp_path / "out", *OPTIONS, "--workers", "3"]
-    here.append(1)
-    assert "was killed" in fails("translate", other, *command)
-    notes_path(tmp_path / "out").unlink()
-    (tmp_path / "out").unlink()
-    here.clear()
-    assert run("translate", model, *command) == 0
-    assert (tmp_path / "out").read_bytes() == expected

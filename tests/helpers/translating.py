@@ -74,15 +74,16 @@ def fails(capsys):
 
 @pytest.fixture
 def here(monkeypatch):
-    """Workers do their parts in this process, the last first; after as many as a number in the list, one is killed."""
+    """Workers do their tasks in this process, the last first; after as many as a number in the list, one is killed."""
     limit = []
 
     def run_tasks(make, numbers, workers, engine, shown):
         task = make()
-        for done, number in enumerate(reversed(numbers)):
+        results = [task(number) for number in reversed(numbers)]
+        for done in range(len(numbers)):
             if done in limit:
                 raise UserError("a worker process was killed")
-            task(number)
+            yield results.pop()
 
     monkeypatch.setattr(parts, "run_tasks", run_tasks)
     return limit

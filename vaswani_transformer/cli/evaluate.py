@@ -142,14 +142,14 @@ def score(
 
     read = {"source": source, "target": target}
     check_work(read, work, json=json)
-    scans, in_parts = scan_files(read), work.in_parts
+    scans = scan_files(read)
     written = length_penalty, format == "json", tokens, work.window
     # Loaded here too where workers are elsewhere: what is wrong with model or options is known at once.
-    here = replace(computing, device="cpu", precision=None) if in_parts else computing
+    here = replace(computing, device="cpu", precision=None) if work.has_workers else computing
     scorer = _load_scorer(model, here, *written)
     options = {"length_penalty": length_penalty, "format": format, "tokens": tokens, "window": work.window}
     with open_output(work, scans, partial(settings_of, model, computing, **options)) as output:
-        if in_parts:
+        if work.has_workers:
             scorer.model = None  # each worker loads its own
             write_parts(output, work, scorer.doing, partial(_load_scorer, model, computing, *written), read, scans)
         else:
@@ -159,7 +159,7 @@ def score(
                 scorer.write(windows, output, bar, done=output.done)
             output.finish()
         sums = scorer.sums
-        if in_parts or output.done:  # others have written some of it
+        if work.has_workers or output.done:  # others have written some of it
             sums.update(dict.fromkeys(sums, 0))
             with Path(work.output).open(encoding="utf-8", newline="\n") as lines:
                 scorer.add(lines)

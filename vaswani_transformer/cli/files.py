@@ -38,7 +38,7 @@ class Writing:
     window: Annotated[int, within(1, 10**7)] = 2000
     """lines that are sorted by length and written together"""
 
-    has_workers = in_parts = False
+    has_workers = False
 
 
 @group("output")
@@ -54,13 +54,6 @@ class Work(Writing):
     def has_workers(self) -> bool:
         """Return whether others than this process do the work."""
         return self.workers > 1 or self.engine != "local"
-
-    @property
-    def in_parts(self) -> bool:
-        """Return whether parts are to be written by workers, or were and are to be finished."""
-        from ..decoding.parts import parts_folder
-
-        return self.has_workers or (self.resume and parts_folder(Path(self.output)).is_dir())
 
 
 def is_file(name: str | None) -> bool:
@@ -184,7 +177,7 @@ def open_output(
         output = StreamOutput(Path(writing.output))
     else:
         values = {flag(name): scan.sha256 for name, scan in scans.items()} | settings()
-        resume = writing.resume or writing.in_parts
+        resume = writing.resume or writing.has_workers
         output = ResumableOutput(Path(writing.output), values, lines_per_record, resume, drawn)
     with contextlib.closing(output):
         try:
@@ -234,14 +227,13 @@ def write_parts(
     make: Callable[[], Any],
     read: Mapping[str, str | None],
     scans: Mapping[str, TextScan],
-    lines_per_record: int = 1,
 ) -> None:
     """Have workers write an output; `make` is called by each of them, `doing` is the text of the bar."""
     from ..decoding.parts import write_in_parts
 
     stamps = tuple((Path(read[name]).absolute(), scan.stamp) for name, scan in scans.items())
     make = partial(_make_in, Path.cwd(), make)
-    write_in_parts(output, doing, make, stamps, work.window, lines_per_record, work.workers, work.engine)
+    write_in_parts(output, doing, make, stamps, work.window, work.workers, work.engine)
     output.finish()
 
 

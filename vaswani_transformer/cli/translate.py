@@ -113,7 +113,7 @@ def _translate_lines(model: str, sentences: tuple[str, ...], options: Options) -
     read = {"input": files.input, "prefix": files.prefix}
     scans = scan_files(read, files.glossary)
     # Loaded here too where workers are elsewhere: what is wrong with model or options is known at once.
-    computing = replace(options.computing, device="cpu", precision=None) if work.in_parts else options.computing
+    computing = replace(options.computing, device="cpu", precision=None) if work.has_workers else options.computing
     worker = load(model, replace(options, computing=computing))
     translator, seed = worker.translator, options.sampling.seed
     drawn = {"--seed": translator.seed} if seed is None and translator.seed is not None else {}
@@ -132,11 +132,11 @@ def _translate_lines(model: str, sentences: tuple[str, ...], options: Options) -
     with open_output(work, scans, settings, lines_per_record, drawn) as output:
         if drawn:  # a resumed output goes on with the seed that it was begun with
             translator.seed = getattr(output, "settings", drawn)["--seed"]
-        if work.in_parts:
+        if work.has_workers:
             sampling = replace(options.sampling, seed=translator.seed)
             make = functools.partial(load, model, replace(options, sampling=sampling))
             translator.model = None  # each worker loads its own
-            write_parts(output, work, worker.doing, make, read, scans, lines_per_record)
+            write_parts(output, work, worker.doing, make, read, scans)
         else:
             run_lines(worker, output, sentences, files.input, scans.get("input"), with_prefix)
 

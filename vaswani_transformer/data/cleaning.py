@@ -103,7 +103,8 @@ def clean(
         parts = range(-(-len(text) // PART))
         scores, judge = _scores(rules, len(text)), _judge(text, validation, rules, recipe.seed)
         shown = "judging" if progress else None
-        run_tasks(partial(_judging, tasks, text, judge), parts, workers or default_workers(len(parts)), engine, shown)
+        make, workers = partial(_judging, tasks, text, judge), workers or default_workers(len(parts))
+        list(run_tasks(make, parts, workers, engine, shown))
         status, firsts = _match(tasks, text, rules, scores, parts)
         counts = dict(zip(NAMES, np.bincount(status, minlength=len(NAMES)).tolist(), strict=True))
         counts = {name: pairs for name, pairs in counts.items() if pairs or name == NAMES[KEPT]}

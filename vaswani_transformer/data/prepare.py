@@ -109,7 +109,7 @@ def prepare(
             _start(folder, recipe, settings, text, held_out, shards)
         make = functools.partial(_ShardWriter, folder.absolute(), texts, held_out, settings["recipe"], CHUNK)
         workers = workers or default_workers(len(text) // _WORTH_A_WORKER)
-        results = run_tasks(make, range(len(shards)), workers, engine, "preparing" if progress else None)
+        results = list(run_tasks(make, range(len(shards)), workers, engine, "preparing" if progress else None))
         return _finish(folder, settings, results)
 
 

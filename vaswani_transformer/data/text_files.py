@@ -55,17 +55,13 @@ def check_on_disk(path: Path) -> None:
             path.open("rb").close()
 
 
-def read_lines(
-    path: Path, digest: Any = None, stamp: Stamp = None, start: int = 0, first: int = 1, errors: str = "strict"
-) -> Iterator[str]:
+def read_lines(path: Path, digest: Any = None, stamp: Stamp = None, errors: str = "strict") -> Iterator[str]:
     """Yield the lines of a UTF-8 text file, plain or ``.gz``; only a line feed, also after a carriage return, ends one.
 
     Args:
         path: the file.
         digest: of `hashlib`, fed with all bytes, unpacked.
         stamp: the `file_stamp` of an earlier reading, which the file must still have.
-        start: the byte, unpacked, with which line `first` begins; of a packed file those before are unpacked too.
-        first: number of the first line.
         errors: as of `decode_lines`.
 
     Raises:
@@ -75,9 +71,7 @@ def read_lines(
     with reading(path), open_bytes(path) as stream:
         stamp = stamp or file_stamp(path)
         check_unchanged(path, stamp)
-        if start:  # a pipe cannot seek
-            stream.seek(start)
-        yield from decode_lines(stream, str(path), digest, first, errors)
+        yield from decode_lines(stream, str(path), digest, errors)
         if path.exists():
             check_unchanged(path, stamp)
 
@@ -88,20 +82,17 @@ def check_unchanged(path: Path, stamp: Stamp) -> None:
         raise UserError(f"{path} has changed while it was read: run the command again once nothing writes to it")
 
 
-def decode_lines(
-    stream: BinaryIO, where: str, digest: Any = None, first: int = 1, errors: str = "strict"
-) -> Iterator[str]:
+def decode_lines(stream: BinaryIO, where: str, digest: Any = None, errors: str = "strict") -> Iterator[str]:
     """Yield lines of UTF-8 bytes as text, without ends and byte order mark; `digest` as of `read_lines`.
 
-    Lines are yielded as soon as they have come. `first` is the number of the stream's first line; with `errors`
-    "replace" bytes that are not UTF-8 become U+FFFD.
+    Lines are yielded as soon as they have come; with `errors` "replace" bytes that are not UTF-8 become U+FFFD.
 
     Raises:
         UserError: for a line that is not UTF-8 or too long, with its number and with `where` it is from.
     """
     # A small compressed file may hold a line that is larger than the memory.
     lines = iter(lambda: stream.readline(_MOST_BYTES + 1), b"")
-    for number, line in enumerate(lines, first):
+    for number, line in enumerate(lines, 1):
         if digest is not None:
             digest.update(line)
         text, is_too_long, problem = "", len(line) > _MOST_BYTES, None

@@ -27,7 +27,7 @@ _task: Task | None = None  # of a worker process
 
 def run_tasks(
     make: Callable[[], Task], numbers: Sequence[int], workers: int, engine: str = LOCAL, shown: str | None = None
-) -> list[Any]:
+) -> Iterator[Any]:
     """Do numbered tasks in workers; the first that fails ends the others.
 
     Args:
@@ -38,8 +38,8 @@ def run_tasks(
         engine: `local`, or `ray` for the cluster that `RAY_ADDRESS` names or this machine belongs to.
         shown: text of the progress bar on standard error, on a terminal; None for no bar.
 
-    Returns:
-        The tasks' results, in the order of `numbers`.
+    Yields:
+        The tasks' results, in the order of `numbers`, each as soon as those before it are ready.
 
     Raises:
         UserError: of a task; an engine that is not installed; workers that were lost.
@@ -47,8 +47,13 @@ def run_tasks(
     workers = max(1, min(workers, len(numbers)))
     run = {LOCAL: _here if workers == 1 else _in_processes, RAY: _on_ray}[engine]
     disable = None if shown else True  # None: shown on a terminal only
-    results = dict(tqdm(run(make, numbers, workers), shown, len(numbers), disable=disable, unit=" parts", delay=1))
-    return [results[number] for number in numbers]
+    early, waiting = {}, list(reversed(numbers))
+    for number, result in tqdm(
+        run(make, numbers, workers), shown, len(numbers), disable=disable, unit=" parts", delay=1
+    ):
+        early[number] = result
+        while waiting and waiting[-1] in early:
+            yield early.pop(waiting.pop())
 
 
 def default_workers(parts: int) -> int:
@@ -69,11 +74,11 @@ def _in_processes(make: Callable[[], Task], numbers: Sequence[int], workers: int
         # Workers inherit the mask: a terminal sends Ctrl-C to all processes, and this one ends the others.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            futures = [pool.submit(_run, make, number) for number in numbers]
+            futures = {number: pool.submit(_run, make, number) for number in numbers}
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
-            yield from ((number, future.result()) for number, future in zip(numbers, futures, strict=True))
+            yield from ((number, futures.pop(number).result()) for number in numbers)
         except BrokenProcessPool as error:
             raise UserError(
                 "a worker process was killed, perhaps because the memory is full, or could not start, as in a script"

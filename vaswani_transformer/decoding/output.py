@@ -142,13 +142,9 @@ class ResumableOutput:
         while rest:
             rest = rest[self._file.write(rest) :]
 
-    def sync(self) -> None:
-        """Wait until what was written is on the disk."""
-        os.fsync(self._file.fileno())
-
     def finish(self) -> None:
         """Make the file one as any other, once all is written."""
-        self.sync()
+        os.fsync(self._file.fileno())
         self._notes.unlink(missing_ok=True)
         sync(self.path.parent)
 

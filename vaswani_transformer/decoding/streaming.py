@@ -67,14 +67,13 @@ def batches_by_length(lengths: list[int], tokens: int) -> list[list[int]]:
     return batches
 
 
-def in_windows(lines: Iterable[Any], size: int, done: int = 0, index: int = 0, first: int = 1) -> Iterator[Window]:
+def in_windows(lines: Iterable[Any], size: int, done: int = 0) -> Iterator[Window]:
     """Yield lines in windows of `size`, or of fewer with `WINDOW_CHARACTERS`; an error of reading is in the last one.
 
-    The windows are those of all lines, but without the first ones that hold nothing beyond the `done` lines. Where the
-    lines do not begin with the first one of a text, `index` and `first` are those of their first window.
+    The windows are those of all lines, but without the first ones that hold nothing beyond the `done` lines.
     """
-    lines, is_last = iter(lines), False
-    for index in count(index):  # noqa: B020
+    lines, first, is_last = iter(lines), 1, False
+    for index in count():
         window, characters = Window(index, first, []), 0
         try:
             while len(window.lines) < size and characters < WINDOW_CHARACTERS:

@@ -1,6 +1,5 @@
 """Translates lines of a file or a stream into an output, in order, window by window."""
 
-import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -94,7 +93,7 @@ class FileTranslator:
             output: where to write, a `StreamOutput` or `ResumableOutput`.
             done: number of lines whose translations are in the output already; they are skipped.
             total: number of lines, for the progress bar on standard error, if known.
-            ahead: whether a thread reads and tokenises the next windows meanwhile.
+            ahead: whether a thread reads and tokenises the next window meanwhile.
             progress: whether to show the progress bar.
 
         Raises:
@@ -116,15 +115,14 @@ class FileTranslator:
     ) -> None:
         """Write the translations of windows, up to the first error, as `run`; updates `bar` and `remarks`."""
         prepared = map(self.translator.prepare, windows)
-        with contextlib.closing(read_ahead(prepared)) if ahead else contextlib.nullcontext(prepared) as chunks:
-            for chunk in chunks:
-                window, hypotheses = chunk.window, self.translator.translate_prepared(chunk, bar)
-                records = self._format(window, hypotheses)
-                output.write("".join(records[max(0, done - window.first + 1) :]))
-                remarks.split += chunk.split
-                repeating = (any(each.repeats for each in row) for row in hypotheses)
-                remarks.cut += [line for line, repeats in enumerate(repeating, window.first) if repeats]
-                window.check()
+        for chunk in read_ahead(prepared) if ahead else prepared:
+            window, hypotheses = chunk.window, self.translator.translate_prepared(chunk, bar)
+            records = self._format(window, hypotheses)
+            output.write("".join(records[max(0, done - window.first + 1) :]))
+            remarks.split += chunk.split
+            repeating = (any(each.repeats for each in row) for row in hypotheses)
+            remarks.cut += [line for line, repeats in enumerate(repeating, window.first) if repeats]
+            window.check()
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:
         """Return the text of each line of a window."""

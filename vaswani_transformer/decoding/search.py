@@ -23,29 +23,28 @@ class ForcedPrefixes(LogitsProcessor):
     """
 
     def __init__(self, prefixes: list[list[int]]):
-        longest = max(map(len, prefixes), default=0)
-        self.forced = torch.tensor([prefix + [-1] * (longest - len(prefix)) for prefix in prefixes])
+        self.prefixes = prefixes
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """Return scores `(rows, vocab_size)`, a sentence's rows together, with all but the forced token ruled out."""
         step = input_ids.shape[1] - 1  # without the start token
-        if step >= self.forced.shape[1]:
-            return scores
-        forced = self.forced[:, step].repeat_interleave(len(scores) // len(self.forced)).to(scores.device)
-        token = forced.clamp(min=0)[:, None]
-        # nearly impossible, not impossible, if another processor has ruled it out
-        forced_score = scores.gather(1, token).clamp(min=-1e4)
-        only = torch.full_like(scores, -torch.inf).scatter_(1, token, forced_score)
-        return torch.where((forced >= 0)[:, None], only, scores)
+        scores = scores.clone()
+        for rows, prefix in zip(scores.view(len(self.prefixes), -1, scores.shape[1]), self.prefixes, strict=True):
+            if step < len(prefix):
+                # nearly impossible, not impossible, if another processor has ruled it out
+                forced = rows[:, prefix[step]].clamp(min=-1e4)
+                rows[:] = -torch.inf
+                rows[:, prefix[step]] = forced
+        return scores
 
 
 def continuous_batching_pays(model) -> bool:
-    """Return whether full batches to the end are faster than batches that sentences only leave.
+    """Return whether batches that stay full to the end are faster than batches that sentences only leave.
 
     They need fewer steps and no fewer rows of them. On a CPU it is the rows that take the time, and rows of different
     length make attention slower.
     """
-    return hasattr(model, "open_search") and model.device.type != "cpu"
+    return model.device.type != "cpu"
 
 
 @contextlib.contextmanager
@@ -58,65 +57,55 @@ def seeded(device: torch.device, seed: int, window: int) -> Iterator[None]:
 
 def search_pieces(translator, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
     """Yield the number of each piece and the ids of its hypotheses, best first, without the start token and padding."""
-    yield from _with_terms(translator, pieces)
-    free = [number for number, piece in enumerate(pieces) if piece.terms is None]
-    for index, outputs in _without_terms(translator, [pieces[number] for number in free]):
-        yield free[index], outputs
-
-
-def _with_terms(translator, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
-    """Search for the pieces that have terms."""
     asked = translator.setting("num_beams", 1)
-    beams = {number: beams_for(piece.terms, asked) for number, piece in enumerate(pieces) if piece.terms}
-    for size in sorted(set(beams.values())):
-        numbers = [number for number, count in beams.items() if count == size]
-        for batch in batches_by_length([len(pieces[number].ids) for number in numbers], translator.tokens_per_batch):
-            chosen = [pieces[numbers[index]] for index in batch]
-            search = _open_search(translator, num_beams=size)
-            if search is None or translator.logits_processors(chosen):
-                raise UserError(
-                    "a glossary is for a beam search of one model: leave it out, or leave out prefixes, sampling,"
-                    " ensembles and further settings of generate()"
-                )
-            kinds = [partial(TermsSentence, piece.terms) for piece in chosen]
-            sentences = search.join(**_padded(translator.model, chosen), kinds=kinds)
-            while search.is_open:
-                search.step()
-            for index, sentence in zip(batch, sentences, strict=True):
-                yield numbers[index], [output.tokens for output in sentence.outputs()]
-
-
-def _open_search(translator, **options):
-    open_search = getattr(translator.model, "open_search", None)
-    return open_search and open_search(**translator.generate_options | options)
-
-
-def _without_terms(translator, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
-    """Search for pieces without terms."""
-    if continuous_batching_pays(translator.model) and not translator.logits_processors(pieces):
-        search = _open_search(translator)
+    groups: dict[int, list[int]] = {}  # by the beams that their terms take, 0 without terms
+    for number, piece in enumerate(pieces):
+        groups.setdefault(beams_for(piece.terms, asked) if piece.terms else 0, []).append(number)
+    for beams, numbers in groups.items():
+        chosen = [pieces[number] for number in numbers]
+        search = _open_search(translator, chosen, {"num_beams": beams} if beams else {})
         if search is not None:
-            yield from _joining(translator, search, pieces)
-            return
-    for batch in batches_by_length([len(piece.ids) for piece in pieces], translator.tokens_per_batch):
-        yield from zip(batch, generate(translator, [pieces[number] for number in batch]), strict=True)
+            outputs = _joining(translator, search, chosen)
+        elif beams:
+            raise UserError(
+                "a glossary is for a beam search of one model: leave it out, or leave out prefixes, sampling,"
+                " ensembles and further settings of generate()"
+            )
+        else:
+            outputs = _in_batches(translator, chosen)
+        yield from ((numbers[index], ids) for index, ids in outputs)
+
+
+def _open_search(translator, pieces: list, options: dict):
+    """Return a search that sentences can join; None where only `generate()` does what is asked for."""
+    if not hasattr(translator.model, "open_search") or translator.logits_processors(pieces):
+        return None
+    return translator.model.open_search(**translator.generate_options | options)
 
 
 def _joining(translator, search, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
-    """Search for all in one search, which the shorter ones join as the longer ones are done."""
-    lengths = [len(piece.ids) for piece in pieces]
-    waiting = sorted(range(len(pieces)), key=lambda number: lengths[number])  # the longest last
+    """Search for all in one search, the longest first: in batches, or joining as others are done where that pays."""
+    pays, lengths = continuous_batching_pays(translator.model), [len(piece.ids) for piece in pieces]
+    waiting = sorted(range(len(pieces)), key=lambda number: -lengths[number])[::-1]  # the next one last
     numbers: dict = {}  # of the sentences of the search
     while waiting or search.is_open:
         longest = max(search.source_length, lengths[waiting[-1]] if waiting else 0)  # all are padded to it
         room = max(1, translator.tokens_per_batch // longest)
         free = room - search.running
-        if waiting and (free * _JOINING >= room or len(waiting) <= free or not search.is_open):
+        many_may_join = pays and (free * _JOINING >= room or len(waiting) <= free)
+        if waiting and (many_may_join or not search.is_open):
             joining = [waiting.pop() for _ in range(min(free, len(waiting)))]
-            sentences = search.join(**_padded(translator.model, [pieces[number] for number in joining]))
+            chosen = [pieces[number] for number in joining]
+            kinds = [partial(TermsSentence, piece.terms) for piece in chosen] if chosen[0].terms else None
+            sentences = search.join(**_padded(translator.model, chosen), kinds=kinds)
             numbers |= dict(zip(sentences, joining, strict=True))
         for sentence in search.step():
             yield numbers.pop(sentence), [_trimmed(translator, output.tokens) for output in sentence.outputs()]
+
+
+def _in_batches(translator, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
+    for batch in batches_by_length([len(piece.ids) for piece in pieces], translator.tokens_per_batch):
+        yield from zip(batch, generate(translator, [pieces[number] for number in batch]), strict=True)
 
 
 @torch.no_grad()

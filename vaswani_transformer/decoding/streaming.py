@@ -4,10 +4,9 @@ The lines of a window are sorted by length and translated together, and written 
 """
 
 import logging
-import queue
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ logger = logging.getLogger(__name__)
 WINDOW_LINES = 2000  # more lines need less padding, fewer lines are written sooner
 WINDOW_CHARACTERS = 10_000_000  # a window of longer lines has fewer of them: its tokens need about 1 GB
 _NAMED = 10  # lines of which something is reported that are named one by one
+_END = object()
 
 Item = TypeVar("Item")
 
@@ -91,36 +91,24 @@ def in_windows(lines: Iterable[Any], size: int, done: int = 0) -> Iterator[Windo
             return
 
 
-def read_ahead(items: Iterable[Item], number: int = 2) -> Iterator[Item]:
-    """Yield the same items, up to `number` of them made in a thread before they are asked for.
+def read_ahead(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield the same items, the next one made in a thread meanwhile; an error of `items` is raised in its place.
 
-    An error of `items` is raised in its place. Close the generator to stop the thread after the item at hand. The
-    thread is a daemon, unlike those of `concurrent.futures`: one that waits for input does not keep a program alive.
+    The threads are daemons, unlike those of an executor: one that waits for input does not keep a program alive.
     """
-    ready: queue.Queue = queue.Queue(maxsize=number)
-    closed = threading.Event()
+    items = iter(items)
 
-    def work() -> None:
+    def fetch(future: Future) -> None:
         try:
-            for item in items:
-                ready.put((item, None))
-                if closed.is_set():
-                    return
-            ready.put((None, StopIteration()))
+            future.set_result(next(items, _END))
         except BaseException as error:
-            ready.put((None, error))
+            future.set_exception(error)
 
-    threading.Thread(target=work, name="read-ahead", daemon=True).start()
-    try:
-        while True:
-            item, error = ready.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
-            yield item
-    finally:
-        closed.set()
-        with suppress(queue.Empty):  # make room, in case the thread waits for it
-            while True:
-                ready.get_nowait()
+    def start() -> Future:
+        threading.Thread(target=fetch, args=(future := Future(),), daemon=True).start()
+        return future
+
+    future = start()
+    while (item := future.result()) is not _END:
+        future = start()
+        yield item

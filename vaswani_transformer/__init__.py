@@ -75,7 +75,7 @@ _MODULES = {
     "decoding.scoring": "score_pairs score_tokens",
     "decoding.translator": "Translator",
     "evaluation.metrics": "PerplexityMetric TranslationMetric",
-    "export.ctranslate2_model": "CTranslate2Translator",
+    "export.engine": "CTranslate2Translator",
     "export.exporting": "export_model",
     "hub.push": "publish",
     "importing.importing": "import_model",

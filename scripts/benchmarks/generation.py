@@ -23,8 +23,7 @@ import torch
 from vaswani_transformer import Translator, VaswaniConfig, VaswaniForConditionalGeneration, train_tokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.evaluation.metrics import score_translations
-from vaswani_transformer.export.engine import load_for_decoding
-from vaswani_transformer.export.int8_cache import int8_folder
+from vaswani_transformer.export.engine import int8_folder, load_for_decoding
 
 
 def read_lines(path: str, number: int) -> list[str]:

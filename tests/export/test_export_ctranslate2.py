@@ -127,6 +127,13 @@ def all_hypotheses(model, tokenizer, sources, **options):
     return found
 
 
+def searched(exported, **options):
+    """The outputs of the exported model's own search."""
+    translator = CTranslate2Translator(exported, **options)
+    found = dict(translator.model.search(translator, small_tokenizer()(SOURCES)["input_ids"]))
+    return [found[number] for number in range(len(SOURCES))]
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, tokenizer):
     """A model whose outputs end, and what it was exported to."""
@@ -149,10 +156,9 @@ def test_a_search_that_waits_is_the_papers(trained, tokenizer, options):
     """n-best lists of sentences that end by themselves, and of others that are cut at their own limit."""
     folder, exported = trained
     model, _ = load_model(folder, "cpu")
-    translator = CTranslate2Translator(exported, **WAITING)
     expected = all_hypotheses(model, tokenizer, SOURCES, **options)
     for number in (1, 4):
-        found = translator.model.search(tokenizer(SOURCES)["input_ids"], number, tokens_per_batch=1, **options)
+        found = searched(exported, tokens_per_batch=1, num_return_sequences=number, **WAITING, **options)
         for outputs, (rows, scores) in zip(found, expected, strict=True):
             assert [output.ids for output in outputs] == rows[:number]
             assert [output.score for output in outputs] == pytest.approx(scores[:number], abs=1e-4)
@@ -160,13 +166,12 @@ def test_a_search_that_waits_is_the_papers(trained, tokenizer, options):
 
 @pytest.mark.parametrize("limit", [8, pytest.param(60, marks=pytest.mark.slow)])
 def test_the_search_settings_of_imported_models_are_followed(tmp_path, trained, tokenizer, limit):
-    """OPUS-MT's and Marian's: tokens that never come, and an end token that comes at the limit."""
+    """OPUS-MT's and Marian's: tokens that never come."""
     folder, exported = trained
     model, _ = load_model(folder, "cpu")
     plain = [rows[0] for rows, _ in all_hypotheses(model, tokenizer, SOURCES)]
     settings = {
-        "suppress_tokens": [plain[0][1]], "bad_words_ids": [[1], plain[1][1:3]], "forced_eos_token_id": 2,
-        "max_length": limit,
+        "suppress_tokens": [plain[0][1]], "bad_words_ids": [[1], plain[1][1:3]], "max_length": limit,
     }  # fmt: skip
     changed = shutil.copytree(exported, tmp_path / "changed")
     path = changed / "generation_config.json"
@@ -175,19 +180,16 @@ def test_the_search_settings_of_imported_models_are_followed(tmp_path, trained, 
     # CTranslate2 gives the probability of these tokens to the others; transformers does so if it is asked.
     expected = all_hypotheses(model, tokenizer, SOURCES, renormalize_logits=True)
     assert [rows[0] for rows, _ in expected] != plain
-    found = CTranslate2Translator(changed, **WAITING).model.search(tokenizer(SOURCES)["input_ids"], 4)
+    found = searched(changed, num_return_sequences=4, **WAITING)
     for outputs, (rows, scores) in zip(found, expected, strict=True):
         assert [output.ids for output in outputs] == rows
         assert [output.score for output in outputs] == pytest.approx(scores, abs=1e-4)
 
 
-def test_the_quick_search_is_at_most_worse(trained, tokenizer):
-    exported = trained[1]
-    sources = tokenizer(SOURCES)["input_ids"]
-    quick = CTranslate2Translator(exported, threads=1).model.search(sources)
-    proven = CTranslate2Translator(exported, **WAITING).model.search(sources, tokens_per_batch=1)
+def test_the_quick_search_is_at_most_worse(trained):
+    quick, proven = searched(trained[1], threads=1), searched(trained[1], tokens_per_batch=1, **WAITING)
     assert all(one[0].score <= other[0].score + 1e-5 for one, other in zip(quick, proven, strict=True))
-    assert sum(one[0].ids == other[0].ids for one, other in zip(quick, proven, strict=True)) >= len(sources) - 1
+    assert sum(one[0].ids == other[0].ids for one, other in zip(quick, proven, strict=True)) >= len(SOURCES) - 1
 
 
 def test_neither_batch_nor_order_matters(trained):
@@ -208,8 +210,8 @@ def test_the_table_of_positions_is_the_limit(tmp_path, folder, tokenizer):
         if rows == 30:
             with pytest.raises(UserError, match=r"line 2 has \d+ tokens and at most 30 are taken"):
                 list(translator.translate(["A dog.", long]))
-            (found,) = translator.model.search([tokenizer("A dog.")["input_ids"]], max_new_tokens=1000)
-            assert len(found[0].ids) <= 30
+            [hypothesis] = next(CTranslate2Translator(exported, max_new_tokens=1000, **GREEDY).hypotheses(["A dog."]))
+            assert hypothesis.tokens <= 30
         else:
             model, _ = load_model(folder, "cpu")
             assert list(translator.translate([long])) == list(Translator(model, tokenizer, **GREEDY).translate([long]))

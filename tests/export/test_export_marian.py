@@ -15,7 +15,7 @@ from exporting_models import SOURCES, save_model, small_tokenizer
 from vaswani_transformer import VaswaniForConditionalGeneration, export_model, load_model
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.export.folder import set_positions
-from vaswani_transformer.export.to_marian import write_marian
+from vaswani_transformer.export.to_marian import write
 from vaswani_transformer.importing import marian
 from vaswani_transformer.importing.source import ImportOptions
 from vaswani_transformer.marian_format import CONFIG
@@ -68,8 +68,8 @@ def exported(request, tmp_path_factory):
 def test_what_marian_trained_becomes_the_same_file_again(tmp_path, name):
     """Every array to the bit, so that Marian's recorded scores are those of the export as well."""
     model, tokenizer = model_of(FIXTURES / name)
-    rows = set_positions(model, None)
-    write_marian(model, tokenizer, tmp_path / "marian", rows)
+    set_positions(model, None)
+    write(model, tokenizer, tmp_path / "marian")
     theirs, ours = (arrays_of(folder / "model.npz") for folder in (FIXTURES / name, tmp_path / "marian"))
     names = theirs.keys()
     if name == "src-spm":  # gets a bias of zeros
@@ -177,7 +177,7 @@ def test_two_vocabularies_of_a_tokenizer_of_transformers(tmp_path):
     sizes = {"share_encoder_decoder_embeddings": False, "max_position_embeddings": 9}
     ids = {"eos_token_id": 0, "decoder_start_token_id": 0, "bos_token_id": 0, "pad_token_id": 2}
     model = tiny_model(vocab_size=3, decoder_vocab_size=4, **sizes, **ids)
-    write_marian(model, TwoVocabularies(), tmp_path / "out", 9)
+    write(model, TwoVocabularies(), tmp_path / "out")
     words = [yaml.safe_load((tmp_path / "out" / f"{side}.yml").read_text()) for side in ("source", "target")]
     assert words == [{"</s>": 0, "a": 1, "<unk>": 2}, {"</s>": 0, "b": 1, "<unk>": 2, "U\u2028\x85 €": 3}]
     theirs, _ = model_of(tmp_path / "out" / "model.npz")
@@ -221,5 +221,5 @@ def test_the_command(tmp_path, capsys):
 )
 def test_what_marian_does_not_have_is_refused_by_its_name(tmp_path, changes, words):
     model = tiny_model(**changes)
-    assert words in error_of(write_marian, model, None, tmp_path / "out", 32)
+    assert words in error_of(write, model, None, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -10,8 +10,7 @@ from translating import run
 
 from vaswani_transformer import CTranslate2Translator, Translator, export_model, load_tokenizer
 from vaswani_transformer.decoding.fast_tokenizer import FastTokenizer, open_tokenizer
-from vaswani_transformer.export import int8_cache
-from vaswani_transformer.export.engine import load_for_decoding
+from vaswani_transformer.export.engine import int8_folder, load_for_decoding
 
 pytest.importorskip("ctranslate2")
 fails = translating.fails
@@ -58,7 +57,7 @@ def test_a_conversion_that_fails_leaves_nothing(folder, users_cache, monkeypatch
 
     monkeypatch.setattr("vaswani_transformer.export.exporting.export_model", stop)
     with pytest.raises(KeyboardInterrupt):
-        int8_cache.int8_folder(folder)
+        int8_folder(folder)
     assert not list(users_cache.iterdir())
 
 

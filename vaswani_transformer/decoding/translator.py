@@ -188,7 +188,7 @@ class Translator:
         The pieces come in any order.
         """
         if hasattr(self.model, "search_pieces"):  # an exported model
-            return self.model.search_pieces(pieces, self.tokens_per_batch, **self.generate_options)
+            return self.model.search_pieces(self, pieces)
         from .search import search_pieces
 
         return search_pieces(self, pieces)

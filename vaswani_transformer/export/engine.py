@@ -1,15 +1,19 @@
 """The model that a command decodes with: by torch, or by CTranslate2 where it is exported or int8 on a CPU is asked."""
 
+import contextlib
 import logging
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..decoding.fast_tokenizer import open_tokenizer
+from ..decoding.translator import Translator
 from ..errors import UserError
+from ..evaluation.records import model_sha256
 from ..exported import is_exported
-from .facts import ExportFacts, NotExpressibleError, require
-from .int8_cache import int8_folder
+from .facts import NotExpressibleError, require
 
 logger = logging.getLogger(__name__)
 
@@ -68,19 +72,81 @@ def load_for_decoding(
     return model, tokenizer
 
 
-def load_exported(folder: str | Path, device: str = "auto", precision: str | None = None) -> tuple[Any, Any]:
-    """Return a model exported to CTranslate2 and its tokenizer; arguments as of `load_for_decoding`.
+def load_exported(
+    folder: str | Path, device: str = "auto", precision: str | None = None, **options: Any
+) -> tuple[Any, Any]:
+    """Return a model exported to CTranslate2 and its tokenizer; arguments as of `CTranslate2Translator`.
 
     Raises:
         UserError: for a folder that holds no such model, or a device or precision that CTranslate2 has not.
     """
-    require(ExportFacts.read(folder, "ctranslate2").format)
+    require("ctranslate2")
     import ctranslate2
 
-    from ..decoding.fast_tokenizer import open_tokenizer
     from .ctranslate2_model import CTranslate2Model
 
     if device == "auto":  # each of several processes its own GPU
         count = ctranslate2.get_cuda_device_count()
         device = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % count}" if count else "cpu"
-    return CTranslate2Model(folder, device, precision or "default"), open_tokenizer(folder)
+    return CTranslate2Model(folder, device, precision or "default", **options), open_tokenizer(folder)
+
+
+def cache_root() -> Path:
+    """Return the folder of converted models, in `$XDG_CACHE_HOME`, by default `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vaswani_transformer" / "int8"
+
+
+def int8_folder(folder: str | Path) -> Path:
+    """Return the folder of a model exported to CTranslate2 in int8, made on first use in the user's cache.
+
+    It is named by the hash of weights, configuration and tokenizer, and appears whole or not at all.
+
+    Raises:
+        UserError: as `export_model`.
+        NotExpressibleError: for a model that CTranslate2 has nothing for.
+    """
+    require("ctranslate2")
+    final = cache_root() / model_sha256(folder)
+    if not final.is_dir():
+        from .exporting import export_model
+
+        logger.info(f"converting {folder} to int8, once: {final}")
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=final.parent) as temporary:
+            export_model(folder, Path(temporary) / "model", quantization="int8")
+            with contextlib.suppress(OSError):  # another process has been faster
+                (Path(temporary) / "model").rename(final)
+    return final
+
+
+class CTranslate2Translator(Translator):
+    """Text in, text out, by a model that `vaswani export --format ctranslate2` wrote, with the paper's search.
+
+    `translate` gives the translations of sentences in their order, `hypotheses` n-best lists; see `Translator`.
+
+    Args:
+        folder: the exported model; a model itself is converted to int8 on first use, into the user's cache.
+        device: `"cpu"`, `"cuda"`, `"cuda:1"` or `"auto"`.
+        compute_type: what CTranslate2 computes in; `"default"` is what the weights are stored in, or the nearest that
+            the device has.
+        threads: for one batch; 0 leaves it to CTranslate2.
+        patience: a search ends when `patience * num_beams` hypotheses have ended. More is slower, and rarely finds
+            anything better.
+        **options: as of `Translator`; of those of `generate()`, `num_beams`, `length_penalty`, `max_new_tokens`,
+            `num_return_sequences` and `length_normalization`. What is not given is the exported model's own.
+
+    Raises:
+        UserError: for a folder that holds no such model, or a device or type that CTranslate2 does not have.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        device: str = "cpu",
+        compute_type: str = "default",
+        threads: int = 0,
+        patience: float = 2.0,
+        **options: Any,
+    ):
+        folder = folder if is_exported(folder) else int8_folder(folder)
+        super().__init__(*load_exported(folder, device, compute_type, threads=threads, patience=patience), **options)

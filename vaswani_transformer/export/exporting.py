@@ -2,6 +2,7 @@
 
 import math
 import random
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ def export_model(
             installed; an output that is there.
     """
     require(format)
-    quantization, folder, output = quantization or "float32", Path(model), Path(output)
+    quantization, output = quantization or "float32", Path(output)
     if quantization not in (known := QUANTIZATIONS if format == "ctranslate2" else ("float32",)):
         raise UserError(f"quantization is {quantization!r}: weights exported to {format} are {' or '.join(known)}")
     with locked(output):
@@ -58,18 +59,18 @@ def export_model(
         if not is_empty(output) and not (overwrite and FACTS in written):
             advice = "--overwrite replaces the model in it" if FACTS in written else "it holds no exported model"
             raise UserError(f"output {output} is not empty: give another folder ({advice})")
-        model, tokenizer = load_model(folder, "cpu")
+        model, tokenizer = load_model(model, "cpu")
         model = model.float()
         rows = set_positions(model, positions)
         with written.staging() as temporary:
             staging = temporary / format
-            difference = _write(format, folder, model, tokenizer, staging, rows, quantization)
+            difference = _write(format, model, tokenizer, staging, rows, quantization)
             size = sum(path.stat().st_size for path in staging.iterdir())
             written.place(staging, last=FACTS, stale=[FACTS, *written.names()])
     return Export(output.absolute(), rows, size, difference)
 
 
-def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int, quantization: str) -> float | None:
+def _write(format: str, model, tokenizer, staging: Path, rows: int, quantization: str) -> float | None:
     """Write all files of an export; returns the largest difference from the model, where that can be computed."""
     from .. import __version__
 
@@ -81,18 +82,8 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
     ]
     logits = reference_logits(model, sentences)  # first: writing changes the model
     settings = model.generation_config
-    if format == "ctranslate2":
-        from .to_ctranslate2 import largest_difference, write_ctranslate2
-
-        write_ctranslate2(folder, model, tokenizer, staging, quantization)
-    elif format == "marian":
-        from .to_marian import write_marian
-
-        write_marian(model, tokenizer, staging, rows)
-    else:
-        from .to_onnx import largest_difference, write_onnx
-
-        write_onnx(model, staging)
+    writer = import_module(f".to_{format}", __package__)
+    writer.write(model, tokenizer, staging, quantization)
     tokenizer.save_pretrained(staging)
     settings.save_pretrained(staging)
     names = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id", "decoder_layers", "num_heads")
@@ -105,7 +96,7 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
     ).write(staging)
     if format == "marian":
         return None
-    difference = largest_difference(staging, sentences, logits)
+    difference = writer.largest_difference(staging, sentences, logits)
     if not difference <= (_TOLERANCE if quantization == "float32" else math.inf):  # NaN is above both
         raise UserError(
             f"log-probabilities in {quantization} differ from the model's by {difference:.3g}, so nothing was written:"

@@ -38,6 +38,13 @@ class ExportFacts:
     quantization: str  # of the weights
     vaswani_transformer: str  # the version that wrote it
 
+    position_encoding = "learned"  # as of a configuration: whatever it was before, it is a table now, and has an end
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Return the rows of the table, named as in a configuration."""
+        return self.positions
+
     def write(self, folder: Path) -> None:
         """Write `export.json` into a folder that is not yet published."""
         (folder / FACTS).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")

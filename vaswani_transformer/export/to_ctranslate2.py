@@ -8,14 +8,13 @@ the narrower ones, which changes no product.
 from pathlib import Path
 
 import torch
-from ctranslate2.converters.transformers import BartLoader, TransformersConverter, register_loader
+from ctranslate2.converters.transformers import BartLoader, register_loader
 from ctranslate2.converters.utils import fuse_linear
 from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
 
 from ..data.tokenization import SIDES, side_of
-from ..errors import reading
-from .ctranslate2_settings import open_engine
+from .ctranslate2_model import open_engine
 from .facts import NotExpressibleError, read_vocabularies
 from .folder import position_table
 
@@ -134,19 +133,20 @@ def _widened(projection: nn.Linear, narrow: int, width: int) -> common_spec.Line
     return spec
 
 
-def write_ctranslate2(folder: Path, model, tokenizer, output: Path, quantization: str = "float32") -> None:
+@torch.no_grad()
+def write(model, tokenizer, output: Path, quantization: str) -> None:
     """Write a model in CTranslate2's format into a folder that does not exist yet.
 
-    The model, which came from `folder`, is in float32 on the CPU; quantisation works in place and leaves it unusable.
+    The model is in float32 on the CPU; quantisation works in place and leaves it unusable.
 
     Raises:
-        UserError: for what CTranslate2 cannot express, naming it, and a folder that changes meanwhile.
+        NotExpressibleError: for what CTranslate2 does not have, naming it.
     """
-    converter = TransformersConverter(str(folder))
-    # It would read the folder again, which is loaded and checked already.
-    converter.load_model, converter.load_tokenizer = (lambda *_, **__: model), (lambda *_, **__: tokenizer)
-    with reading(folder):  # its `config.json` is read again
-        converter.convert(str(output), quantization=quantization)
+    spec = VaswaniLoader()(model, tokenizer)
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    output.mkdir()
+    spec.save(str(output))
 
 
 def largest_difference(output: Path, sentences: list[list[int]], logits: torch.Tensor) -> float:

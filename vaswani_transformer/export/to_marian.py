@@ -56,10 +56,10 @@ def type_of(model) -> str:
     return type
 
 
-def write_marian(model, tokenizer, output: Path, rows: int) -> None:
+def write(model, tokenizer, output: Path, quantization: str = "float32") -> None:
     """Write a model in float32, and its tokenizer, into a folder that does not exist yet.
 
-    Args and errors as of `type_of`; `rows` are those of the model's position tables.
+    Args and errors as of `type_of`; there is one quantization, float32.
     """
     type = type_of(model)
     with torch.no_grad():
@@ -70,7 +70,7 @@ def write_marian(model, tokenizer, output: Path, rows: int) -> None:
     _write_arrays(arrays, output / _MODEL)
     names = _write_vocabularies(tokenizer, model.config, sizes, output)
     settings = {"relative-paths": True, "models": [_MODEL], "vocabs": names}
-    settings |= _settings(model, tokenizer, type, rows)
+    settings |= _settings(model, tokenizer, type)
     (output / _SETTINGS).write_text(_yaml(settings), encoding="utf-8")
 
 
@@ -156,13 +156,14 @@ def _options(config: VaswaniConfig, type: str, sizes: list[int]) -> dict[str, An
     }
 
 
-def _settings(model, tokenizer, type: str, rows: int) -> dict[str, Any]:
+def _settings(model, tokenizer, type: str) -> dict[str, Any]:
     """Return the settings of marian-decoder: as much of our search as it has."""
     generation = model.generation_config
     penalty = getattr(generation, "length_penalty", None)
     suppressed = getattr(generation, "suppress_tokens", None) or ()
     unknown = side_of(tokenizer, "target").unk_token_id
     # In Marian, a table of positions has `max-length` rows, and ends the program where a sentence is longer.
+    rows = len(position_table(model.model.encoder.embed_positions))
     limits = {"max-length": rows, "max-length-crop": True} if type == NEW else {}
     return {
         "beam-size": generation.num_beams or 1,

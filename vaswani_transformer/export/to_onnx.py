@@ -83,10 +83,11 @@ def cache_names(prefix: str, side: str, layers: int) -> list[str]:
 
 
 @torch.no_grad()
-def write_onnx(model, output: Path) -> None:
+def write(model, tokenizer, output: Path, quantization: str) -> None:
     """Write `encoder.onnx` and `decoder.onnx` into a folder that does not exist yet.
 
-    The model is in float32 on the CPU, in evaluation mode; its positions are replaced.
+    The model is in float32 on the CPU, in evaluation mode; its positions are replaced. The tokenizer is not looked at,
+    and there is one quantization, float32.
     """
     output.mkdir()
     config = model.config

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import time
 
 import pytest
 import torch
@@ -43,25 +42,6 @@ def test_what_is_written_is_there_for_readers_at_once(model, source, tmp_path, m
     monkeypatch.setattr(Translator, "translate_prepared", look)
     assert run("translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS) == 0
     assert seen == list(range(0, len(LINES), 7))
-
-
-def test_the_next_windows_are_tokenised_while_the_model_works(model, source, tmp_path, monkeypatch):
-    ahead, prepared = [], []
-    prepare, translate = Translator.prepare, Translator.translate_prepared
-
-    def count(self, window):
-        prepared.append(window.index)
-        return prepare(self, window)
-
-    def wait(self, window, progress=None):
-        time.sleep(0.1 if window.window.index < 3 else 0)
-        ahead.append(len(prepared) - window.window.index - 1)
-        return translate(self, window, progress)
-
-    monkeypatch.setattr(Translator, "prepare", count)
-    monkeypatch.setattr(Translator, "translate_prepared", wait)
-    assert run("translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS) == 0
-    assert ahead[1] == 1 and max(ahead) == 1
 
 
 def test_nbest_with_scores_and_json(model, source, expected, tmp_path):

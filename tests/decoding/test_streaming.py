@@ -19,25 +19,18 @@ from vaswani_transformer.errors import UserError
 # Windows.
 
 
-@given(st.lists(st.text(max_size=3), max_size=30), st.integers(1, 8), st.integers(0, 20))
-def test_windows_hold_every_line_once_from_where_they_start(lines, size, done):
-    windows = list(in_windows(lines, size, done))
-    expected = lines[done // size * size :] if done < len(lines) else []
-    assert [line for window in windows for line in window.lines] == expected
-    assert all(len(window.lines) == size for window in windows[:-1])
-    for window in windows:
-        assert lines[window.first - 1 : window.first - 1 + len(window.lines)] == window.lines
-        assert window.first == window.index * size + 1
-
-
-@given(st.lists(st.text("ab", max_size=9), max_size=30), st.integers(1, 8), st.integers(0, 20))
-def test_a_window_of_long_lines_has_fewer_of_them(lines, size, done):
+@given(st.lists(st.text("ab", max_size=9), max_size=30), st.integers(1, 8), st.integers(0, 20), st.booleans())
+def test_windows_hold_every_line_once_and_of_long_lines_fewer(lines, size, done, are_long):
+    characters = 10 if are_long else 1000
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming, "WINDOW_CHARACTERS", 10)
+        patch.setattr(streaming, "WINDOW_CHARACTERS", characters)
         windows, rest = list(in_windows(lines, size)), list(in_windows(lines, size, done))
     assert [line for window in windows for line in window.lines] == lines
-    assert all(1 <= len(window.lines) <= size for window in windows)
-    assert all(sum(map(len, window.lines[:-1])) < 10 for window in windows)
+    assert [window.index for window in windows] == list(range(len(windows)))
+    for window in windows:
+        assert lines[window.first - 1 : window.first - 1 + len(window.lines)] == window.lines
+        assert 1 <= len(window.lines) <= size and sum(map(len, window.lines[:-1])) < characters
+        assert window is windows[-1] or len(window.lines) == size or sum(map(len, window.lines)) >= characters
     assert rest == [window for window in windows if window.first + len(window.lines) - 1 > done]
 
 

@@ -14,7 +14,7 @@ from exporting_models import SOURCES, save_model, small_tokenizer
 
 from vaswani_transformer import VaswaniForConditionalGeneration, export_model, load_model
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.export.folder import set_positions
+from vaswani_transformer.export.exporting import set_positions
 from vaswani_transformer.export.to_marian import write
 from vaswani_transformer.importing import marian
 from vaswani_transformer.importing.source import ImportOptions

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from ..data.text_files import Stamp, read_lines
 from ..errors import reading
 from .confidence import mean_confidence
-from .streaming import WINDOW_LINES, Remarks, Window, in_windows, read_ahead
+from .streaming import CUT, SPLIT, WINDOW_LINES, Remarks, Window, in_windows, no_remarks, read_ahead, report
 from .translator import Hypothesis, Translator
 
 
@@ -99,7 +99,7 @@ class FileTranslator:
         Raises:
             UserError: for a mistake in a line, once the lines before it are written.
         """
-        remarks, windows = Remarks(), in_windows(lines, self.window, done)
+        remarks, windows = no_remarks(), in_windows(lines, self.window, done)
         # smoothing=0: lines of a window come longest first, so that the latest rate says little about the rest.
         try:
             with tqdm(
@@ -108,7 +108,7 @@ class FileTranslator:
             ) as bar:  # fmt: skip
                 self.write(windows, output, bar, remarks, done, ahead)
         finally:
-            remarks.report()
+            report(remarks)
 
     def write(
         self, windows: Iterator[Window], output: Any, bar: Any, remarks: Remarks, done: int = 0, ahead: bool = True
@@ -119,9 +119,9 @@ class FileTranslator:
             window, hypotheses = chunk.window, self.translator.translate_prepared(chunk, bar)
             records = self._format(window, hypotheses)
             output.write("".join(records[max(0, done - window.first + 1) :]))
-            remarks.split += chunk.split
+            remarks[SPLIT] += chunk.split
             repeating = (any(each.repeats for each in row) for row in hypotheses)
-            remarks.cut += [line for line, repeats in enumerate(repeating, window.first) if repeats]
+            remarks[CUT] += [line for line, repeats in enumerate(repeating, window.first) if repeats]
             window.check()
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:

@@ -18,7 +18,7 @@ from ..data.workers import LOCAL, run_tasks
 from .file_translator import FileTranslator
 from .output import ResumableOutput
 from .scoring import FileScorer
-from .streaming import Remarks, Window, in_windows
+from .streaming import Remarks, Window, in_windows, no_remarks, report
 
 Worker = FileTranslator | FileScorer  # with the model loaded
 MOST_TASKS = 1000  # of a long text they have several windows
@@ -42,7 +42,7 @@ def _task(make: Callable[[], Worker], files: Files, count: int, done: int) -> Ca
         nonlocal windows, reached
         if number < reached:
             windows = _windows(files, worker.window)
-        records, remarks, reached = [], Remarks(), number + count
+        records, remarks, reached = [], no_remarks(), number + count
         some = islice(dropwhile(lambda window: window.index < number, windows), count)
         worker.write(some, SimpleNamespace(write=records.append), tqdm(disable=True), remarks, done)
         for path, stamp in files:
@@ -74,7 +74,7 @@ def write_in_parts(
     Raises:
         UserError: for a mistake in a line, and as `run_tasks`; what is written by then stays.
     """
-    numbers, remarks = [], Remarks()
+    numbers, remarks = [], no_remarks()
     for left in _windows(files, window, output.done):
         left.check()
         numbers.append(left.index)
@@ -82,6 +82,6 @@ def write_in_parts(
     task = functools.partial(_task, make, files, count, output.done)
     for text, of_task in run_tasks(task, numbers[::count], workers, engine, doing):
         output.write(text)
-        remarks.split += of_task.split
-        remarks.cut += of_task.cut
-    remarks.report()
+        for remark, lines in of_task.items():
+            remarks[remark] += lines
+    report(remarks)

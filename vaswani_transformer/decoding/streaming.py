@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
@@ -36,24 +36,24 @@ class Window:
             raise self.error
 
 
-@dataclass
-class Remarks:
-    """The numbers of lines to report once all are written."""
+Remarks = dict[str, list[int]]  # the numbers of lines to report once all are written, by what there is to report
+SPLIT = "longer than the model takes and translated in parts"
+CUT = "translated into something that repeats itself without end, which was cut"
 
-    split: list[int] = field(default_factory=list)  # lines that were translated in parts
-    cut: list[int] = field(default_factory=list)  # lines whose translation repeated itself to its limit
 
-    def report(self) -> None:
-        """Log the first numbers of each kind, and how many there are."""
-        for numbers, remark in (
-            (self.split, "longer than the model takes and translated in parts"),
-            (self.cut, "translated into something that repeats itself without end, which was cut"),
-        ):
-            named = ", ".join(f"{number:,}" for number in numbers[:_NAMED])
-            more = f" and {len(numbers) - _NAMED:,} more" if len(numbers) > _NAMED else ""
-            lines = "1 line was" if len(numbers) == 1 else f"{len(numbers):,} lines were"
-            if numbers:
-                logger.warning(f"{lines} {remark}: {named}{more}")
+def no_remarks() -> Remarks:
+    """Return remarks on no lines."""
+    return {SPLIT: [], CUT: []}
+
+
+def report(remarks: Remarks) -> None:
+    """Log the first numbers of each kind, and how many there are."""
+    for remark, numbers in remarks.items():
+        named = ", ".join(f"{number:,}" for number in numbers[:_NAMED])
+        more = f" and {len(numbers) - _NAMED:,} more" if len(numbers) > _NAMED else ""
+        lines = "1 line was" if len(numbers) == 1 else f"{len(numbers):,} lines were"
+        if numbers:
+            logger.warning(f"{lines} {remark}: {named}{more}")
 
 
 def batches_by_length(lengths: list[int], tokens: int) -> list[list[int]]:

@@ -182,17 +182,6 @@ class Translator:
 
         return [ForcedPrefixes([piece.prefix for piece in pieces])]
 
-    def _outputs(self, pieces: list[Piece]) -> Iterator[tuple[int, list[list[int]]]]:
-        """Yield the number of each piece and the token ids of its hypotheses, best first, without the start token.
-
-        The pieces come in any order.
-        """
-        if hasattr(self.model, "search_pieces"):  # an exported model
-            return self.model.search_pieces(self, pieces)
-        from .search import search_pieces
-
-        return search_pieces(self, pieces)
-
     @property
     def end_ids(self) -> set[int]:
         """Return the tokens that end an output."""
@@ -248,7 +237,11 @@ class Translator:
                 from .search import seeded
 
                 stack.enter_context(seeded(self.model.device, self.seed, prepared.window.index))
-            for number, ids in self._outputs(pieces):
+            if hasattr(self.model, "search_pieces"):  # an exported model
+                search_pieces = self.model.search_pieces
+            else:
+                from .search import search_pieces
+            for number, ids in search_pieces(self, pieces):
                 outputs[number] = ids
                 progress.update(number in last_pieces)
         hypotheses = self.as_hypotheses(pieces, [outputs[number] for number in range(len(pieces))])

@@ -91,22 +91,19 @@ def load_exported(
     return CTranslate2Model(folder, device, precision or "default", **options), open_tokenizer(folder)
 
 
-def cache_root() -> Path:
-    """Return the folder of converted models, in `$XDG_CACHE_HOME`, by default `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vaswani_transformer" / "int8"
-
-
 def int8_folder(folder: str | Path) -> Path:
-    """Return the folder of a model exported to CTranslate2 in int8, made on first use in the user's cache.
+    """Return the folder of a model exported to CTranslate2 in int8, made on first use.
 
-    It is named by the hash of weights, configuration and tokenizer, and appears whole or not at all.
+    It is in `$XDG_CACHE_HOME`, by default `~/.cache`, named by the hash of weights, configuration and tokenizer, and
+    appears whole or not at all.
 
     Raises:
         UserError: as `export_model`.
         NotExpressibleError: for a model that CTranslate2 has nothing for.
     """
     require("ctranslate2")
-    final = cache_root() / model_sha256(folder)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    final = cache / "vaswani_transformer" / "int8" / model_sha256(folder)
     if not final.is_dir():
         from .exporting import export_model
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from ..data.tokenization import SIDES, side_of
 from .ctranslate2_model import open_engine
+from .exporting import position_table
 from .facts import NotExpressibleError, read_vocabularies
-from .folder import position_table
 
 _ACTIVATIONS = {
     "relu": common_spec.Activation.RELU,

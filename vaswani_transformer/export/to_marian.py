@@ -19,7 +19,7 @@ from ..data.tokenization import side_of
 from ..errors import UserError
 from ..marian_format import ACTIVATIONS, CONFIG, EOS, LAYER_NORM_EPS, NEW, OLD, UNK, stack_parameters
 from ..model.configuration_vaswani import VaswaniConfig
-from .folder import position_table
+from .exporting import position_table
 
 _MODEL, _SETTINGS, _JOINT, *_SIDES = "model.npz", "decoder.yml", "vocab.yml", "source.yml", "target.yml"
 _NO_PROBABILITY = -1e4  # output bias of ids that a model of Marian's did not have

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
+from .exporting import padded_pairs, position_table
 from .facts import ExportFacts
-from .folder import padded_pairs, position_table
 
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 OPSET = 18
@@ -139,31 +139,31 @@ def largest_difference(output: Path, sentences: list[list[int]], logits: torch.T
     Each of the sentences, ids with the end token, is source and target; `logits` are the model's own of
     `padded_pairs`.
     """
-    facts = ExportFacts.read(output, "onnx")
-    ids, mask, inputs = (tensor.numpy() for tensor in padded_pairs(facts, sentences))
-    theirs = torch.from_numpy(decode_in_parts(output, ids, mask, inputs, facts))
+    ids, mask, inputs = (tensor.numpy() for tensor in padded_pairs(ExportFacts.read(output), sentences))
+    theirs = torch.from_numpy(decode_in_parts(output, ids, mask, inputs))
     return float((logits - theirs)[torch.from_numpy(mask).bool()].abs().max())
 
 
 def decode_in_parts(
-    folder: Path, input_ids: np.ndarray, attention_mask: np.ndarray, decoder_input_ids: np.ndarray, facts: ExportFacts
+    folder: Path, input_ids: np.ndarray, attention_mask: np.ndarray, decoder_input_ids: np.ndarray
 ) -> np.ndarray:
     """Return the logits of a target by onnxruntime, `(batch_size, target_length, vocab_size)`.
 
     Those of its first half come at once, the rest token by token on the cache.
     """
     encoder, decoder = open_session(Path(folder) / ENCODER), open_session(Path(folder) / DECODER)
-    names = cache_names("past_key_values", "encoder", facts.decoder_layers)
-    encoded = encoder.run(None, {"input_ids": input_ids, "attention_mask": attention_mask})
-    feed = {"encoder_attention_mask": attention_mask, **dict(zip(names, encoded[1:], strict=True))}
-    names = cache_names("past_key_values", "decoder", facts.decoder_layers)
-    for name, width in zip(names, (facts.d_k, facts.d_v) * facts.decoder_layers, strict=True):
-        feed[name] = np.zeros((len(input_ids), facts.num_heads, 0, width), dtype=np.float32)
+    encoded = encoder.run(None, {"input_ids": input_ids, "attention_mask": attention_mask})[1:]
+    feed, names = {"encoder_attention_mask": attention_mask}, []
+    for value in decoder.get_inputs()[2:]:  # the keys and values, (batch_size, num_heads, length, width) each
+        if ".encoder." in value.name:
+            feed[value.name] = encoded.pop(0)
+        else:
+            feed[value.name] = np.zeros((len(input_ids), value.shape[1], 0, value.shape[3]), dtype=np.float32)
+            names.append(value.name)
     half = (decoder_input_ids.shape[1] + 1) // 2
-    parts = [slice(half), *(slice(place, place + 1) for place in range(half, decoder_input_ids.shape[1]))]
     logits = []
-    for part in parts:
-        new, *present = decoder.run(None, {"input_ids": decoder_input_ids[:, part], **feed})
+    for part in np.split(decoder_input_ids, range(half, decoder_input_ids.shape[1]), axis=1):
+        new, *present = decoder.run(None, {"input_ids": part, **feed})
         feed.update(zip(names, present, strict=True))
         logits.append(new)
     return np.concatenate(logits, axis=1)

@@ -71,7 +71,7 @@ def test_a_killed_process_ends_in_one_line():
 
 def test_an_engine_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray.data", None)
-    assert "pip install 'vaswani_transformer[cluster]'" in error_of(run_tasks, die, [], 1, "ray")
+    assert "pip install 'vaswani_transformer[cluster]'" in error_of(list, run_tasks(die, [], 1, "ray"))
     assert default_workers(0) == default_workers(1) == 1
 
 

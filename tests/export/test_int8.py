@@ -64,8 +64,8 @@ def test_a_conversion_that_fails_leaves_nothing(folder, users_cache, monkeypatch
 def test_commands_in_int8(folder, source, tmp_path, capsys):
     for command, options in (
         ("translate", ["--input", source, "--output", tmp_path / "out"]),
-        ("evaluate", ["--source", source, "--reference", source]),
-        ("score", ["--source", source, "--target", source]),
+        ("evaluate", ["--source", source, "--reference", tmp_path / "out"]),
+        ("score", ["--source", source, "--target", tmp_path / "out"]),
     ):
         assert run(command, folder, "--precision", "int8", "--device", "cpu", *options) == 0
     expected = CTranslate2Translator(folder).translate(SOURCES)

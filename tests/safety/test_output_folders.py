@@ -23,7 +23,6 @@ from safetensors.torch import load_file
 from vaswani_transformer import load_tokenizer, output_folder, train
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data.prepared import open_prepared
-from vaswani_transformer.export.exporting import export_model
 from vaswani_transformer.importing.importing import import_model
 from vaswani_transformer.output_folder import LOCK, OWN, RECORD, OutputFolder, locked, locked_together
 from vaswani_transformer.recipes.recipe import PATHS, load_recipe
@@ -156,21 +155,6 @@ def test_an_output_that_is_a_link_is_as_any_other(recipe, trained, models, text,
 
 
 # Commands that are cut off
-
-
-def test_an_export_replaces_its_own_files_only(models, tmp_path, fails):
-    pytest.importorskip("ctranslate2")
-    output = export_model(models[0], tmp_path / "out").folder
-    for name in ("notes.txt", "mine/config.json"):
-        (output / name).parent.mkdir(exist_ok=True)
-        (output / name).write_text("mine")
-    export_model(models[1], output, overwrite=True)
-    assert (output / "notes.txt").read_text() == (output / "mine/config.json").read_text() == "mine"
-    shutil.rmtree(output)
-    output.mkdir()
-    (output / "model.bin").write_text("mine")
-    assert "holds no exported model" in fails("export", models[0], "--output", output, "--overwrite")
-    assert contents(output) == {Path("model.bin"): b"mine"}
 
 
 @pytest.mark.parametrize("moment", ["placing", "writing"])

@@ -6,6 +6,7 @@ once where they already are.
 """
 
 import importlib
+import sys
 from collections.abc import Callable
 from types import ModuleType
 
@@ -46,10 +47,12 @@ def _register_when_imported(ours: str, auto: str, register: Callable[[ModuleType
     """Call `register` with both modules as soon as both are imported; importing either one imports the other.
 
     Ours leads into transformers, which may import its auto classes midway: then they find ours half imported, and
-    `register` is called when it is finished.
+    `register` is called when it is finished. The layers alone lead there too: then ours, which needs them, waits until
+    it is imported for itself.
     """
+    layers = f"{__package__}.model.layers_vaswani"
     ours, auto = f"{__package__}.model.{ours}", f"transformers.models.auto.{auto}"
-    wrapt.register_post_import_hook(lambda _: importlib.import_module(ours), auto)
+    wrapt.register_post_import_hook(lambda _: layers in sys.modules or importlib.import_module(ours), auto)
     wrapt.register_post_import_hook(lambda module: register(module, importlib.import_module(auto)), ours)
 
 

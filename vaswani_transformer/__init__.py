@@ -46,9 +46,8 @@ def _write_card(model, repo_id: str, card: str) -> str:
 def _register_when_imported(ours: str, auto: str, register: Callable[[ModuleType, ModuleType], None]) -> None:
     """Call `register` with both modules as soon as both are imported; importing either one imports the other.
 
-    Ours leads into transformers, which may import its auto classes midway: then they find ours half imported, and
-    `register` is called when it is finished. The layers alone lead there too: then ours, which needs them, waits until
-    it is imported for itself.
+    Ours leads into transformers, which may import its auto classes midway: then `register` is called when ours is
+    finished. Where it is the layers that are half imported, ours is left to the module that imports it next.
     """
     layers = f"{__package__}.model.layers_vaswani"
     ours, auto = f"{__package__}.model.{ours}", f"transformers.models.auto.{auto}"

@@ -1,7 +1,7 @@
 """Run numbered tasks in processes of this machine, or on a cluster by Ray Data.
 
-A task needs its number alone: it reads its share of the text itself, and writes its part whole. So tasks run in any
-order and anywhere, and may be repeated where a worker is lost.
+A task needs its number alone: it reads its share of the text itself, and returns its result or writes its part whole.
+So tasks run in any order and anywhere, and may be repeated where a worker is lost.
 """
 
 import multiprocessing

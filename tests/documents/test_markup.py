@@ -219,6 +219,11 @@ def test_what_a_model_writes_is_no_markdown(text, source):
     assert events(result) == (events(source)[0], " ".join(text.split()))
 
 
+def test_what_a_model_writes_beside_markup_is_no_reference_in_markdown():
+    result = translated("*A* dog", "markdown", lambda sentences: ["A &lt; &#39;"], None)
+    assert result == "*A \\&lt;* \\&#39;"
+
+
 def test_subtitles():
     text = (
         "1\r\n00:00:01,000 --> 00:00:02,000\r\n<i>A big\r\ndog runs.</i>\r\n\r\n"

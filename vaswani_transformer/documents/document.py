@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate, groupby
 
-from ..data.words import word_places
 from ..model.sentence_splitting_vaswani import sentence_parts
 from .markup import Character, Links, Point, Stack, project, written
 
@@ -29,9 +28,6 @@ _KEPT = re.compile(
 _SHORT = re.compile(r".{1,2000}(?!\S)\s*|.{2000}", re.DOTALL)
 _DEEPEST = 50
 _STAND_IN = "Xxxx"  # for such a thing where sentences are split: a word, perhaps the first of a sentence
-
-Translate = Callable[[list[str]], Iterable[str]]  # sentences to their translations
-Align = Callable[[list[str], list[str]], Iterable[Links]]  # sentences and translations to word alignments
 
 
 class Kind(Enum):
@@ -241,30 +237,6 @@ class Translation:
             "".join(block.raw if isinstance(block, Piece) else block.render(translated) for block in blocks)
             for blocks in self._blocks
         ]
-
-
-def translate_documents(
-    documents: list[Document], translate: Translate, align: Align | None = None, language: str = "en"
-) -> list[str]:
-    """Return documents with their sentences translated, and all else as it was.
-
-    Args:
-        documents: as readers return them.
-        translate: returns as many translations as sentences, in order; their white space is single spaces.
-        align: returns word alignments, as `vaswani_transformer.align` does; called only for sentences with markup in
-            them. Without it words are taken to be in the same order.
-        language: code of the documents' language, for the splitting of sentences.
-    """
-    work = Translation(documents, language)
-    pairs = work.take(translate(work.sentences) if work.sentences else [])
-    return work.written((align or in_order)(*pairs) if pairs[0] else [])
-
-
-def in_order(sources: list[str], targets: list[str]) -> list[Links]:
-    """Return links from each target word to the source word at the same share of the sentence."""
-    pairs = zip(sources, targets, strict=True)
-    lengths = [(len(word_places(source)), len(word_places(target))) for source, target in pairs]
-    return [[(place * rows // columns, place) for place in range(columns)] for rows, columns in lengths]
 
 
 def _blocks(pieces: list[Piece]) -> Iterator[Piece | list[Piece]]:

@@ -1,15 +1,19 @@
 """The formats of documents by name, and a whole document translated."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from ..data.words import word_places
 from ..errors import UserError
-from .document import Align, Document, Translate, in_order, translate_documents
+from .document import Document, Translation
 from .markdown_text import read_markdown
 from .markup import Links
 from .plain_text import read_paragraphs, read_subtitles
 from .web_page import read_web_page
 from .word_file import translate_word_file
+
+Translate = Callable[[list[str]], Iterable[str]]  # sentences to their translations
+Align = Callable[[list[str], list[str]], Iterable[Links]]  # sentences and translations to word alignments
 
 _READERS: dict[str, Callable[[str], Document]] = {
     "paragraphs": read_paragraphs,
@@ -39,7 +43,9 @@ def translate_document(
     """
 
     def translated(documents: list[Document]) -> list[str]:
-        return translate_documents(documents, translate, align, language)
+        work = Translation(documents, language)
+        pairs = work.take(translate(work.sentences) if work.sentences else [])
+        return work.written((align or _in_order)(*pairs) if pairs[0] else [])
 
     if format == "docx":
         return translate_word_file(data, translated)
@@ -59,7 +65,7 @@ def aligner(model: Any, tokenizer: Any) -> Align:
     taken to be in the same order.
     """
     if not (hasattr(getattr(model, "members", [model])[0], "set_attn_implementation") and tokenizer.is_fast):
-        return in_order
+        return _in_order
     from ..attention.alignments import align
 
     def links(sources: list[str], targets: list[str]) -> list[Links]:
@@ -67,7 +73,14 @@ def aligner(model: Any, tokenizer: Any) -> Align:
             return align(model, tokenizer, sources, targets)
         except UserError:
             if len(sources) == 1:
-                return in_order(sources, targets)
+                return _in_order(sources, targets)
             return [links([source], [target])[0] for source, target in zip(sources, targets, strict=True)]
 
     return links
+
+
+def _in_order(sources: list[str], targets: list[str]) -> list[Links]:
+    """Return links from each target word to the source word at the same share of the sentence."""
+    pairs = zip(sources, targets, strict=True)
+    lengths = [(len(word_places(source)), len(word_places(target))) for source, target in pairs]
+    return [[(place * rows // columns, place) for place in range(columns)] for rows, columns in lengths]

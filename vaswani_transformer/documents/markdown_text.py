@@ -12,7 +12,7 @@ _OPAQUE = {"CodeBlock", "HtmlBlock", "MetadataBlock", "Image"}
 _DELIMITERS = {"Emphasis": 1, "Strong": 2, "Strikethrough": 2, "Link": 1}  # signs that begin such a span, at most
 _POINTS = {"Code": True, "InlineMath": True, "DisplayMath": True, "FootnoteReference": False}  # with `is_word`
 _TAG = re.compile(r"<(/?)([a-zA-Z][\w-]*)[^>]*>", re.DOTALL)
-_SPECIAL = re.compile(r"[\\`*_\[\]<~|$]|&(?=#?\w+;)")
+_SPECIAL = re.compile(r"[\\`*_\[\]<~|$]|&(?=#?(?:\w+;|$))")  # at the end, the rest of a reference may follow
 _LINE_START = re.compile(r"^(\s*\d{0,9})(?:(?<!\d)[-+=#>]|(?<=\d)[.)])")
 _HEADING_END = re.compile(r"(?<=\s)#+\s*$")
 

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from ..data.words import word_places
@@ -163,9 +163,7 @@ def _target_seam(number: int, seam: int, targets_of: dict[int, list[int]]) -> tu
 
 def _shared(left: Stack, right: Stack) -> int:
     """Return the number of spans, from the outermost, that two stacks share."""
-    return next(
-        (n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a is not b), min(len(left), len(right))
-    )
+    return sum(1 for _ in takewhile(lambda spans: spans[0] is spans[1], zip(left, right, strict=False)))
 
 
 def written(fragments: Sequence[Fragment], before: Stack, after: Stack, tags: Callable[[Any], tuple[str, str]]) -> str:

@@ -11,8 +11,8 @@ from . import sentencepiece, subword_nmt
 from .subword_nmt import SPECIAL_TOKENS
 
 #: Files that fairseq's `from_pretrained` looks for beside a checkpoint, and other usual names.
-CODES = ("bpecodes", "code", "codes", "bpe.codes")
-MODELS = ("sentencepiece.bpe.model", "sentencepiece.model", "spm.model")
+_CODES = ("bpecodes", "code", "codes", "bpe.codes")
+_MODELS = ("sentencepiece.bpe.model", "sentencepiece.model", "spm.model")
 _ADVICE = "give the dict.LANGUAGE.txt that fairseq-preprocess wrote for this model"
 _SHARE = 0.01  # of a dictionary's entries that look like parts of words, so that it is one of parts of words
 
@@ -51,11 +51,7 @@ def _read(path: Path) -> dict[str, int]:
     ids = {token: number for number, token in enumerate(SPECIAL_TOKENS)}
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):
         word, _, count = line.rstrip().rpartition(" ")
-        # fairseq's own mark for a word that replaces an earlier one of the same name.
-        overwrites = count == "#fairseq:overwrite"
-        if overwrites:
-            word, _, count = word.rpartition(" ")
-        if not word or not count.isdecimal() or (word in ids and not overwrites):
+        if not word or not count.isdecimal() or word in ids:
             raise UserError(f"{path}, line {number}, is no new word and count ({shortened(line, 60)!r}): {_ADVICE}")
         ids[word] = len(SPECIAL_TOKENS) + number - 1
     return ids
@@ -73,11 +69,11 @@ def read_tokenizer(
     Raises:
         UserError: the dictionaries are of parts of words, and the merges are missing or something else.
     """
-    segmentation = codes or _first(checkpoint, CODES if settings.get("bpe") != "sentencepiece" else ())
-    segmentation = segmentation or _first(checkpoint, MODELS)
+    segmentation = codes or _first(checkpoint, _CODES if settings.get("bpe") != "sentencepiece" else ())
+    segmentation = segmentation or _first(checkpoint, _MODELS)
     if segmentation is None and any(map(_has_parts_of_words, dictionaries)):
         raise UserError(
-            f"the dictionaries of {checkpoint} hold parts of words, and there is no {CODES[0]} or {MODELS[0]} beside"
+            f"the dictionaries of {checkpoint} hold parts of words, and there is no {_CODES[0]} or {_MODELS[0]} beside"
             " it: give --bpe-codes FILE, the merges of subword-nmt or fastBPE or the model of SentencePiece"
         )
     sides = dictionaries[:1] if dictionaries[0] == dictionaries[1] else dictionaries
@@ -90,12 +86,14 @@ def read_tokenizer(
             return None, f"It has no tokenizer: tokenizers cannot follow {segmentation.name}, since {error}."
     else:
         backends = [subword_nmt.backend(segmentation, ids) for ids in sides]
+    # Few checkpoints record that texts went through Moses' tokenizer, but dictionaries show how it writes ' and ".
+    marks = ("&apos;", "&quot;", "&apos;s")
+    is_moses = settings.get("tokenizer") == "moses" or any(mark in ids for ids in dictionaries for mark in marks)
     moses = {
         "languages": list(languages) or ["en", "en"],
         "aggressive_dash_splits": not settings.get("moses_no_dash_splits"),
         "escape": not settings.get("moses_no_escape"),
     }
-    is_moses = _wants_moses(settings, dictionaries)
     tokenizer = VaswaniTokenizer(
         tokenizer_object=backends[0],
         target_tokenizer_object=backends[1] if len(backends) == 2 else None,
@@ -114,12 +112,3 @@ def _first(checkpoint: Path, names: Sequence[str]) -> Path | None:
 def _has_parts_of_words(ids: dict[str, int]) -> bool:
     parts = sum(word.endswith(subword_nmt.SEPARATOR) or word.startswith("▁") for word in ids)
     return parts > _SHARE * len(ids)
-
-
-def _wants_moses(settings: dict[str, Any], dictionaries: tuple[dict[str, int], ...]) -> bool:
-    """Return whether texts went through Moses' tokenizer, which few checkpoints record but dictionaries show.
-
-    It writes an apostrophe as `&apos;` and a quotation mark as `&quot;`.
-    """
-    marks = ("&apos;", "&quot;", "&apos;s")
-    return settings.get("tokenizer") == "moses" or any(mark in ids for ids in dictionaries for mark in marks)

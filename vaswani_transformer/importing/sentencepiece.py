@@ -75,7 +75,9 @@ def backend(model: Path, ids: dict[str, int] | None = None, special: Sequence[st
     codes = [token for token in ids if token.startswith(">>") and token.endswith("<<")]
     scores = {piece.piece: piece.score for piece in spm.pieces if piece.type == _NORMAL}
     runs = _runs(spm, [token for token in ids if token not in (*special, *codes)], scores)
-    if fault := _fault(spm, special, scores, runs):
+    # "<" in texts is renamed. Byte fallback must see an unknown one, which is cut off instead.
+    renames = not spm.trainer_spec.byte_fallback or "<" in scores
+    if fault := _fault(spm, special, scores, runs, renames):
         raise Unsupported(f"{model} cannot be followed exactly, since {fault}")
     names = _names(spm, ids, scores, runs)
     if codes:
@@ -91,8 +93,8 @@ def backend(model: Path, ids: dict[str, int] | None = None, special: Sequence[st
             byte_fallback=spm.trainer_spec.byte_fallback,
         )
     )
-    tokenizer.normalizer = _normalizer(spm, scores if runs else ())
-    splits = [] if _renames(spm) else [pre_tokenizers.Split("<", "isolated")]
+    tokenizer.normalizer = _normalizer(spm, scores if runs else (), renames)
+    splits = [] if renames else [pre_tokenizers.Split("<", "isolated")]
     # The pieces of a word do not depend on others unless a piece crosses the border, or unknown characters do.
     if _SPACE in scores and not any(_SPACE in piece[1:] for piece in scores):
         splits.append(pre_tokenizers.Split(_SPACE, "merged_with_next"))
@@ -108,7 +110,7 @@ def backend(model: Path, ids: dict[str, int] | None = None, special: Sequence[st
     return tokenizer
 
 
-def _fault(spm, special: Sequence[str], scores: dict[str, float], runs: set[str]) -> str:
+def _fault(spm, special: Sequence[str], scores: dict[str, float], runs: set[str], renames: bool) -> str:
     """Return what a model has without counterpart here; nothing if there is a counterpart for all of it."""
     kinds, is_bpe = {piece.type for piece in spm.pieces}, spm.trainer_spec.model_type == _BPE
     characters = set().union(*scores)
@@ -120,7 +122,7 @@ def _fault(spm, special: Sequence[str], scores: dict[str, float], runs: set[str]
         "spaces are not escaped": not spm.normalizer_spec.escape_whitespaces,
         # SentencePiece gives them before all others, by scores that would change the price of unknown characters here.
         "it has user-defined or unused pieces": kinds & {_USER_DEFINED, _UNUSED},
-        "it has pieces with '<', but not that": not _renames(spm) and any("<" in piece for piece in scores),
+        "it has pieces with '<', but not that": not renames and any("<" in piece for piece in scores),
         "a special token has no '<' in its name": any("<" not in token for token in special),
         "its dictionary has pieces of unknown characters": runs and (is_bpe or not characters <= scores.keys()),
         "not every character of its pieces is a piece": is_bpe and not characters <= scores.keys(),
@@ -165,13 +167,6 @@ def _entries(characters: CharacterMap) -> Iterator[tuple[bytes, int]]:
         yield from zip(map(bytes, keys[ends]), values.tolist(), strict=True)
         parts = range(0, len(nodes), _NODES_AT_ONCE)
         remaining += [(nodes[start : start + _NODES_AT_ONCE], keys[start : start + _NODES_AT_ONCE]) for start in parts]
-
-
-def _renames(spm) -> bool:
-    """Return whether "<" in texts is renamed. Byte fallback must see an unknown "<", which is cut off instead."""
-    return not spm.trainer_spec.byte_fallback or any(
-        piece.piece == "<" and piece.type == _NORMAL for piece in spm.pieces
-    )
 
 
 def _name(piece: str) -> str:
@@ -219,14 +214,14 @@ def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
     ]
 
 
-def _normalizer(spm, pieces: Iterable[str]) -> normalizers.Normalizer:
+def _normalizer(spm, pieces: Iterable[str], renames: bool) -> normalizers.Normalizer:
     """Return the rules for characters and spaces of SentencePiece; with `pieces`, marks around others too."""
     spec, extra = spm.normalizer_spec, spm.normalizer_spec.remove_extra_whitespaces
     known = "".join(rf"\x{{{ord(character):x}}}" for character in sorted(set().union(*map(_name, pieces))))
     rules = [
         spec.precompiled_charsmap and normalizers.Precompiled(spec.precompiled_charsmap),
         normalizers.Replace(SEPARATOR, ""),
-        _renames(spm) and normalizers.Replace("<", LESS_THAN),
+        renames and normalizers.Replace("<", LESS_THAN),
         extra and normalizers.Replace(Regex(" {2,}"), " "),
         extra and normalizers.Replace(Regex(r"\A +"), ""),
         normalizers.Replace(" ", _SPACE),

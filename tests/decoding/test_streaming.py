@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vaswani_transformer.decoding import streaming
-from vaswani_transformer.decoding.file_translator import Layout, with_prefixes
+from vaswani_transformer.decoding.file_translator import Layout, with_lines_of
 from vaswani_transformer.decoding.long_inputs import split_line
 from vaswani_transformer.decoding.output import ResumableOutput, notes_path
 from vaswani_transformer.decoding.streaming import in_windows, read_ahead
@@ -170,9 +170,9 @@ def test_resuming_what_was_never_started_starts(tmp_path):
 @pytest.mark.parametrize("number", [1, 3])
 def test_prefixes_are_one_a_line(tmp_path, number):
     (tmp_path / "prefixes").write_text("Ein\n\n")
-    assert list(with_prefixes(["A", "B"], tmp_path / "prefixes")) == [("A", "Ein"), ("B", "")]
+    assert list(with_lines_of(["A", "B"], tmp_path / "prefixes")) == [("A", "Ein"), ("B", "")]
     with pytest.raises(UserError, match="prefixes: zip"):
-        list(with_prefixes(["A"] * number, tmp_path / "prefixes"))
+        list(with_lines_of(["A"] * number, tmp_path / "prefixes"))
 
 
 def test_records():

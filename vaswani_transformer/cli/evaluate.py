@@ -13,12 +13,12 @@ from .files import (
     are_same_file,
     check_files,
     check_work,
+    do_lines,
     open_output,
     record_of,
     scan_files,
     settings_of,
     write_json,
-    write_parts,
     write_result,
 )
 from .options import AnyModel, Computing, Path_, Search, Together, generate_options, load_for_decoding, setting
@@ -134,10 +134,6 @@ def score(
         json: also write perplexity and sums of the whole file here
         length_penalty: alpha of the length normalisation (default: as the model was saved)
     """
-    from tqdm.auto import tqdm
-
-    from ..data.pair_readers import read_pairs
-    from ..decoding.streaming import in_windows
     from ..evaluation.metrics import perplexity
 
     read = {"source": source, "target": target}
@@ -151,13 +147,7 @@ def score(
     with open_output(work, scans, partial(settings_of, model, computing, **options)) as output:
         if work.has_workers:
             scorer.model = None  # each worker loads its own
-            write_parts(output, work, scorer.doing, partial(_load_scorer, model, computing, *written), read, scans)
-        else:
-            windows = in_windows(read_pairs("text", [(source, target)]), work.window, output.done)
-            total = scans["source"].lines if scans else None
-            with tqdm(total=total, initial=output.done, desc=scorer.doing, unit=f" {scorer.unit}", smoothing=0) as bar:
-                scorer.write(windows, output, bar, done=output.done)
-            output.finish()
+        do_lines(scorer, output, work, read, scans, make=partial(_load_scorer, model, computing, *written))
         sums = scorer.sums
         if work.has_workers or output.done:  # others have written some of it
             sums.update(dict.fromkeys(sums, 0))

@@ -5,13 +5,14 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from ..data.text_files import TextScan, decode_lines, read_lines
+from ..decoding.file_translator import with_lines_of
 from ..decoding.output import ResumableOutput, StreamOutput
 from ..distributed import is_launched
 from ..errors import UserError
@@ -188,27 +189,42 @@ def open_output(
             raise
 
 
-def run_lines(
+def do_lines(
     worker: Any,
     output: Output,
-    sentences: tuple[str, ...],
-    path: str | None,
-    scan: TextScan | None,
-    read: Callable[[Iterator[str]], Iterable[Any]],
+    writing: Writing,
+    read: Mapping[str, str | None],
+    scans: Mapping[str, TextScan],
+    sentences: tuple[str, ...] = (),
+    make: Callable[[], Any] | None = None,
 ) -> None:
-    """Have a worker do sentences, the lines of a file, or those of standard input, as `read` makes them of text."""
+    """Have a worker write the output of sentences, or of lines of files (the first None: standard input).
+
+    Where other processes do the work, each of them calls `make` for its worker.
+    """
+    stamps = {name: scan.stamp for name, scan in scans.items()}
+    if writing.has_workers:
+        from ..decoding.parts import write_in_parts
+
+        files = tuple((Path(read[name]).absolute(), stamp) for name, stamp in stamps.items())
+        make = partial(_make_in, Path.cwd(), make)
+        write_in_parts(output, worker.doing, make, files, writing.window, writing.workers, writing.engine)
+        output.finish()
+        return
+    (name, path), *others = read.items()
     if interactive := not sentences and path is None and sys.stdin.isatty():
         print(f"{worker.doing} standard input, one sentence a line; Ctrl-D ends it", file=sys.stderr)
         worker.window = 1
     if sentences:
         lines = iter(sentences)
-    elif path is not None:
-        lines = read_lines(Path(path), stamp=scan and scan.stamp)
     else:
-        lines = _standard_input()
-    total = scan.lines if scan else len(sentences) or None
+        lines = _standard_input() if path is None else read_lines(Path(path), stamp=stamps.get(name))
+    for other, path in others:
+        if path is not None:
+            lines = with_lines_of(lines, Path(path), stamps.get(other))
+    total = scans[name].lines if scans else len(sentences) or None
     ahead, progress = not (interactive or sentences), not interactive and total != 1
-    worker.run(read(lines), output, output.done, total, ahead, progress)
+    worker.run(lines, output, output.done, total, ahead, progress)
     output.finish()
 
 
@@ -218,23 +234,6 @@ def _standard_input() -> Iterator[str]:
         # A thread that waits for input would keep Python from closing the stream of `sys`.
         stream = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     return decode_lines(stream, "standard input")
-
-
-def write_parts(
-    output: ResumableOutput,
-    work: Work,
-    doing: str,
-    make: Callable[[], Any],
-    read: Mapping[str, str | None],
-    scans: Mapping[str, TextScan],
-) -> None:
-    """Have workers write an output; `make` is called by each of them, `doing` is the text of the bar."""
-    from ..decoding.parts import write_in_parts
-
-    stamps = tuple((Path(read[name]).absolute(), scan.stamp) for name, scan in scans.items())
-    make = partial(_make_in, Path.cwd(), make)
-    write_in_parts(output, doing, make, stamps, work.window, work.workers, work.engine)
-    output.finish()
 
 
 def _make_in(folder: Path, make: Callable[[], Any]) -> Any:

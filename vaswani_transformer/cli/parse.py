@@ -17,9 +17,9 @@ from .files import (
     Writing,
     check_files,
     check_work,
+    do_lines,
     open_output,
     record_of,
-    run_lines,
     scan_files,
     settings_of,
     write_json,
@@ -127,7 +127,6 @@ def predict(
         pictures: also draw each tree as FOLDER/NUMBER.svg
     """
     from ..parsing.parser import FileParser
-    from ..parsing.trees import checked, words_of
 
     if sentences:
         exclude("SENTENCE", {"input": input})
@@ -144,7 +143,7 @@ def predict(
             folder.mkdir(parents=True, exist_ok=True)
     with open_output(writing, {} if text else scans, settings) as output:
         try:
-            run_lines(worker, output, sentences, input, scans.get("input"), lambda lines: checked(map(words_of, lines)))
+            do_lines(worker, output, writing, {"input": input}, scans, sentences)
         finally:
             if worker.repaired:
                 print(f"repaired outputs that were not trees over their words: {worker.repaired:,}", file=sys.stderr)

@@ -3,7 +3,6 @@
 import functools
 import random
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +12,7 @@ from cyclopts import Parameter
 from ..data.text_files import has_undecoded
 from ..documents.formats import FORMATS
 from ..errors import UserError
-from .files import Work, check_work, open_output, run_lines, scan_files, settings_of, write_parts, write_result
+from .files import Work, check_work, do_lines, open_output, scan_files, settings_of, write_result
 from .options import (
     AnyModel,
     Path_,
@@ -106,7 +105,6 @@ def translate(model: AnyModel, /, *sentences: str, options: Options = Options())
 
 def _translate_lines(model: str, sentences: tuple[str, ...], options: Options) -> None:
     """Translate sentences, a file or standard input, in this process or by workers."""
-    from ..decoding.file_translator import with_prefixes
     from ..files import file_sha256
 
     files, work = options.files, options.work
@@ -124,21 +122,15 @@ def _translate_lines(model: str, sentences: tuple[str, ...], options: Options) -
         limits = {"window": work.window, "max_source_tokens": files.max_source_tokens}
         return settings_of(model, *groups, **limits, glossary=glossary)
 
-    def with_prefix(lines: Iterator[str]) -> Iterator[Any]:
-        scan = scans.get("prefix")
-        return with_prefixes(lines, Path(files.prefix), scan and scan.stamp) if files.prefix is not None else lines
-
     lines_per_record = 1 if options.written.format == "json" else options.written.nbest or 1
     with open_output(work, scans, settings, lines_per_record, drawn) as output:
         if drawn:  # a resumed output goes on with the seed that it was begun with
             translator.seed = getattr(output, "settings", drawn)["--seed"]
+        sampling = replace(options.sampling, seed=translator.seed)
+        make = functools.partial(load, model, replace(options, sampling=sampling))
         if work.has_workers:
-            sampling = replace(options.sampling, seed=translator.seed)
-            make = functools.partial(load, model, replace(options, sampling=sampling))
             translator.model = None  # each worker loads its own
-            write_parts(output, work, worker.doing, make, read, scans)
-        else:
-            run_lines(worker, output, sentences, files.input, scans.get("input"), with_prefix)
+        do_lines(worker, output, work, read, scans, sentences, make)
 
 
 def _translate_document(model: str, options: Options) -> None:

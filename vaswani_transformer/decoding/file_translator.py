@@ -1,18 +1,15 @@
 """Translates lines of a file or a stream into an output, in order, window by window."""
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from ..data.text_files import Stamp, read_lines
 from ..errors import reading
 from .confidence import mean_confidence
-from .streaming import CUT, SPLIT, WINDOW_LINES, Remarks, Window, in_windows, no_remarks, read_ahead, report
+from .streaming import CUT, SPLIT, WINDOW_LINES, LineWorker, Remarks, Window, read_ahead
 from .translator import Hypothesis, Translator
 
 
@@ -45,18 +42,18 @@ def _as_json(hypothesis: Hypothesis) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def with_prefixes(lines: Iterable[str], prefixes: Path, stamp: Stamp = None) -> Iterator[tuple[str, str]]:
-    """Yield each line with the same line of the prefix file, which must still have the `stamp` of an earlier reading.
+def with_lines_of(lines: Iterable[str], path: Path, stamp: Stamp = None) -> Iterator[tuple[str, str]]:
+    """Yield each line with the same line of a file, which must still have the `stamp` of an earlier reading.
 
     Raises:
         UserError: as soon as one of them ends before the other.
     """
-    with reading(prefixes):
-        yield from zip(lines, read_lines(prefixes, stamp=stamp), strict=True)
+    with reading(path):
+        yield from zip(lines, read_lines(path, stamp=stamp), strict=True)
 
 
-class FileTranslator:
-    """Translates lines into an output.
+class FileTranslator(LineWorker):
+    """Translates lines, or pairs of a line and the prefix of its translation, into an output.
 
     Args:
         translator: the translator.
@@ -66,8 +63,6 @@ class FileTranslator:
             their translations.
     """
 
-    doing, unit = "translating", "sentences"  # of the progress bar
-
     def __init__(
         self,
         translator: Translator,
@@ -76,39 +71,6 @@ class FileTranslator:
         **extras: Callable[[list[str], list[str]], Iterable[Any]],
     ):
         self.translator, self.layout, self.window, self.extras = translator, layout, window, extras
-
-    def run(
-        self,
-        lines: Iterable[str | tuple[str, str]],
-        output: Any,
-        done: int = 0,
-        total: int | None = None,
-        ahead: bool = True,
-        progress: bool = True,
-    ) -> None:
-        """Translate all lines: sources, or pairs of a source and the prefix of its translation.
-
-        Args:
-            lines: all lines.
-            output: where to write, a `StreamOutput` or `ResumableOutput`.
-            done: number of lines whose translations are in the output already; they are skipped.
-            total: number of lines, for the progress bar on standard error, if known.
-            ahead: whether a thread reads and tokenises the next window meanwhile.
-            progress: whether to show the progress bar.
-
-        Raises:
-            UserError: for a mistake in a line, once the lines before it are written.
-        """
-        remarks, windows = no_remarks(), in_windows(lines, self.window, done)
-        # smoothing=0: lines of a window come longest first, so that the latest rate says little about the rest.
-        try:
-            with tqdm(
-                total=total, initial=done // self.window * self.window, desc=self.doing, unit=f" {self.unit}",
-                file=sys.stderr, disable=not progress, smoothing=0,
-            ) as bar:  # fmt: skip
-                self.write(windows, output, bar, remarks, done, ahead)
-        finally:
-            report(remarks)
 
     def write(
         self, windows: Iterator[Window], output: Any, bar: Any, remarks: Remarks, done: int = 0, ahead: bool = True

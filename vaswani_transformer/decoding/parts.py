@@ -15,12 +15,9 @@ from tqdm.auto import tqdm
 
 from ..data.text_files import Stamp, check_unchanged, read_lines
 from ..data.workers import LOCAL, run_tasks
-from .file_translator import FileTranslator
 from .output import ResumableOutput
-from .scoring import FileScorer
-from .streaming import Remarks, Window, in_windows, no_remarks, report
+from .streaming import LineWorker, Remarks, Window, in_windows, no_remarks, report
 
-Worker = FileTranslator | FileScorer  # with the model loaded
 MOST_TASKS = 1000  # of a long text they have several windows
 Files = Sequence[tuple[Path, Stamp]]  # the input, and prefixes or targets if any
 
@@ -31,7 +28,7 @@ def _windows(files: Files, size: int, done: int = 0) -> Iterator[Window]:
     return in_windows(zip(*lines, strict=True) if len(lines) > 1 else lines[0], size, done)
 
 
-def _task(make: Callable[[], Worker], files: Files, count: int, done: int) -> Callable[[int], tuple[str, Remarks]]:
+def _task(make: Callable[[], LineWorker], files: Files, count: int, done: int) -> Callable[[int], tuple[str, Remarks]]:
     """Load the model, and return a function that does `count` windows from a number on: their text, and remarks.
 
     A worker gets ever higher numbers, nearly always, so that it reads through the files once.
@@ -55,7 +52,7 @@ def _task(make: Callable[[], Worker], files: Files, count: int, done: int) -> Ca
 def write_in_parts(
     output: ResumableOutput,
     doing: str | None,
-    make: Callable[[], Worker],
+    make: Callable[[], LineWorker],
     files: Files,
     window: int,
     workers: int,

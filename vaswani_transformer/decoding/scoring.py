@@ -2,14 +2,14 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ..errors import UserError
 from ..model.settings_vaswani import length_normalization
-from .streaming import Remarks, Window, batches_by_length
+from .streaming import LineWorker, Remarks, Window, batches_by_length, read_ahead
 
 TOKENS_PER_BATCH = 4096
 
@@ -181,7 +181,7 @@ def score_pairs(
     return [-score.log_probability for score in scores], [len(score.tokens) for score in scores]
 
 
-class FileScorer:
+class FileScorer(LineWorker):
     """Scores pairs of lines into an output, in constant memory; a pair with a blank side has no score.
 
     Args:
@@ -203,13 +203,10 @@ class FileScorer:
         self.sums: dict[str, Any] = {"pairs": 0, "tokens": 0, "log_probability": 0.0}  # of what was written
 
     def write(
-        self, windows: Iterable[Window], output: Any, bar: Any, remarks: Remarks | None = None, done: int = 0
+        self, windows: Iterator[Window], output: Any, bar: Any, remarks: Remarks, done: int = 0, ahead: bool = True
     ) -> None:
-        """Write the scores of windows, but for the first `done` lines, up to the first error; `bar` counts them.
-
-        There are no `remarks` on scores.
-        """
-        for window in windows:
+        """Write the scores of windows, up to the first error, as `run`; updates `bar`, and has no `remarks`."""
+        for window in read_ahead(windows) if ahead else windows:
             filled = [index for index, pair in enumerate(window.lines) if all(side.strip() for side in pair)]
             numbers, pairs = [window.first + index for index in filled], [window.lines[index] for index in filled]
             scores = _score(self.model, self.tokenizer, pairs, numbers, self.tokens_per_batch)

@@ -4,12 +4,15 @@ The lines of a window are sorted by length and translated together, and written 
 """
 
 import logging
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
+
+from tqdm.auto import tqdm
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +57,46 @@ def report(remarks: Remarks) -> None:
         lines = "1 line was" if len(numbers) == 1 else f"{len(numbers):,} lines were"
         if numbers:
             logger.warning(f"{lines} {remark}: {named}{more}")
+
+
+class LineWorker:
+    """Does lines, such as translating them, window by window into an output; a subclass has `write`."""
+
+    doing, unit = "translating", "sentences"  # of the progress bar
+    window = WINDOW_LINES  # lines that are sorted by length and written together
+
+    def run(
+        self,
+        lines: Iterable[str | tuple[str, str]],
+        output: Any,
+        done: int = 0,
+        total: int | None = None,
+        ahead: bool = True,
+        progress: bool = True,
+    ) -> None:
+        """Do all lines: sources, or pairs of a source and its translation or the prefix of it.
+
+        Args:
+            lines: all lines.
+            output: where to write, a `StreamOutput` or `ResumableOutput`.
+            done: number of lines whose results are in the output already; they are skipped.
+            total: number of lines, for the progress bar on standard error, if known.
+            ahead: whether a thread reads and prepares the next window meanwhile.
+            progress: whether to show the progress bar.
+
+        Raises:
+            UserError: for a mistake in a line, once the lines before it are written.
+        """
+        remarks, windows = no_remarks(), in_windows(lines, self.window, done)
+        # smoothing=0: lines of a window come longest first, so that the latest rate says little about the rest.
+        try:
+            with tqdm(
+                total=total, initial=done // self.window * self.window, desc=self.doing, unit=f" {self.unit}",
+                file=sys.stderr, disable=not progress, smoothing=0,
+            ) as bar:  # fmt: skip
+                self.write(windows, output, bar, remarks, done, ahead)
+        finally:
+            report(remarks)
 
 
 def batches_by_length(lengths: list[int], tokens: int) -> list[list[int]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import tee
 from pathlib import Path
+from typing import Any
 
 from transformers import LogitsProcessor
 
@@ -25,7 +26,7 @@ from .grammar import BracketGrammar, BracketProcessor, least_tokens
 from .linearization import delinearize, is_tag_among_words, linearize, with_words, without_words
 from .pictures import tree_svg, tree_text
 from .tokenizer import sentence_text, split_words, train_parser_tokenizer, tree_token_ids, word_starts
-from .trees import Tree, checked, clean, escape, read_trees
+from .trees import Tree, checked, clean, escape, read_trees, words_of
 
 logger = logging.getLogger(__name__)
 
@@ -226,7 +227,7 @@ def _write_training_text(recipe: Recipe, files: dict[str, str]) -> None:
 
 
 class FileParser(FileTranslator):
-    """Parses sentences, each a list of words, into a file: a tree on each line, a blank line for no words.
+    """Parses lines, words separated by spaces, into a file: a tree on each line, a blank line for no words.
 
     `drawn` writes trees drawn with lines, and a blank line after each, in place of brackets; `pictures` is the folder
     for a picture of each tree, `NUMBER.svg`. `repaired` counts the outputs that were not trees over their words.
@@ -237,6 +238,10 @@ class FileParser(FileTranslator):
     def __init__(self, parser: Parser, drawn: bool = False, pictures: Path | None = None, window: int = WINDOW_LINES):
         super().__init__(parser, window=window)
         self.drawn, self.pictures, self.repaired = drawn, pictures, 0
+
+    def run(self, lines: Iterable[str], *arguments: Any) -> None:
+        """Parse all lines; arguments and errors as of `FileTranslator.run`."""
+        super().run(checked(map(words_of, lines)), *arguments)
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:
         records = []

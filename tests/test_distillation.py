@@ -225,7 +225,7 @@ def test_the_command_resumes_in_every_step(teachers, student, tmp_path, monkeypa
 
 
 def nothing_is_translated(monkeypatch):
-    monkeypatch.setattr("vaswani_transformer.cli.train.load_for_decoding", lambda *_: pytest.fail("loaded a teacher"))
+    monkeypatch.setattr("vaswani_transformer.cli.options.load_for_decoding", lambda *_: pytest.fail("loaded a teacher"))
 
 
 def stop_after_step(step, monkeypatch):

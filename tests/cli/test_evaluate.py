@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,7 @@ def test_a_translation_memory_is_a_test_set(model, evaluate, tmp_path, capsys):
     capsys.readouterr()
     assert main([str(word) for word in command]) == 2
     assert "the languages are: de, en-GB" in capsys.readouterr().err
-    command[5] = tmp_path / "test.de"
-    assert main([str(word) for word in [*command, *columns]]) == 2
-    assert f"{memory} has " in capsys.readouterr().err
+    for reference in (tmp_path / "test.de", shutil.copy(memory, tmp_path / "other.tmx")):  # with as many lines
+        command[5] = reference
+        assert main([str(word) for word in [*command, *columns]]) == 2
+        assert f"error: {memory} holds pairs" in capsys.readouterr().err

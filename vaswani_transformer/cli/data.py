@@ -10,27 +10,16 @@ from cyclopts import Group, Parameter
 
 from ..errors import UserError
 from ..recipes.recipe import DATA, TOKENIZER, load_recipe
-from .options import (
-    REQUIRED,
-    SEVERAL,
-    Engine,
-    Overwrite,
-    Path_,
-    Quiet,
-    RecipeName,
-    Workers,
-    read_recipe,
-    recipe_options,
-    within,
-)
+from . import options
+from .options import REQUIRED, SEVERAL, Engine, Overwrite, Path_, Quiet, RecipeName, Workers, within
 
 _OF_TEXT = (
     "train_source", "train_target", "train_data", "validation_source", "validation_target", "validation_data",
     "data_dir", "data_config", "train_split", "validation_split", "source_column", "target_column", "seed",
 )  # fmt: skip
 _NOT_PREPARED = ("prepared", "expected_pairs", "expected_source_length", "expected_target_length")
-TextOptions = recipe_options(lambda field: field.name in _OF_TEXT)
-PrepareOptions = recipe_options(
+TextOptions = options.recipe_options(lambda field: field.name in _OF_TEXT)
+PrepareOptions = options.recipe_options(
     lambda field: (
         field.name in ("seed", "from_model")
         or (field.metadata["group"] in (DATA, TOKENIZER) and field.name not in _NOT_PREPARED)
@@ -83,7 +72,7 @@ def prepare(
     engine: Engine = "local",
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-    options: PrepareOptions = PrepareOptions(),  # noqa: B008 (of cyclopts)
+    fields: PrepareOptions = PrepareOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
     """Tokenise a recipe's data once, for `vaswani train RECIPE --prepared FOLDER`.
 
@@ -98,7 +87,7 @@ def prepare(
 
     no_limit = dict.fromkeys(("tokens_per_batch", "tokens_per_device"), 10**9)  # batches are made in training
     manifest = prepare_data(
-        read_recipe(recipe, options, **no_limit), output, workers, progress=not quiet, overwrite=overwrite,
+        options.read_recipe(recipe, fields, **no_limit), output, workers, progress=not quiet, overwrite=overwrite,
         engine=engine,
     )  # fmt: skip
     for label, part in (("training", "train"), ("validation", "validation")):
@@ -128,7 +117,7 @@ def clean(
     keep_duplicates: Annotated[bool, _RULES] = False,
     near_duplicates: Annotated[float | None, _RULES, within(0.5, 0.95)] = None,
     near_side: Annotated[Literal["source", "target", "both"], _RULES] = "both",
-    options: TextOptions = TextOptions(),  # noqa: B008 (of cyclopts)
+    fields: TextOptions = TextOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
     """Write a recipe's training text without bad pairs, with a report.
 
@@ -161,7 +150,7 @@ def clean(
         max_characters, max_words, length_ratio, keep_identical, keep_duplicates, near_duplicates, near_side,
         tuple(test or ()), languages, scores, score_key, minimum_score, maximum_score,
     )  # fmt: skip
-    changed = read_recipe(recipe, options)
+    changed = options.read_recipe(recipe, fields)
     manifest = clean_text(changed, output, rules, workers, not quiet, overwrite, engine)
     counts = dict(manifest["counts"])
     kept, read = counts.pop(NAMES[KEPT]), sum(manifest["counts"].values())

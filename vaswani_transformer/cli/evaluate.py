@@ -8,20 +8,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ..errors import UserError
-from .files import (
-    Work,
-    are_same_file,
-    check_files,
-    check_work,
-    do_lines,
-    open_output,
-    record_of,
-    scan_files,
-    settings_of,
-    write_json,
-    write_result,
-)
-from .options import AnyModel, Computing, Path_, Search, Together, generate_options, load_for_decoding, setting
+from . import files, options
+from .files import Work
+from .options import AnyModel, Computing, Path_, Search, Together, setting
 
 
 def evaluate(
@@ -55,32 +44,34 @@ def evaluate(
     from tqdm.auto import tqdm
 
     from ..data.pair_readers import read_pairs
-    from ..data.parallel_text import pair_source
+    from ..data.parallel_text import FORMATS, pair_source, suffix
     from ..decoding.scoring import score_pairs
     from ..decoding.translator import Translator
     from ..evaluation.metrics import moses_tokenizer, perplexity, score_translations
     from ..evaluation.metrics import paper_bleu as score_as_the_paper
 
-    check_files({"source": source, "reference": reference}, {"output": output, "json": json})
+    files.check_files({"source": source, "reference": reference}, {"output": output, "json": json})
     if paper_bleu:
         moses_tokenizer(paper_bleu)  # before the work, if it is not installed
     columns = {"source_column": source_column, "target_column": target_column}
-    if are_same_file(Path(source), Path(reference)):
+    if files.are_same_file(Path(source), Path(reference)):
         pairs = list(pair_source(data=source, **columns).stream())
+    elif tables := [name for name in (source, reference) if suffix(name) in FORMATS]:
+        raise UserError(f"{tables[0]} holds pairs, not lines: give the same file as --source and --reference")
     else:
         pairs = list(read_pairs("text", [(source, reference)]))
     filled = [pair for pair in pairs if all(side.strip() for side in pair)]
     if not filled:
         raise UserError(f"{source} and {reference} hold blank lines only: nothing to evaluate")
     sources, references = map(list, zip(*pairs, strict=True))
-    loaded, tokenizer = load_for_decoding(model, computing)
-    translator = Translator(loaded, tokenizer, computing.tokens_per_batch, **generate_options(loaded, search))
-    options = vars(search) | {"precision": computing.precision, "paper_bleu": paper_bleu}
-    options |= {name: value for name, value in columns.items() if f"{value}_column" != name}
+    loaded, tokenizer = options.load_for_decoding(model, computing)
+    translator = Translator(loaded, tokenizer, computing.tokens_per_batch, **options.generate_options(loaded, search))
+    settings = vars(search) | {"precision": computing.precision, "paper_bleu": paper_bleu}
+    settings |= {name: value for name, value in columns.items() if f"{value}_column" != name}
     if computing.tokens_per_batch != Computing.tokens_per_batch:
-        options["tokens_per_batch"] = computing.tokens_per_batch
+        settings["tokens_per_batch"] = computing.tokens_per_batch
     # What was read is hashed before anything is written.
-    record = record_of(model, source, reference, translator, options, test_set) if json else {}
+    record = files.record_of(model, source, reference, translator, settings, test_set) if json else {}
     losses, counts = score_pairs(loaded, tokenizer, *map(list, zip(*filled, strict=True)))
     started = time.monotonic()
     with tqdm(total=len(sources), desc="translating", unit=" sentences", file=sys.stderr) as bar:
@@ -90,8 +81,8 @@ def evaluate(
     if paper_bleu:
         scores["paper_bleu"] = score_as_the_paper(translations, references, paper_bleu)
     if output:
-        write_result(output, "".join(line + "\n" for line in translations))
-    write_json(json, scores | {"sentences": len(sources), "seconds": round(seconds, 1)} | record)
+        files.write_result(output, "".join(line + "\n" for line in translations))
+    files.write_json(json, scores | {"sentences": len(sources), "seconds": round(seconds, 1)} | record)
     print(f"BLEU {scores['bleu']:.2f}  ({scores['bleu_signature']})")
     if paper_bleu:
         print(f"BLEU {scores['paper_bleu']:.2f}  (tokenised, as in the paper)")
@@ -106,7 +97,7 @@ def _load_scorer(
     """Return the model and how its scores are written, a `FileScorer`; workers call this too."""
     from ..decoding.scoring import FileScorer, length_rule
 
-    loaded, tokenizer = load_for_decoding(model, computing)
+    loaded, tokenizer = options.load_for_decoding(model, computing)
     rule = length_rule(loaded.generation_config, {"length_penalty": length_penalty})
     return FileScorer(loaded, tokenizer, rule, as_json, tokens, window, computing.tokens_per_batch)
 
@@ -137,17 +128,17 @@ def score(
     from ..evaluation.metrics import perplexity
 
     read = {"source": source, "target": target}
-    check_work(read, work, json=json)
-    scans = scan_files(read)
+    files.check_work(read, work, json=json)
+    scans = files.scan_files(read)
     written = length_penalty, format == "json", tokens, work.window
     # Loaded here too where workers are elsewhere: what is wrong with model or options is known at once.
     here = replace(computing, device="cpu", precision=None) if work.has_workers else computing
     scorer = _load_scorer(model, here, *written)
-    options = {"length_penalty": length_penalty, "format": format, "tokens": tokens, "window": work.window}
-    with open_output(work, scans, partial(settings_of, model, computing, **options)) as output:
+    settings = {"length_penalty": length_penalty, "format": format, "tokens": tokens, "window": work.window}
+    with files.open_output(work, scans, partial(files.settings_of, model, computing, **settings)) as output:
         if work.has_workers:
             scorer.model = None  # each worker loads its own
-        do_lines(scorer, output, work, read, scans, make=partial(_load_scorer, model, computing, *written))
+        files.do_lines(scorer, output, work, read, scans, make=partial(_load_scorer, model, computing, *written))
         sums = scorer.sums
         if work.has_workers or output.done:  # others have written some of it
             sums.update(dict.fromkeys(sums, 0))
@@ -161,4 +152,4 @@ def score(
         f" {sums['tokens']:,} tokens in {sums['pairs']:,} pairs",
         file=sys.stderr,
     )
-    write_json(json, sums)
+    files.write_json(json, sums)

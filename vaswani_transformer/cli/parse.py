@@ -13,37 +13,14 @@ from ..durations import duration
 from ..errors import UserError, reading
 from ..output_folder import is_first_process, locked_together
 from ..recipes.recipe import DATA
-from .files import (
-    Writing,
-    check_files,
-    check_work,
-    do_lines,
-    open_output,
-    record_of,
-    scan_files,
-    settings_of,
-    write_json,
-    write_result,
-)
-from .options import (
-    Computing,
-    Path_,
-    Quiet,
-    RecipeName,
-    Search,
-    Together,
-    exclude,
-    generate_options,
-    load_for_decoding,
-    read_recipe,
-    recipe_options,
-    within,
-)
+from . import files, options
+from .files import Writing
+from .options import Computing, Path_, Quiet, RecipeName, Search, Together, within
 
 _PAPER = "parser"
 _NOT_OF_TREES = ("tokenizer", "from_model", "lora_rank")
 _LIMITS = ("max_length", "max_length_ratio")  # the fields for data that apply to trees, too
-TreeOptions = recipe_options(
+TreeOptions = options.recipe_options(
     lambda field: (field.metadata["group"] != DATA or field.name in _LIMITS) and field.name not in _NOT_OF_TREES
 )
 Switch = Parameter(negative_bool=("no-",))
@@ -63,7 +40,7 @@ def train(
     augment: Annotated[int, within(0, 1000)] = 0,
     skip_bad: SkipBad = False,
     quiet: Quiet = False,
-    options: TreeOptions = TreeOptions(),  # noqa: B008 (of cyclopts)
+    fields: TreeOptions = TreeOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
     """Train a parser on trees in brackets.
 
@@ -80,7 +57,7 @@ def train(
     from ..parsing.parser import TextForm, load_trees, parsing_recipe
     from ..training.run import train as train_recipe
 
-    settings = read_recipe(recipe, options)
+    settings = options.read_recipe(recipe, fields)
     train_trees, dev_trees = (load_trees(path, skip_bad) for path in (trees, dev))
     form = TextForm(tags, recipe != _PAPER if words is None else words, augment)
     with locked_together(settings.output):
@@ -97,9 +74,9 @@ def _load_parser(folder: str, constrained: bool, search: Search, computing: Comp
 
     for member in (folder, *computing.ensemble):
         refuse_exported(member)
-    model, tokenizer = load_for_decoding(folder, computing, {"constrained": constrained})
-    options = {"constrained": constrained, "tokens_per_batch": computing.tokens_per_batch}
-    return Parser(model, tokenizer, **options, **generate_options(model, search))
+    model, tokenizer = options.load_for_decoding(folder, computing, {"constrained": constrained})
+    settings = {"constrained": constrained, "tokens_per_batch": computing.tokens_per_batch}
+    return Parser(model, tokenizer, **settings, **options.generate_options(model, search))
 
 
 def predict(
@@ -129,21 +106,21 @@ def predict(
     from ..parsing.parser import FileParser
 
     if sentences:
-        exclude("SENTENCE", {"input": input})
+        options.exclude("SENTENCE", {"input": input})
     if text:
-        exclude("--text", {"resume": writing.resume})
-    check_work({"input": input}, writing)
-    scans = scan_files({"input": input})
+        options.exclude("--text", {"resume": writing.resume})
+    files.check_work({"input": input}, writing)
+    scans = files.scan_files({"input": input})
     folder = Path(pictures) if pictures else None
     worker = FileParser(_load_parser(model, constrained, search, computing), text, folder, writing.window)
     values = {"text": text, "constrained": constrained, "pictures": folder and str(folder.resolve())}
-    settings = partial(settings_of, model, computing, search, **values, window=writing.window)
+    settings = partial(files.settings_of, model, computing, search, **values, window=writing.window)
     if folder is not None:
         with reading(folder):
             folder.mkdir(parents=True, exist_ok=True)
-    with open_output(writing, {} if text else scans, settings) as output:
+    with files.open_output(writing, {} if text else scans, settings) as output:
         try:
-            do_lines(worker, output, writing, {"input": input}, scans, sentences)
+            files.do_lines(worker, output, writing, {"input": input}, scans, sentences)
         finally:
             if worker.repaired:
                 print(f"repaired outputs that were not trees over their words: {worker.repaired:,}", file=sys.stderr)
@@ -181,8 +158,9 @@ def evaluate(
     if (model is None) == (predicted is None):
         raise UserError("give a MODEL to evaluate, or the trees of another parser with --predicted: one of the two")
     if predicted:  # which needs a tree for each gold tree
-        exclude("--predicted", {"skip_bad": skip_bad})
-    check_files({"trees": trees, "predicted": predicted, "baselines": baselines}, {"output": output, "json": json})
+        options.exclude("--predicted", {"skip_bad": skip_bad})
+    read = {"trees": trees, "predicted": predicted, "baselines": baselines}
+    files.check_files(read, {"output": output, "json": json})
     gold = load_trees(trees, skip_bad)
     labels = baselines and Baselines(load_trees(baselines, skip_bad))
     record: dict = {"test_set": test_set or Path(trees).name.removesuffix(".gz")}
@@ -191,8 +169,8 @@ def evaluate(
     else:
         parser, name = _load_parser(model, constrained, search, computing), Path(model).resolve().name
         if json:
-            options = vars(search) | {"precision": computing.precision, "no_constrained": None if constrained else True}
-            record = record_of(model, trees, trees, parser, options, test_set, "parse evaluate")
+            settings = vars(search) | {"precision": computing.precision, "no_constrained": not constrained or None}
+            record = files.record_of(model, trees, trees, parser, settings, test_set, "parse evaluate")
             record["generation"]["constrained"] = constrained
         parses, extra = _parse_gold(parser, gold)
     scores = score_trees(gold, parses) | extra
@@ -201,8 +179,8 @@ def evaluate(
         for kind, make in (BASELINES.items() if labels else ())
     }
     if output:
-        write_result(output, "".join(f"{tree}\n" for tree in parses))
-    write_json(json, scores | ({"baselines": rows} if rows else {}) | record)
+        files.write_result(output, "".join(f"{tree}\n" for tree in parses))
+    files.write_json(json, scores | ({"baselines": rows} if rows else {}) | record)
     _print_table({name: scores} | rows)
     if "seconds" in extra:
         print(f"{scores['sentences']:,} sentences parsed in {extra['seconds']:.1f} s")

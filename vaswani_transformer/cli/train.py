@@ -13,23 +13,12 @@ from ..durations import duration
 from ..hardware import MOST_WORKERS
 from ..output_folder import is_first_process
 from ..recipes.recipe import TOKENIZER
-from .options import (
-    REQUIRED,
-    Path_,
-    Quiet,
-    RecipeName,
-    Together,
-    exclude,
-    load_for_decoding,
-    read_recipe,
-    recipe_options,
-    setting,
-    within,
-)
+from . import options
+from .options import REQUIRED, Path_, Quiet, RecipeName, Together, setting, within
 
 _OF_DATA_AT_HAND = ("prepared", "expected_pairs", "expected_source_length", "expected_target_length")
-RecipeOptions = recipe_options()
-StudentOptions = recipe_options(
+RecipeOptions = options.recipe_options()
+StudentOptions = options.recipe_options(
     lambda field: field.metadata["group"] != TOKENIZER and field.name not in _OF_DATA_AT_HAND
 )
 
@@ -40,7 +29,7 @@ def train(
     *,
     quiet: Quiet = False,
     dry_run: bool = False,
-    options: RecipeOptions = RecipeOptions(),  # noqa: B008 (of cyclopts)
+    fields: RecipeOptions = RecipeOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
     """Train a model from a recipe.
 
@@ -52,7 +41,7 @@ def train(
     """
     from ..training.run import train as train_recipe
 
-    settings = read_recipe(recipe, options)
+    settings = options.read_recipe(recipe, fields)
     if dry_run:
         _print_plan(settings)
     else:
@@ -93,7 +82,7 @@ def distill(
     teacher_precision: str | None = None,
     workers: Annotated[int, within(1, MOST_WORKERS)] = 1,
     quiet: Quiet = False,
-    options: StudentOptions = StudentOptions(),  # noqa: B008 (of cyclopts)
+    fields: StudentOptions = StudentOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
     """Train a small, fast model on what larger ones translate.
 
@@ -116,10 +105,10 @@ def distill(
     from ..distillation import distill as train_student
 
     if sample:
-        exclude("--sample", {"beams": beams, "interpolate": interpolate})
+        options.exclude("--sample", {"beams": beams, "interpolate": interpolate})
     if interpolate:  # which compares translations with references
-        exclude("--interpolate", {"text": text})
-    recipe = read_recipe(student, options)
+        options.exclude("--interpolate", {"text": text})
+    recipe = options.read_recipe(student, fields)
     load = partial(load_teachers, list(teachers), teacher_precision, sample)
     teaching = TeacherOptions(beams, sample, interpolate, keep, teacher_precision)
     _train(partial(train_student, list(teachers), recipe, load, teaching, text, not quiet, workers))
@@ -127,7 +116,8 @@ def distill(
 
 def load_teachers(teachers: list[str], precision: str | None = None, sample: bool = False) -> tuple[Any, Any]:
     """Return the teachers' model and tokenizer; workers call this too."""
-    return load_for_decoding(teachers[0], Together(precision=precision, ensemble=teachers[1:]), {"sample": sample})
+    computing = Together(precision=precision, ensemble=teachers[1:])
+    return options.load_for_decoding(teachers[0], computing, {"sample": sample})
 
 
 def demo(*, output: Path_ = "demo_output", seed: int = 0) -> None:

@@ -12,20 +12,9 @@ from cyclopts import Parameter
 from ..data.text_files import has_undecoded
 from ..documents.formats import FORMATS
 from ..errors import UserError
+from . import options
 from .files import Work, check_work, do_lines, open_output, scan_files, settings_of, write_result
-from .options import (
-    AnyModel,
-    Path_,
-    Sampling,
-    Search,
-    Together,
-    exclude,
-    generate_options,
-    group,
-    load_for_decoding,
-    require,
-    within,
-)
+from .options import AnyModel, Path_, Sampling, Search, Together, group, within
 
 
 @group("input")
@@ -66,7 +55,7 @@ class Written:
 
 @Parameter(name="*")
 @dataclass
-class Options:
+class Request:
     """All options; a worker makes the same translator of them."""
 
     files: Files = field(default_factory=Files)
@@ -77,82 +66,83 @@ class Options:
     computing: Together = field(default_factory=Together)
 
 
-def translate(model: AnyModel, /, *sentences: str, options: Options = Options()) -> None:  # noqa: B008 (of cyclopts)
+def translate(model: AnyModel, /, *sentences: str, request: Request = Request()) -> None:  # noqa: B008 (of cyclopts)
     """Translate sentences, a file or standard input.
 
     Args:
         sentences: sentences (default: the lines of standard input)
     """
-    files, work, written, sampling = options.files, options.work, options.written, options.sampling
+    files, work, written, sampling = request.files, request.work, request.written, request.sampling
     if any(map(has_undecoded, sentences)):
         raise UserError("a sentence is not valid UTF-8: convert it first")
     if sentences:
-        exclude("SENTENCE", {"input": files.input, "prefix": files.prefix})
+        options.exclude("SENTENCE", {"input": files.input, "prefix": files.prefix})
     if files.glossary is not None:
-        ensemble = options.computing.ensemble
-        exclude("--glossary", {"prefix": files.prefix, "ensemble": ensemble, "sample": sampling.sample})
-    require("--sample", sampling.sample, {name: value for name, value in vars(sampling).items() if name != "sample"})
+        ensemble = request.computing.ensemble
+        options.exclude("--glossary", {"prefix": files.prefix, "ensemble": ensemble, "sample": sampling.sample})
+    of_samples = {name: value for name, value in vars(sampling).items() if name != "sample"}
+    options.require("--sample", sampling.sample, of_samples)
     if written.format in FORMATS:
         of_lines = {name: getattr(written, name) for name in ("nbest", "scores", "confidence", "alignments")}
         of_lines |= {"resume": work.resume, "workers": work.has_workers, "prefix": files.prefix, "SENTENCE": sentences}
-        exclude(f"--format {written.format}", of_lines)
+        options.exclude(f"--format {written.format}", of_lines)
     check_work({"input": files.input, "prefix": files.prefix, "glossary": files.glossary}, work)
     if written.format in FORMATS:
-        _translate_document(model, options)
+        _translate_document(model, request)
     else:
-        _translate_lines(model, sentences, options)
+        _translate_lines(model, sentences, request)
 
 
-def _translate_lines(model: str, sentences: tuple[str, ...], options: Options) -> None:
+def _translate_lines(model: str, sentences: tuple[str, ...], request: Request) -> None:
     """Translate sentences, a file or standard input, in this process or by workers."""
     from ..files import file_sha256
 
-    files, work = options.files, options.work
+    files, work = request.files, request.work
     read = {"input": files.input, "prefix": files.prefix}
     scans = scan_files(read, files.glossary)
     # Loaded here too where workers are elsewhere: what is wrong with model or options is known at once.
-    computing = replace(options.computing, device="cpu", precision=None) if work.has_workers else options.computing
-    worker = load(model, replace(options, computing=computing))
-    translator, seed = worker.translator, options.sampling.seed
+    computing = replace(request.computing, device="cpu", precision=None) if work.has_workers else request.computing
+    worker = load(model, replace(request, computing=computing))
+    translator, seed = worker.translator, request.sampling.seed
     drawn = {"--seed": translator.seed} if seed is None and translator.seed is not None else {}
 
     def settings() -> dict[str, Any]:
         glossary = files.glossary and file_sha256(files.glossary)
-        groups = options.computing, options.written, options.search, options.sampling
+        groups = request.computing, request.written, request.search, request.sampling
         limits = {"window": work.window, "max_source_tokens": files.max_source_tokens}
         return settings_of(model, *groups, **limits, glossary=glossary)
 
-    lines_per_record = 1 if options.written.format == "json" else options.written.nbest or 1
+    lines_per_record = 1 if request.written.format == "json" else request.written.nbest or 1
     with open_output(work, scans, settings, lines_per_record, drawn) as output:
         if drawn:  # a resumed output goes on with the seed that it was begun with
             translator.seed = getattr(output, "settings", drawn)["--seed"]
-        sampling = replace(options.sampling, seed=translator.seed)
-        make = functools.partial(load, model, replace(options, sampling=sampling))
+        sampling = replace(request.sampling, seed=translator.seed)
+        make = functools.partial(load, model, replace(request, sampling=sampling))
         if work.has_workers:
             translator.model = None  # each worker loads its own
         do_lines(worker, output, work, read, scans, sentences, make)
 
 
-def _translate_document(model: str, options: Options) -> None:
+def _translate_document(model: str, request: Request) -> None:
     """Translate a document; the model is loaded when it is known to be one."""
     from tqdm.auto import tqdm
 
     from ..documents.formats import aligner, translate_document
 
-    files, written, output = options.files, options.written, options.work.output
+    files, written, output = request.files, request.written, request.work.output
     if written.format == "docx" and output is None and sys.stdout.isatty():
         raise UserError("a Word file is not text that a terminal shows: give --output FILE")
-    translator = functools.cache(lambda: load(model, options).translator)
+    translator = functools.cache(lambda: load(model, request).translator)
 
     def translate(sentences: list[str]) -> list[str]:
         with tqdm(total=len(sentences), desc="translating", unit=" sentences", file=sys.stderr, smoothing=0) as bar:
-            return list(translator().translate(sentences, options.work.window, bar))
+            return list(translator().translate(sentences, request.work.window, bar))
 
     def align(sources: list[str], targets: list[str]) -> list:
         return aligner(translator().model, translator().tokenizer)(sources, targets)
 
     data = Path(files.input).read_bytes() if files.input is not None else sys.stdin.buffer.read()
-    result = translate_document(data, written.format, translate, align, _language(model, options))
+    result = translate_document(data, written.format, translate, align, _language(model, request))
     if output is not None:
         write_result(output, result)
     else:
@@ -160,41 +150,42 @@ def _translate_document(model: str, options: Options) -> None:
         sys.stdout.buffer.flush()
 
 
-def _language(folder: str, options: Options) -> str:
+def _language(folder: str, request: Request) -> str:
     """Return the language of a model's sources, as given, or as its recipe or the import names it; else English."""
     from ..hub.card_facts import known_languages
 
-    return options.written.source_language or [*known_languages(folder), "en"][0]
+    return request.written.source_language or [*known_languages(folder), "en"][0]
 
 
-def load(folder: str, options: Options):
+def load(folder: str, request: Request):
     """Return the model of the options and all that is done with it, a `FileTranslator`; workers call this too."""
     from ..decoding.confidence import word_confidences
     from ..decoding.file_translator import FileTranslator, Layout
     from ..decoding.glossary import read_glossary
     from ..decoding.translator import Translator
 
-    files, written = options.files, options.written
-    needs = {"sample": options.sampling.sample, "alignments": written.alignments}
+    files, written = request.files, request.written
+    needs = {"sample": request.sampling.sample, "alignments": written.alignments}
     needs |= {"glossary": files.glossary, "prefix": files.prefix}
     glossary = None if files.glossary is None else read_glossary(files.glossary)
-    model, tokenizer = load_for_decoding(folder, options.computing, needs)
-    drawing, seed = generate_options(model, options.search, options.sampling, written.nbest), options.sampling.seed
-    if seed is None and (options.sampling.sample or model.generation_config.do_sample):
+    model, tokenizer = options.load_for_decoding(folder, request.computing, needs)
+    settings = options.generate_options(model, request.search, request.sampling, written.nbest)
+    seed = request.sampling.seed
+    if seed is None and (request.sampling.sample or model.generation_config.do_sample):
         seed = random.SystemRandom().randrange(2**32)
     # What looks at a line and its translation afterwards needs positions for all of it.
     is_whole = model.config.position_encoding == "learned" and (written.alignments or written.confidence)
     translator = Translator(
         model,
         tokenizer,
-        options.computing.tokens_per_batch,
+        request.computing.tokens_per_batch,
         max_source_tokens=files.max_source_tokens,
         split_long=files.long_lines == "split" and not is_whole,
         scores=written.scores or written.nbest is not None,
         glossary=glossary,
         seed=seed,
-        source_language=_language(folder, options),
-        **drawing,
+        source_language=_language(folder, request),
+        **settings,
     )
 
     def align(sources: list[str], targets: list[str]) -> list[str]:
@@ -205,4 +196,4 @@ def load(folder: str, options: Options):
     extras = {"words": functools.partial(word_confidences, model, tokenizer)} if written.confidence else {}
     extras |= {"alignment": align} if written.alignments else {}
     layout = Layout(written.nbest is not None, written.scores, written.format == "json")
-    return FileTranslator(translator, layout, options.work.window, **extras)
+    return FileTranslator(translator, layout, request.work.window, **extras)

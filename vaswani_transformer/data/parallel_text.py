@@ -26,7 +26,7 @@ from .text_files import LONGEST_LINE, check_on_disk, file_stamp, home_path
 CACHE_VERSION = 2  # part of every cache key: raise it when the meaning of the cached rows changes
 _OWN = (".tsv", ".csv", ".tmx")
 _BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of `datasets`, by suffix
-_FORMATS = (*_OWN, *_BUILDERS)
+FORMATS = (*_OWN, *_BUILDERS)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PairSource:
     """Parallel text that is named and not yet read."""
 
     where: str  # its files, folder or dataset, as messages name it
-    kind: str  # "text", a suffix of `_FORMATS`, "saved" by `save_to_disk`, or else a name for `load_dataset`
+    kind: str  # "text", a suffix of `FORMATS`, "saved" by `save_to_disk`, or else a name for `load_dataset`
     split: str  # also a slice such as "train[:1000]"
     columns: tuple[str, str]
     shards: Mapping[str, Sequence[tuple[Path, ...]]] = field(default_factory=dict)  # by split: files, or pairs of them
@@ -159,8 +159,8 @@ def pair_source(
     split = split if "[" in split else "train"  # a file has one split, and slices of it
     if data is None:
         return _of_files(str(paths[0]), "text", columns, {"train": _paired_shards(source, target)}, split)
-    kind, *others = sorted({_suffix(path.name) for path in paths})
-    if others or kind not in _FORMATS:
+    kind, *others = sorted({suffix(path.name) for path in paths})
+    if others or kind not in FORMATS:
         check_on_disk(paths[0])  # a missing file is reported as such
         problem = f"is of the format {' and '.join([kind or 'none', *others])}"
         raise UserError(f"{data} {problem}: give .tsv, .csv, .json(l), .parquet or .tmx, or text as source and target")
@@ -185,10 +185,10 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
             patterns = datasets.data_files.get_data_patterns(str(folder))
             named = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=str(folder))
         shards = {
-            str(name): [(Path(path),) for path in paths if _suffix(path) in _FORMATS] for name, paths in named.items()
+            str(name): [(Path(path),) for path in paths if suffix(path) in FORMATS] for name, paths in named.items()
         }
         shards = {name: paths for name, paths in shards.items() if paths}
-        kinds = sorted({_suffix(path.name) for paths in shards.values() for (path,) in paths})
+        kinds = sorted({suffix(path.name) for paths in shards.values() for (path,) in paths})
         if len(kinds) > 1:  # `datasets` would take those of one
             raise UserError(f"{folder} holds files of several formats ({', '.join(kinds)}); name those of one")
         if kinds:
@@ -196,7 +196,7 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
     return PairSource(str(folder), str(folder), split, columns, config=config, files=files)
 
 
-def _suffix(name: str) -> str:
+def suffix(name: str) -> str:
     """Return the suffix of a file's name, that of compression left out."""
     return Path(name.lower().removesuffix(".gz")).suffix
 
@@ -204,7 +204,7 @@ def _suffix(name: str) -> str:
 def _is_hub_name(name: str) -> bool:
     """Return whether a name of which nothing is here can be one on the Hub: ``dataset`` or ``owner/dataset``."""
     is_path = Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
-    return not is_path and _suffix(name) not in (*_FORMATS, ".txt")
+    return not is_path and suffix(name) not in (*FORMATS, ".txt")
 
 
 def find_shards(name: str | Path) -> list[Path]:

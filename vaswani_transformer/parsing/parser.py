@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import tee
 from pathlib import Path
-from typing import Any
 
 from transformers import LogitsProcessor
 
@@ -239,7 +238,7 @@ class FileParser(FileTranslator):
         super().__init__(parser, window=window)
         self.drawn, self.pictures, self.repaired = drawn, pictures, 0
 
-    def run(self, lines: Iterable[str], *arguments: Any) -> None:
+    def run(self, lines: Iterable[str], *arguments) -> None:
         """Parse all lines; arguments and errors as of `FileTranslator.run`."""
         super().run(checked(map(words_of, lines)), *arguments)
 

@@ -98,7 +98,7 @@ ROOM_LINES = {
     "experiments": 1166, "serving": 1529, "hub": 941, "export": 1145, "parsing": 1192, "documents": 1086,
     "attention": 795, "recipes": 404, "evaluation": 295,
 }  # fmt: skip
-TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1535, 26877, 11.1
+TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1535, 26877, 11.6
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 30940, 2500, 14000
 
 

@@ -6,6 +6,7 @@ import datetime
 import json
 import logging
 import platform
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -193,7 +194,10 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> None:
             OutputFolder(folder).write_text(RECIPE, yaml.safe_dump(cell.settings, sort_keys=False, allow_unicode=True))
         figures = experiment.measure(setup, cell, folder)
         seconds = time.monotonic() - started
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+        cpu_info = Path("/proc/cpuinfo")  # of Linux
+        processors = re.findall(r"model name\s*: (.*)", cpu_info.read_text("utf-8")) if cpu_info.exists() else []
+        processor = (processors or [platform.machine()])[0]
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor
         result = {
             "experiment": experiment.name, "scale": setup.scale, "cell": cell.name,
             "figures": figures, "paper": cell.paper, "seconds": round(seconds, 1),

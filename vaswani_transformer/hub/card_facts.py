@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -111,7 +112,7 @@ def file_name(path: str) -> str:
 
 
 def published_record(record: Mapping, path: str | Path) -> dict:
-    """Return the known fields and settings of an evaluation record, which names no folders (`evaluation_record`).
+    """Return the known fields and settings of an evaluation record, its paths without their private folders.
 
     Raises:
         UserError: for a score that is not a finite number, or a field of another type than it must have.
@@ -121,6 +122,13 @@ def published_record(record: Mapping, path: str | Path) -> dict:
         if not METRICS.keys() & known.keys() or not all(map(is_number, known.values())):
             raise UserError(f"{path} must hold a score, and finite numbers only: evaluate again with --json")
         known |= {name: one_line_of_text(record[name]) for name in _TEXTS if name in record}
+        known |= {name: file_name(known[name]) for name in ("source_file", "reference_file") if name in known}
+        if re.match(r"[/~\\]|[A-Za-z]:[/\\]", known.get("test_set", "")):
+            known["test_set"] = file_name(known["test_set"])
+        # Not shlex.split(), which takes the backslashes of Windows' paths for quotes and removes them.
+        reader = shlex.shlex(known.get("command", ""), posix=True, punctuation_chars="")
+        reader.whitespace_split, reader.escape, reader.commenters = True, "", ""
+        known["command"] = shlex.join(map(file_name, reader))
         known["versions"] = {str(name): str(value) for name, value in record.get("versions", {}).items()}
         settings = record.get("generation", {}).items()
         known["generation"] = {name: value for name, value in settings if is_search_setting(name, value)}

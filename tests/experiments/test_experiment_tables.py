@@ -171,7 +171,6 @@ def test_attention_command_takes_the_model_of_table_2(multi30k, table2_folder, c
     kinds = json.loads((folder / "heads/result.json").read_text())["figures"]["report"]["kinds"]
     assert {kind: len(facts["heads"]) for kind, facts in kinds.items()} == dict.fromkeys(kinds, 2)
     assert "<html" in (folder / "heads/sentence-1.html").read_text()
-    assert (folder / "heads/sentence-1-encoder.png").is_file()
     assert experiment(capsys, *words)[1] == output
 
 

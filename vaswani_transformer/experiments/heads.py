@@ -1,6 +1,5 @@
-"""What the heads of the base model attend to (Section 4 and the appendix): a report over sentences, and pictures."""
+"""What the heads of the base model attend to (Section 4 and the appendix): a report over sentences, and pages."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,17 +7,14 @@ from typing import Any
 
 from ..attention.heads import heads_as_markdown, name_heads
 from ..attention.page import write_attention_page
-from ..attention.pictures import draw_attention
-from ..attention.weights import KINDS, attend
-from ..errors import UserError
+from ..attention.weights import attend
 from ..loading import load_model
-from ..plots import can_draw
 from .base import Setup
 from .table2 import Table2
 from .translation import Training, test_pairs
 
 MODEL = "en-de-base"  # the cell of Table 2 whose model it is about
-SENTENCES, WORDS = 3, 10  # that are drawn, and about how many words they have
+SENTENCES, WORDS = 3, 10  # that have a page, and about how many words they have
 
 
 class HeadStudy(Table2):
@@ -36,17 +32,13 @@ class HeadStudy(Table2):
         super().train(setup, cell, setup.folder(Table2.name) / MODEL)
 
     def measure(self, setup: Setup, cell: Training, folder: Path) -> dict[str, Any]:
-        """Name the model's heads on the validation set, and draw some of its sentences."""
+        """Name the model's heads on the validation set, and write pages of some of its sentences."""
         model, tokenizer = load_model(setup.folder(Table2.name) / MODEL)
         pairs = list(zip(*test_pairs(cell), strict=True))
         report = name_heads(model, tokenizer, pairs)
         pairs.sort(key=lambda pair: abs(len(pair[0].split()) - WORDS))
         for number, (source, _) in enumerate(pairs[:SENTENCES], 1):
-            weights = attend(model, tokenizer, source)
-            write_attention_page(weights, folder / f"sentence-{number}.html")
-            for kind in KINDS if can_draw() else ():
-                with contextlib.suppress(UserError):  # too long for a readable picture; the page has it
-                    draw_attention(weights, kind, folder / f"sentence-{number}-{kind}.png")
+            write_attention_page(attend(model, tokenizer, source), folder / f"sentence-{number}.html")
         return {"report": report}
 
     def report(self, setup: Setup, cells: Sequence[Training], results: dict[str, dict]) -> str:

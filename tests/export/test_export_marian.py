@@ -17,7 +17,6 @@ from vaswani_transformer.cli.main import main
 from vaswani_transformer.export.exporting import set_positions
 from vaswani_transformer.export.to_marian import write
 from vaswani_transformer.importing import marian
-from vaswani_transformer.importing.source import ImportOptions
 from vaswani_transformer.marian_format import CONFIG
 
 FIXTURES = TESTS / "fixtures" / "marian"
@@ -44,7 +43,7 @@ def arrays_of(path: Path) -> dict[str, np.ndarray]:
 
 
 def model_of(source: Path, *vocabularies: Path):
-    imported = marian.read(source, ImportOptions(vocabularies=vocabularies))
+    imported = marian.read(source, vocabularies=vocabularies)
     model = VaswaniForConditionalGeneration(imported.config).eval()
     model.load_state_dict(imported.weights, strict=False)
     model.tie_weights()

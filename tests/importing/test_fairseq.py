@@ -17,7 +17,6 @@ from transformers import FSMTConfig, FSMTForConditionalGeneration
 
 from vaswani_transformer import VaswaniTokenizer
 from vaswani_transformer.importing import fairseq
-from vaswani_transformer.importing.source import ImportOptions
 
 WORDS = ["the", "dog", "un@@", "like@@", "ly", "a@@", "b", "c@@", "é"]
 SIZES = len(WORDS) + 4, len(WORDS) + 7
@@ -136,7 +135,7 @@ def assert_same(model, reference, sizes=SIZES) -> None:
 @pytest.mark.parametrize("form", [dict, packed])
 def test_logits_are_those_of_fsmt(tmp_path, form):
     reference = fsmt()
-    imported = fairseq.read(write(tmp_path, form(fairseq_state(reference))).parent, ImportOptions())
+    imported = fairseq.read(write(tmp_path, form(fairseq_state(reference))).parent)
     assert_same(model_of(imported), reference)
     assert imported.config.dropout == 0.3 and imported.facts.languages == ("de", "en")
 
@@ -169,7 +168,7 @@ def test_options_of_fairseq(tmp_path, changes, options):
             state[f"{stack}.embed_positions.weight"] = table
     words = ([*WORDS, "x", "y", "z"],) * 2 if shares else (WORDS, [*WORDS, "x", "y", "z"])
     path = write(tmp_path, state, OPTIONS | options, words)
-    imported = fairseq.read(path, ImportOptions())
+    imported = fairseq.read(path)
     assert_same(model_of(imported), reference, (reference.config.src_vocab_size, SIZES[1]))
     assert imported.config.shares_embeddings == shares
     assert not learns or imported.config.max_position_embeddings == 38  # rows 0 and 1 have no position
@@ -185,14 +184,14 @@ def test_options_of_newer_checkpoints(tmp_path):
     task = {"_name": "translation", "source_lang": "de", "target_lang": "en"}
     for model in ({"_name": "transformer", **flat, **groups}, argparse.Namespace(**OPTIONS)):
         path = write(tmp_path, fairseq_state(reference), args=None, cfg={"model": model, "task": task, "bpe": None})
-        imported = fairseq.read(path, ImportOptions())
+        imported = fairseq.read(path)
         assert_same(model_of(imported), reference)
         assert imported.facts.languages == ("de", "en")
 
 
 def test_beams_are_those_of_fsmt(tmp_path):
     reference = fsmt(init_std=0.4)
-    imported = fairseq.read(write(tmp_path, fairseq_state(reference)), ImportOptions())
+    imported = fairseq.read(write(tmp_path, fairseq_state(reference)))
     model = model_of(imported)
     source, mask, _ = batch()
     # Both by transformers' own search; the score of a hypothesis is divided by its length.
@@ -205,7 +204,7 @@ def test_beams_are_those_of_fsmt(tmp_path):
 
 
 def test_pieces_are_those_of_the_dictionaries(tmp_path):
-    tokenizer = fairseq.read(write(tmp_path, some_state()), ImportOptions()).tokenizer
+    tokenizer = fairseq.read(write(tmp_path, some_state())).tokenizer
     # "unlikely" is un@@ like@@ ly; "ab" a@@ b; of "aé" the é stands for itself; q is in no piece.
     assert tokenizer("unlikely ab the é q")["input_ids"] == [6, 7, 8, 9, 10, 4, 12, 3, 2]
     assert tokenizer(text_target="dog z zc")["input_ids"] == [5, 15, 3, 3, 2]
@@ -218,7 +217,7 @@ def test_texts_are_tokenised_by_moses_where_the_dictionary_was(tmp_path):
     state = fairseq_state(fsmt(tgt_vocab_size=SIZES[0]))
     path = write(tmp_path, state, {**OPTIONS, "source_lang": "en", "target_lang": "en"}, (words, words))
     (tmp_path / "bpecodes").unlink()
-    tokenizer = fairseq.read(path, ImportOptions()).tokenizer
+    tokenizer = fairseq.read(path).tokenizer
     text = 'known dog\'s, "well-known" Hund.'
     # As fairseq's data/encoders/moses_tokenizer.py calls it.
     pieces = sacremoses.MosesTokenizer("en").tokenize(text, aggressive_dash_splits=True)
@@ -234,12 +233,12 @@ def test_sentencepiece(tmp_path):
     words = ["▁", "a", "b", "▁ab", "c", "x", "y", "z", "q"]
     path = write(tmp_path, fairseq_state(fsmt(tgt_vocab_size=SIZES[0])), words=(words, words))
     (tmp_path / "bpecodes").unlink()
-    assert "--bpe-codes" in error_of(fairseq.read, path, ImportOptions())
+    assert "--bpe-codes" in error_of(fairseq.read, path)
     model = sentencepiece_model(["▁", "a", "b", "▁ab", "c", "d"])
     (tmp_path / "sentencepiece.bpe.model").write_bytes(model)
     (tmp_path / "other.model").write_bytes(model)
     for codes in (None, tmp_path / "other.model"):
-        tokenizer = fairseq.read(path, ImportOptions(bpe_codes=codes)).tokenizer
+        tokenizer = fairseq.read(path, bpe_codes=codes).tokenizer
         assert tokenizer("ab abab acd")["input_ids"] == [7, 7, 5, 6, 4, 5, 8, 3, 2]
         assert tokenizer.decode([7, 7, 5, 6, 2], skip_special_tokens=True) == "ab abab"
 
@@ -266,7 +265,7 @@ def test_checkpoints_are_recognised(tmp_path):
 )
 def test_other_models_are_refused_by_the_option(tmp_path, option, value):
     path = write(tmp_path, some_state(), {**OPTIONS, option: value})
-    error = error_of(fairseq.read, path, ImportOptions())
+    error = error_of(fairseq.read, path)
     assert str(path) in error and option in error and str(value) in error
 
 
@@ -276,10 +275,10 @@ def test_dictionaries_that_do_not_fit(tmp_path):
     lines = dictionary.read_text(encoding="utf-8").splitlines(keepends=True)
     for changed, said in (([], "has 15 entries"), (["\x00\x01\n"], "line 3"), ([lines[0]], "line 3")):
         dictionary.write_text("".join([*lines[:2], *changed, *lines[3:]]), encoding="utf-8")
-        assert said in error_of(fairseq.read, path, ImportOptions())
-    assert "--vocabulary" in error_of(fairseq.read, path, ImportOptions(vocabularies=(dictionary,) * 3))
+        assert said in error_of(fairseq.read, path)
+    assert "--vocabulary" in error_of(fairseq.read, path, vocabularies=(dictionary,) * 3)
     dictionary.unlink()
-    assert "dict.en.txt" in error_of(fairseq.read, path, ImportOptions())
+    assert "dict.en.txt" in error_of(fairseq.read, path)
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -288,25 +287,25 @@ def test_code_in_pickles_does_not_run(tmp_path, capsys, zipped):
     content = {"args": argparse.Namespace(**OPTIONS), "model": some_state(), "extra_state": Runs()}
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
     assert fairseq.matches(path)
-    error = error_of(fairseq.read, path, ImportOptions())
+    error = error_of(fairseq.read, path)
     assert "print" in error and "could run code" in error and not capsys.readouterr().out
 
 
 def test_files_that_are_damaged(tmp_path):
     path = write(tmp_path, some_state())
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    assert str(path) in error_of(fairseq.read, path, ImportOptions())
+    assert str(path) in error_of(fairseq.read, path)
     torch.save({"args": {"a": 1}, "model": [1]}, path)
-    assert str(path) in error_of(fairseq.read, path, ImportOptions())
+    assert str(path) in error_of(fairseq.read, path)
     state = dict(some_state())
     del state["decoder.embed_tokens.weight"]
-    assert "decoder.embed_tokens.weight" in error_of(fairseq.read, write(tmp_path, state), ImportOptions())
+    assert "decoder.embed_tokens.weight" in error_of(fairseq.read, write(tmp_path, state))
 
 
 def test_several_checkpoints_in_a_folder(tmp_path):
     path = write(tmp_path, some_state())
     path.rename(tmp_path / "checkpoint1.pt")
     write(tmp_path, some_state()).rename(tmp_path / "checkpoint2.pt")
-    assert "holds 2 models" in error_of(fairseq.read, tmp_path, ImportOptions())
+    assert "holds 2 models" in error_of(fairseq.read, tmp_path)
     write(tmp_path, some_state())
-    assert fairseq.read(tmp_path, ImportOptions()).config.d_model == 24
+    assert fairseq.read(tmp_path).config.d_model == 24

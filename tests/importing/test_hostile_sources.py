@@ -17,7 +17,6 @@ from transformers.utils.sentencepiece_model_pb2_new import ModelProto
 
 from vaswani_transformer import import_model
 from vaswani_transformer.importing import fairseq, sentencepiece
-from vaswani_transformer.importing.source import ImportOptions
 from vaswani_transformer.importing.tables import read_pickle, tensors_of
 from vaswani_transformer.model.sentencepiece_vaswani import CharacterMap
 
@@ -45,7 +44,7 @@ def test_options_whose_text_has_no_end(tmp_path):
         bomb = [bomb, bomb]
     args = argparse.Namespace(arch="transformer", encoder_normalize_before=bomb)
     torch.save({"args": args, "model": {"encoder.version": torch.ones(1)}}, tmp_path / "model.pt")
-    assert "encoder_normalize_before=True" in error_of(fairseq.read, tmp_path / "model.pt", ImportOptions())
+    assert "encoder_normalize_before=True" in error_of(fairseq.read, tmp_path / "model.pt")
 
 
 # Weights that are missing

@@ -15,7 +15,7 @@ from vaswani_transformer import import_model, load_model
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.importing import marian
 from vaswani_transformer.importing.sentencepiece import Unsupported, read_model
-from vaswani_transformer.importing.source import Imported, ImportOptions
+from vaswani_transformer.importing.source import Imported
 from vaswani_transformer.marian_format import CONFIG
 
 FIXTURES = TESTS / "fixtures" / "marian"
@@ -23,7 +23,7 @@ NAMES = ["relu-two", "swish-all", "gelu-tied", "src-spm", "new-learned"]
 
 
 def read(source: Path, *vocabularies: Path) -> Imported:
-    return marian.read(source, ImportOptions(vocabularies=vocabularies))
+    return marian.read(source, vocabularies=vocabularies)
 
 
 def target_ids(tokenizer, pair: dict) -> list[int]:

@@ -13,7 +13,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from vaswani_transformer import import_model, pipeline
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.importing.marianmt import read
-from vaswani_transformer.importing.source import ImportOptions
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +88,7 @@ def test_a_folder_without_bias(folder, tmp_path):
 def test_positions_are_marians_unless_transformers_trained_it(folder, left, positions):
     if left:
         (folder / left).write_text("{}")
-    imported = read(folder, ImportOptions(positions=positions))
+    imported = read(folder, positions=positions)
     marian = (positions or ("transformers" if left else "marian")) == "marian"
     assert imported.config.position_encoding == ("sinusoidal-tensor2tensor" if marian else "sinusoidal-halves")
     assert (imported.weights["lm_head.bias"][60] == -1e4) == marian

@@ -5,6 +5,7 @@ What each option does to the arithmetic was read from fairseq's `models/transfor
 
 import argparse
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import torch
 from ..errors import UserError, reading, shortened
 from ..model.configuration_vaswani import VaswaniConfig
 from .fairseq_vocabulary import read_dictionaries, read_tokenizer
-from .source import ACTIVATIONS, Facts, Imported, ImportOptions, only_one
-from .tables import holds_entries, read_pickle, tensors_of
+from .source import ACTIVATIONS, Facts, Imported, only_one
+from .tables import read_pickle, tensors_of
 
 NAME = "a checkpoint of fairseq (.pt)"
 
@@ -39,7 +40,8 @@ _OLD_NAMES = [
     (re.compile(r"^(decoder\..*\.)layer_norms\.1(?=\.)"), r"\1encoder_attn_layer_norm"),
     (re.compile(r"^(decoder\..*\.)layer_norms\.2(?=\.)"), r"\1final_layer_norm"),
 ]
-_SIGNS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "encoder.version", "decoder.version")
+_SIGNS = (b"model", b"decoder.embed_tokens.weight")
+_HEAD = 1 << 22  # bytes in which the names of a checkpoint's entries are; tensors follow
 
 
 def matches(source: Path) -> bool:
@@ -48,10 +50,16 @@ def matches(source: Path) -> bool:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return any(holds_entries(path, ("model", options, name)) for options in ("args", "cfg") for name in _SIGNS)
+    """Return whether a file starts as a pickle of torch with fairseq's names in it; a quick look without reading it."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    # A string in a pickle of protocol 2, which torch.save writes: X and its length in 4 bytes.
+    return all(b"X" + len(name).to_bytes(4, "little") + name in head for name in _SIGNS)
 
 
-def read(source: Path, options: ImportOptions) -> Imported:
+def read(source: Path, vocabularies: Sequence[Path] = (), bpe_codes: Path | None = None) -> Imported:
     """Return a `transformer` of fairseq's in our terms, with its dictionaries and merges.
 
     Raises:
@@ -68,8 +76,8 @@ def read(source: Path, options: ImportOptions) -> Imported:
         config = _config(settings, weights)
     languages = _languages(settings)
     sizes = config.vocab_size, config.target_vocab_size
-    dictionaries = read_dictionaries(path, options.vocabularies, languages, sizes)
-    tokenizer, note = read_tokenizer(path, options.bpe_codes, settings, languages, dictionaries)
+    dictionaries = read_dictionaries(path, vocabularies, languages, sizes)
+    tokenizer, note = read_tokenizer(path, bpe_codes, settings, languages, dictionaries)
     facts = Facts(toolkit="fairseq", languages=languages, notes=(note,) if note else ())
     # fairseq's own search: it divides a score by the number of tokens, the end counted, and never takes padding.
     generation = {

@@ -8,7 +8,7 @@ from ..data.slow_tokenizers import load_slow_tokenizer
 from ..errors import reading
 from ..model.configuration_vaswani import VaswaniConfig
 from . import transformers_folders as folders
-from .source import Imported, ImportOptions, model_type
+from .source import Imported, model_type
 from .tables import read_weights
 
 NAME = "FSMTForConditionalGeneration of transformers (facebook/wmt19)"
@@ -21,7 +21,7 @@ def matches(source: Path) -> bool:
     return model_type(source) == FSMTConfig.model_type
 
 
-def read(source: Path, _: ImportOptions) -> Imported:
+def read(source: Path) -> Imported:
     """Return the model of a folder.
 
     Raises:

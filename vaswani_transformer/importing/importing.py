@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import importlib
+import inspect
 import json
 import re
 from collections.abc import Iterable
@@ -26,16 +27,11 @@ from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import OutputFolder, is_empty, locked
 from ..training.run_folder import IMPORT, RECIPE
 from .download import download, is_hub_name
-from .source import Facts, Imported, ImportOptions, model_type
+from .source import Facts, Imported, model_type
 
-#: Modules of this room, in the order in which they are asked, and the fields of `ImportOptions` that each takes.
-FORMATS = {
-    "pickles": (),
-    "marianmt": ("positions",),
-    "fsmt": (),
-    "marian": ("vocabularies",),
-    "fairseq": ("vocabularies", "bpe_codes"),
-}
+#: Modules of this room, in the order in which they are asked; the options of `import_model`
+#: that apply to each are parameters of its `read`.
+FORMATS = ("pickles", "marianmt", "fsmt", "marian", "fairseq")
 WEIGHTS, CARD = "model.safetensors", "README.md"
 _NOT_OURS = (
     "NLLB, M2M100, mBART, Pegasus, T5, OpenNMT, Eole and Argos Translate normalise before each sublayer, and BART"
@@ -80,7 +76,9 @@ def import_model(
             an option that its format does not take, parameters that are missing, unexpected or of another shape, and
             an output that is not empty.
     """
-    options = ImportOptions(tuple(map(Path, vocabularies)), None if bpe_codes is None else Path(bpe_codes), positions)
+    options = {"vocabularies": tuple(map(Path, vocabularies)), "positions": positions}
+    options |= {"bpe_codes": Path(bpe_codes)} if bpe_codes else {}
+    options = {name: value for name, value in options.items() if value}
     with locked(output):
         folder = _check_output(Path(output), overwrite)
         path, page = Path(source), ""
@@ -89,7 +87,7 @@ def import_model(
         format = _format_of(path)
         _check_options(format, options)
         with reading(path), quiet_transformers():
-            imported = format.read(path, options)
+            imported = format.read(path, **options)
             imported.facts.source = page or imported.facts.source or path.resolve().name
             with folder.staging() as temporary:
                 staging = temporary / "model"
@@ -128,9 +126,9 @@ def _format_of(source: Path) -> ModuleType:
     raise UserError(f"{source} ({described}) is in no format that can be imported. Known are: {known}. {_NOT_OURS}")
 
 
-def _check_options(format: ModuleType, options: ImportOptions) -> None:
-    for name, value in vars(options).items():
-        if value and name not in FORMATS[format.__name__.rpartition(".")[2]]:
+def _check_options(format: ModuleType, options: Iterable[str]) -> None:
+    for name in options:
+        if name not in inspect.signature(format.read).parameters:
             option = {"vocabularies": "--vocabulary", "bpe_codes": "--bpe-codes"}.get(name, f"--{name}")
             raise UserError(f"{option} does not apply to {format.NAME}: leave it out")
 

@@ -4,6 +4,7 @@ What each option does to the arithmetic was read from Marian's `src/models/trans
 `src/layers_new/transformer.h` (`type: transformer-new`) of version 1.12.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..json_and_yaml import MOST_YAML, parse_yaml, read_yaml
 from ..marian_format import ACTIVATIONS, CONFIG, LAYER_NORM_EPS, NEW, stack_parameters
 from ..model.configuration_vaswani import VaswaniConfig
 from .marian_vocabularies import Vocabulary, find_vocabularies, read_tokenizer
-from .source import Facts, Imported, ImportOptions, only_one
+from .source import Facts, Imported, only_one
 from .tables import is_compressed
 
 NAME = "a model of Marian (.npz)"
@@ -42,7 +43,7 @@ def matches(source: Path) -> bool:
     return source.suffix == ".npz" and source.is_file()
 
 
-def read(source: Path, options: ImportOptions) -> Imported:
+def read(source: Path, vocabularies: Sequence[Path] = ()) -> Imported:
     """Return a model of Marian's in our terms.
 
     Its decoder starts from a zero vector: a padding entry that Marian does not have is added at the end of the
@@ -59,10 +60,10 @@ def read(source: Path, options: ImportOptions) -> Imported:
         settings = parse_yaml(arrays.pop(CONFIG)[:MOST_YAML].tobytes().partition(b"\0")[0].decode("utf-8"))
         _check(settings, arrays, path)
         decoder = _decoder_settings(path)
-        vocabularies = find_vocabularies(path, options.vocabularies, settings, decoder)
-        config = _config(settings, vocabularies[1], arrays)
+        sides = find_vocabularies(path, vocabularies, settings, decoder)
+        config = _config(settings, sides[1], arrays)
         weights = _weights(arrays, config, settings)
-    generation: dict[str, Any] = {"suppress_tokens": [vocabularies[1].unk]}
+    generation: dict[str, Any] = {"suppress_tokens": [sides[1].unk]}
     if decoder is not None:
         # Marian divides a score by (generated tokens)^normalize, the end token counted: transformers' own rule.
         generation |= {
@@ -74,7 +75,7 @@ def read(source: Path, options: ImportOptions) -> Imported:
             generation["word-penalty"] = decoder["word-penalty"]
         if decoder.get("allow-unk"):
             del generation["suppress_tokens"]
-    return Imported(config, weights, read_tokenizer(*vocabularies), _facts(path, settings), generation)
+    return Imported(config, weights, read_tokenizer(*sides), _facts(path, settings), generation)
 
 
 def _models(folder: Path) -> list[Path]:

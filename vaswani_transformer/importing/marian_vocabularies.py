@@ -4,6 +4,7 @@ A `.yml` file gives words their ids and says nothing about how a text becomes wo
 itself does, unless there are SentencePiece models beside it as in the archives of OPUS-MT.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class Vocabulary:
 
 
 def find_vocabularies(
-    model: Path, paths: tuple[Path, ...], settings: dict[str, Any], decoder: dict[str, Any] | None
+    model: Path, paths: Sequence[Path], settings: dict[str, Any], decoder: dict[str, Any] | None
 ) -> tuple[Vocabulary, Vocabulary]:
     """Return the vocabularies of source and target: those of `paths`, or else those that a model's settings name.
 

@@ -14,7 +14,7 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.tokenization_vaswani import VaswaniTokenizer
 from . import transformers_folders as folders
 from .sentencepiece import Unsupported, backend
-from .source import Imported, ImportOptions, model_type
+from .source import Imported, model_type
 from .tables import read_weights
 
 NAME = "MarianMTModel of transformers (OPUS-MT)"
@@ -38,14 +38,14 @@ def matches(source: Path) -> bool:
     return model_type(source) == MarianConfig.model_type
 
 
-def read(source: Path, options: ImportOptions) -> Imported:
+def read(source: Path, positions: str | None = None) -> Imported:
     """Return the model of a folder, with Marian's own positions unless it was trained with those of transformers.
 
     Raises:
         UserError: for a folder that is incomplete or damaged, and settings that our architecture does not have.
     """
     is_of_trainer = any((source / name).is_file() for name in ("training_args.bin", TRAINER_STATE_NAME))
-    positions = options.positions or ("transformers" if is_of_trainer else "marian")
+    positions = positions or ("transformers" if is_of_trainer else "marian")
     encoding, epsilon = _POSITIONS[positions]
     config = folders.config_of(source, MarianConfig)
     weights = read_weights(source)

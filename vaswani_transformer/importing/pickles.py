@@ -7,7 +7,7 @@ from ..hub.card_facts import read_import
 from ..json_and_yaml import read_json
 from ..loading import read_config
 from ..model.configuration_vaswani import VaswaniConfig
-from .source import Facts, Imported, ImportOptions, model_type
+from .source import Facts, Imported, model_type
 from .tables import read_weights
 from .transformers_folders import facts_of_folder
 
@@ -19,7 +19,7 @@ def matches(source: Path) -> bool:
     return model_type(source) == VaswaniConfig.model_type
 
 
-def read(source: Path, _: ImportOptions) -> Imported:
+def read(source: Path) -> Imported:
     """Return configuration, weights, search settings and tokenizer as they are."""
     config = read_config(source)
     settings = source / "generation_config.json"

@@ -38,15 +38,6 @@ class Imported:
     generation: dict[str, Any] = field(default_factory=dict)  # entries of generation_config.json besides our defaults
 
 
-@dataclass
-class ImportOptions:
-    """What a user may say about a source; what is empty or None is detected."""
-
-    vocabularies: tuple[Path, ...] = ()  # one of both sides, or source and target
-    bpe_codes: Path | None = None
-    positions: str | None = None  # "marian" or "transformers", for folders of MarianMTModel
-
-
 def model_type(source: Path) -> str | None:
     """Return the `model_type` of a folder's `config.json`, if it is a folder of transformers.
 

@@ -14,17 +14,6 @@ from ..json_and_yaml import read_json
 from ..model.checkpoint_vaswani import PICKLED_WEIGHTS
 
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
-_HEAD = 1 << 22  # bytes in which the names of a checkpoint's entries are; tensors follow
-
-
-def holds_entries(path: Path, names: Sequence[str]) -> bool:
-    """Return whether a file starts as a pickle of torch that has these names in it; a quick look without reading it."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        head = file.read(_HEAD)
-    # A string in a pickle of protocol 2, which torch.save writes: X and its length in 4 bytes.
-    return all(b"X" + len(name).to_bytes(4, "little") + name.encode() in head for name in names)
 
 
 def is_compressed(path: Path) -> bool:

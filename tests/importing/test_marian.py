@@ -101,12 +101,9 @@ def changed(folder: Path, name: str = "relu-two", options: dict | None = None, a
 REFUSED = {
     "type": "multi-transformer",
     "transformer-decoder-autoreg": "rnn",
-    "transformer-ffn-depth": 3,
-    "transformer-decoder-dim-ffn": 7,
     "transformer-ffn-activation": "tanh",
     "transformer-postprocess": "da",
     "transformer-attention-mask": "alibi",
-    "transformer-tied-layers": [1, 1],
     "right-left": True,
     "lemma-dim-emb": 8,
     "input-types": ["sequence", "class"],

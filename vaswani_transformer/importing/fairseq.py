@@ -68,8 +68,7 @@ def read(source: Path, vocabularies: Sequence[Path] = (), bpe_codes: Path | None
     """
     path = _checkpoint(source)
     with reading(path):
-        # An argparse.Namespace is made from its attributes alone: reading one runs nothing of the file's.
-        content = read_pickle(path, [argparse.Namespace])
+        content = read_pickle(path)
         settings = _settings(content)
         _check(settings, path)
         weights = _renamed(tensors_of(content["model"], path))

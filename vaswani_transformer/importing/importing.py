@@ -1,7 +1,6 @@
 """Models of other toolkits as model folders of ours: `vaswani import`."""
 
 import contextlib
-import copy
 import importlib
 import inspect
 import json
@@ -29,8 +28,8 @@ from ..training.run_folder import IMPORT, RECIPE
 from .download import download, is_hub_name
 from .source import Facts, Imported, model_type
 
-#: Modules of this room, in the order in which they are asked; the options of `import_model`
-#: that apply to each are parameters of its `read`.
+#: Modules of this room, in the order in which they are asked; the options of
+#: `import_model` that apply to each are parameters of its `read`.
 FORMATS = ("pickles", "marianmt", "fsmt", "marian", "fairseq")
 WEIGHTS, CARD = "model.safetensors", "README.md"
 _NOT_OURS = (
@@ -157,14 +156,13 @@ def _write(imported: Imported, staging: Path, source: Path, name: str) -> int:
 def _supported_settings(imported: Imported) -> dict[str, Any]:
     """Return the search settings that our search follows; a note in the facts names the others."""
     config = VaswaniConfig(d_model=2, d_ff=2, num_heads=1, encoder_layers=1, decoder_layers=1)
-    model, supported = VaswaniForConditionalGeneration(config).eval(), {}
-    plain = model.generation_config
+    supported = {}
     for name, value in imported.generation.items():
-        model.generation_config = copy.deepcopy(plain)
-        model.generation_config.update(**{"num_beams": 100, name: value})
+        model = VaswaniForConditionalGeneration(config).eval()
         with contextlib.suppress(Exception):
-            check_search(model)
-            supported |= {name: value} if hasattr(plain, name) else {}
+            if not model.generation_config.update(**{"num_beams": 100, name: value}):  # it returns what it lacks
+                check_search(model)
+                supported[name] = value
     if others := imported.generation.keys() - supported:
         note = f"Search settings of the original that have no counterpart here: {', '.join(sorted(others))}."
         imported.facts = replace(imported.facts, notes=(*imported.facts.notes, note))

@@ -22,18 +22,16 @@ from .tables import is_compressed
 NAME = "a model of Marian (.npz)"
 _POSITIONS = "TransformerBatchEncoder->encoder->positionEmbedding->embeddings"
 _NO_PROBABILITY = -1e4  # output bias of ids that Marian does not have
-#: Options with the only value that has a counterpart here, which is also what an older model means that lacks it.
+#: Options with the only value that has a counterpart here, which is also what an older model means that lacks it. What
+#: others change (depths, widths, tied layers, missing biases) is seen in the names and shapes of the weights.
 _ONLY: dict[str, Any] = {
     "transformer-decoder-autoreg": "self-attention",
-    "transformer-ffn-depth": 2,
     "transformer-attention-mask": "default",
-    "transformer-tied-layers": [],
-    **dict.fromkeys(("lemma-dim-emb", "factors-dim-emb"), 0),
     "lemma-dependency": "",
-    **dict.fromkeys(("right-left", "ulr"), False),
+    **dict.fromkeys(("lemma-dim-emb", "factors-dim-emb"), 0),
+    **dict.fromkeys(("right-left", "ulr", "transformer-pool", "transformer-train-positions"), False),
+    "transformer-disable-position-embeddings": False,
 }
-for _name in ("no-projection", "no-bias", "no-affine", "pool", "train-positions", "disable-position-embeddings"):
-    _ONLY[f"transformer-{_name}"] = False
 
 
 def matches(source: Path) -> bool:
@@ -122,9 +120,6 @@ def _check(settings: dict[str, Any], arrays: dict[str, np.ndarray], path: Path) 
     for name, only in _ONLY.items():
         check(name, settings.get(name, only) == only, repr(only))
     check("input-types", settings.get("input-types", []) in ([], ["sequence", "sequence"]), "a source and a target")
-    depth, width = (settings.get(f"transformer-decoder-{name}", 0) for name in ("ffn-depth", "dim-ffn"))
-    check("transformer-decoder-ffn-depth", depth in (0, 2), "2")
-    check("transformer-decoder-dim-ffn", width in (0, settings.get("transformer-dim-ffn")), "the encoder's")
     activation = settings.get("transformer-ffn-activation", "swish")
     check("transformer-ffn-activation", activation in ACTIVATIONS, ", ".join(ACTIVATIONS))
     # d(ropout), a(dd), n(ormalise): the paper adds and normalises after each sublayer (post-norm). Dropout is for

@@ -1,8 +1,8 @@
 """Tables of tensors by name: pickles, read by torch's restricted reader, and safetensors, in one file or several."""
 
+import argparse
 import re
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,8 @@ def is_compressed(path: Path) -> bool:
         return any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
 
 
-def read_pickle(path: Path, classes: Sequence[type] = ()) -> Any:
-    """Return what `torch.save` wrote, of tensors, plain values and instances of `classes`; on the CPU.
-
-    Args:
-        path: the file.
-        classes: classes that run nothing of a file's when their instances are read.
+def read_pickle(path: Path) -> Any:
+    """Return what `torch.save` wrote, of tensors, plain values and options of `argparse`; on the CPU.
 
     Raises:
         UserError: for a file that cannot be read, is damaged, or holds other objects, which could run code.
@@ -38,7 +34,8 @@ def read_pickle(path: Path, classes: Sequence[type] = ()) -> Any:
         problem = "is compressed, or holds more than tensors"
         if not is_compressed(path):
             try:
-                with torch.serialization.safe_globals(list(classes)):
+                # A Namespace is made from its attributes alone: reading one runs nothing of the file's.
+                with torch.serialization.safe_globals([argparse.Namespace]):
                     return torch.load(path, map_location="cpu", weights_only=True)
             except Exception as error:  # torch's own words recommend reading without the restriction
                 name = re.search(r"GLOBAL ([\w.]+)", str(error))

@@ -180,8 +180,8 @@ def test_rules_that_make_no_sense(tmp_path):
         ({"minimum_score": 1.0}, "need a file and a limit"),
         ({"scores": scores, "minimum_score": 0.0}, "has 2 lines and the text 1 pairs"),
         ({"scores": str(tmp_path / "none"), "minimum_score": 0.0}, "none: No such file"),
-        ({"tests": (str(tmp_path / "none"),)}, "none: No such file"),
-        ({"tests": (str(tmp_path),)}, str(tmp_path)),
+        ({"test": (str(tmp_path / "none"),)}, "none: No such file"),
+        ({"test": (str(tmp_path),)}, str(tmp_path)),
     ):
         message = error_of(make, recipe, tmp_path / "out", **options)
         assert part in message and "\n" not in message

@@ -17,8 +17,8 @@ from pair_files import write
 
 from vaswani_transformer.data import cleaning
 from vaswani_transformer.data.cleaning import clean
+from vaswani_transformer.data.cleaning_options import CleaningRules
 from vaswani_transformer.data.cleaning_rules import (
-    CleaningRules,
     LengthRatio,
     bands,
     read_scores,
@@ -144,7 +144,7 @@ def test_rules_drop_what_plain_python_drops(tmp_path_factory, pairs, data):
     tests, scores = (), None
     if data.draw(st.booleans()):
         tests = data.draw(st.lists(SENTENCES, max_size=3))
-        rules = dataclasses.replace(rules, tests=(str(write(folder / "test", "".join(f"{t}\n" for t in tests))),))
+        rules = dataclasses.replace(rules, test=(str(write(folder / "test", "".join(f"{t}\n" for t in tests))),))
     if data.draw(st.booleans()):
         scores = data.draw(st.lists(st.sampled_from([0, 0.5, 0.7, math.nan]), min_size=len(pairs), max_size=len(pairs)))
         path = write(folder / "scores", "".join(f"{score}\n" for score in scores))

@@ -6,7 +6,7 @@ import unicodedata
 import pyarrow.parquet as pq
 
 from vaswani_transformer.data.cleaning import clean
-from vaswani_transformer.data.cleaning_rules import CleaningRules
+from vaswani_transformer.data.cleaning_options import CleaningRules
 from vaswani_transformer.recipes.recipe import Recipe
 
 

@@ -6,12 +6,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Group, Parameter
-
+from ..data.cleaning_options import CleaningRules
 from ..errors import UserError
 from ..recipes.recipe import DATA, TOKENIZER, load_recipe
 from . import options
-from .options import REQUIRED, SEVERAL, Engine, Overwrite, Path_, Quiet, RecipeName, Workers, within
+from .options import REQUIRED, Engine, Overwrite, Path_, Quiet, RecipeName, Workers
 
 _OF_TEXT = (
     "train_source", "train_target", "train_data", "validation_source", "validation_target", "validation_data",
@@ -25,8 +24,7 @@ PrepareOptions = options.recipe_options(
         or (field.metadata["group"] in (DATA, TOKENIZER) and field.name not in _NOT_PREPARED)
     )
 )
-_SCORES = within(-1e300, 1e300)  # NaN is no limit
-_RULES = Parameter(group=Group.create_ordered("rules, in their order"))
+options.group("rules, in their order", consume_multiple=True)(CleaningRules)
 
 
 def tokenizer(
@@ -104,20 +102,8 @@ def clean(
     engine: Engine = "local",
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-    keep_identical: Annotated[bool, _RULES] = False,
-    max_characters: Annotated[int, _RULES] = 1000,
-    max_words: Annotated[int, _RULES] = 200,
-    length_ratio: Annotated[float, _RULES, within(0, 1e9)] = 4.0,
-    test: Annotated[list[Path_] | None, SEVERAL, _RULES] = None,
-    scores: Annotated[Path_ | None, _RULES] = None,
-    score_key: Annotated[str | None, _RULES] = None,
-    minimum_score: Annotated[float | None, _RULES, _SCORES] = None,
-    maximum_score: Annotated[float | None, _RULES, _SCORES] = None,
-    languages: Annotated[tuple[str, str] | None, _RULES] = None,
-    keep_duplicates: Annotated[bool, _RULES] = False,
-    near_duplicates: Annotated[float | None, _RULES, within(0.5, 0.95)] = None,
-    near_side: Annotated[Literal["source", "target", "both"], _RULES] = "both",
-    fields: TextOptions = TextOptions(),  # noqa: B008 (of cyclopts)
+    rules: CleaningRules = CleaningRules(),  # noqa: B008 (of cyclopts)
+    fields: TextOptions = TextOptions(),  # noqa: B008
 ) -> None:
     """Write a recipe's training text without bad pairs, with a report.
 
@@ -125,31 +111,11 @@ def clean(
 
     Args:
         output: the folder to make, or to resume in
-        keep_identical: keep pairs of two equal sides
-        max_characters: drop pairs with more characters on a side
-        max_words: drop pairs with more words on a side
-        length_ratio: drop pairs whose ratio of characters is more than this many robust standard deviations off what
-            is usual in this text (0: no limit)
-        test: drop pairs with a side that is a line of these text files, as it is of the recipe's validation text
-        scores: scores by another program, a line each pair: a number, TSV with it last (Bicleaner AI), JSON
-            (OpusFilter)
-        score_key: where the number is in JSON, such as LengthRatioFilter or LanguageIDFilter.0
-        minimum_score: drop pairs with a lower score
-        maximum_score: drop pairs with a higher score
-        languages: drop pairs with a side that is not in its language, such as en de; needs the extra `cleaning`
-        keep_duplicates: keep copies of earlier pairs
-        near_duplicates: drop pairs that are like an earlier one, with this share of their runs of characters in
-            common; needs `cleaning`
-        near_side: what is compared for that
     """
     from ..data.cleaning import REPORT
     from ..data.cleaning import clean as clean_text
-    from ..data.cleaning_rules import KEPT, NAMES, CleaningRules
+    from ..data.cleaning_rules import KEPT, NAMES
 
-    rules = CleaningRules(
-        max_characters, max_words, length_ratio, keep_identical, keep_duplicates, near_duplicates, near_side,
-        tuple(test or ()), languages, scores, score_key, minimum_score, maximum_score,
-    )  # fmt: skip
     changed = options.read_recipe(recipe, fields)
     manifest = clean_text(changed, output, rules, workers, not quiet, overwrite, engine)
     counts = dict(manifest["counts"])

@@ -37,9 +37,9 @@ def setting(name: str) -> Parameter:
     return within(*SETTING_RANGES[name][1:])
 
 
-def group(title: str) -> Callable[[type], type]:
+def group(title: str, **more: Any) -> Callable[[type], type]:
     """Make the fields of a dataclass options of a group, where a command has a parameter of the class."""
-    return Parameter(name="*", group=Group.create_ordered(title))
+    return Parameter(name="*", group=Group.create_ordered(title), **more)
 
 
 #: A model folder; one that decodes; a recipe; its progress bar; an output; how many workers, and where they run.

@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -23,6 +23,7 @@ from ..files import write_text, written_whole
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
+from .cleaning_options import CleaningRules
 from .cleaning_rules import (
     DUPLICATE,
     KEPT,
@@ -30,9 +31,9 @@ from .cleaning_rules import (
     NAMES,
     NEAR_DUPLICATE,
     SCORE,
-    CleaningRules,
     Judge,
     LengthRatio,
+    check_rules,
     key_of,
     near_duplicates,
     plain,
@@ -79,9 +80,9 @@ def clean(
         UserError: for mistakes in the recipe, its data or the rules, a folder that holds something else, and if no pair
             is left.
     """
-    rules.check()
+    check_rules(rules)
     check_paths(recipe)
-    others = [home_path(name) for name in (*rules.tests, *filter(None, [rules.scores]))]
+    others = [home_path(name) for name in (*rules.test, *filter(None, [rules.scores]))]
     for path in others:
         check_on_disk(path)
     with locked(folder):
@@ -151,13 +152,13 @@ def _scores(rules: CleaningRules, pairs: int) -> np.ndarray | None:
 def _judge(text: datasets.Dataset, validation: datasets.Dataset | None, rules: CleaningRules, seed: int) -> Judge:
     """Return the rules on a pair, with the lines that the text must not hold and its distribution of length ratios."""
     lines = chain.from_iterable(pairs_of(validation)) if validation else ()
-    lines = chain(lines, *(read_lines(home_path(name)) for name in rules.tests))
+    lines = chain(lines, *(read_lines(home_path(name)) for name in rules.test))
     tests = frozenset(key_of(line) for line in (plain(line).casefold() for line in lines) if line)
     if not rules.length_ratio:
         return Judge(rules, None, tests)
     # Of a sample, as far as the rules before keep it.
     rows = range(len(text)) if len(text) <= SAMPLED else held_out_rows(len(text), SAMPLED, seed)
-    before = Judge(CleaningRules(rules.max_characters, rules.max_words, 0, rules.keep_identical))
+    before = Judge(replace(rules, length_ratio=0, languages=None))
     judged = map(before.judge, pairs_of(text.select(rows)))
     characters = [list(map(len, sides)) for status, _, sides in judged if status == KEPT]
     return Judge(rules, LengthRatio.of(np.array(characters, np.int64).reshape(-1, 2)), tests)

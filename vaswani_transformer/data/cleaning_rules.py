@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError, reading
+from .cleaning_options import CleaningRules
 from .text_files import read_lines
 
 KEPT, EMPTY, UNDECODABLE, IDENTICAL, LENGTH, RATIO, TEST, SCORE, LANGUAGE, DUPLICATE, NEAR_DUPLICATE = range(11)
@@ -34,37 +35,26 @@ _LEAST_DEVIATION = 0.05  # of the logarithm: a text whose lengths agree better t
 _UNDECODED = re.compile("[\ufffd\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
 
 
-@dataclass(frozen=True)
-class CleaningRules:
-    """What `vaswani clean` drops; the options of the command say what each is."""
+_RANGES = {"length_ratio": (0, 1e9), "near_duplicates": (0.5, 0.95)}
+_RANGES |= dict.fromkeys(("minimum_score", "maximum_score"), (-math.inf, math.inf))  # NaN is no limit
 
-    max_characters: int = 1000
-    max_words: int = 200
-    length_ratio: float = 4.0  # robust deviations; 0: no limit
-    keep_identical: bool = False
-    keep_duplicates: bool = False
-    near_duplicates: float | None = None  # Jaccard similarity; None: not looked for
-    near_side: str = BOTH
-    tests: tuple[str, ...] = ()
-    languages: tuple[str, str] | None = None
-    scores: str | None = None
-    score_key: str | None = None
-    minimum_score: float | None = None
-    maximum_score: float | None = None
 
-    def check(self) -> None:
-        """Raise `UserError` for rules that lack something."""
-        problem, has_limits = None, (self.minimum_score, self.maximum_score) != (None, None)
-        if (self.scores is not None) != has_limits:
-            problem = "scores need a file and a limit: give both, or neither"
-        with reading("pip install 'vaswani_transformer[cleaning]'"):
-            if self.near_duplicates is not None:
-                import rensa  # noqa: F401
-            known = [language for language, _ in likely_languages("a", 1000)] if self.languages else ()
-        if not set(self.languages or ()) <= set(known):
-            problem = f"languages are {self.languages}: give two of {', '.join(sorted(known))}"
-        if problem:
-            raise UserError(problem)
+def check_rules(rules: CleaningRules) -> None:
+    """Raise `UserError` for rules that lack something."""
+    problem, has_limits = None, (rules.minimum_score, rules.maximum_score) != (None, None)
+    if (rules.scores is not None) != has_limits:
+        problem = "scores need a file and a limit: give both, or neither"
+    with reading("pip install 'vaswani_transformer[cleaning]'"):
+        if rules.near_duplicates is not None:
+            import rensa  # noqa: F401
+        known = [language for language, _ in likely_languages("a", 1000)] if rules.languages else ()
+    if not set(rules.languages or ()) <= set(known):
+        problem = f"languages are {rules.languages}: give two of {', '.join(sorted(known))}"
+    for name, (least, most) in _RANGES.items():
+        if (value := getattr(rules, name)) is not None and not least <= value <= most:
+            problem = f"--{name.replace('_', '-')} is {value}: it must be from {least} to {most}"
+    if problem:
+        raise UserError(problem)
 
 
 def plain(text: str) -> str:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from functools import partial
 
-import numpy as np
 import pytest
 import sacrebleu
 import torch
@@ -23,11 +22,10 @@ from training_runs import equal, weights_of
 import vaswani_transformer as vt
 from vaswani_transformer import distillation
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.cli.train import load_teachers
 from vaswani_transformer.data.recipe_data import data_sources
 from vaswani_transformer.decoding.file_translator import FileTranslator
 from vaswani_transformer.decoding.translator import Translator
-from vaswani_transformer.distillation import TeacherOptions, best_share, distill, student_recipe, text_source
+from vaswani_transformer.distillation import TeacherOptions, distill, least_kept, student_recipe
 from vaswani_transformer.hub.card_facts import facts_of
 from vaswani_transformer.hub.model_card import render_card
 from vaswani_transformer.recipes.recipe import Recipe, load_recipe
@@ -73,8 +71,7 @@ def made(student, tmp_path, monkeypatch):
 
     def make(teachers, name="out", **teaching):
         recipe = load_recipe(str(student), {"output": str(tmp_path / name)})
-        load = partial(load_teachers, list(map(str, teachers)))
-        distill(list(map(str, teachers)), recipe, load, TeacherOptions(**teaching), progress=False)
+        distill(list(map(str, teachers)), recipe, TeacherOptions(**teaching), progress=False)
         return pairs_of(tmp_path / name)
 
     return make
@@ -121,11 +118,9 @@ def test_a_share_by_log_probability_a_token(teachers, student, made, tmp_path):
 
 
 def test_the_share_of_scores_with_ties_and_without_any():
-    scores = np.array([-1.0, math.nan, -3.0, -2.0, -2.0, math.nan, -4.0])
-    assert best_share(scores, 1.0).tolist() == [True, False, True, True, True, False, True]
-    assert best_share(scores, 0.4).tolist() == [True, False, False, True, True, False, False]
-    assert best_share(scores, 0.01).tolist() == [True, *[False] * 6]
-    assert not best_share(np.array([math.nan]), 1.0).any()
+    scores = [-1.0, math.nan, -3.0, -2.0, -2.0, math.nan, -4.0]
+    assert [least_kept(scores, share) for share in (1.0, 0.4, 0.01)] == [-4.0, -2.0, -1.0]
+    assert least_kept([math.nan], 1.0) == math.inf
 
 
 def test_interpolation_takes_what_is_nearest_to_the_reference(teachers, student, made, tmp_path):
@@ -144,7 +139,7 @@ def test_samples_follow_the_seed_and_are_no_search(teachers, made, student, tmp_
     drawn, again, searched = (made(teachers[:1], name, sample=name != "c") for name in "abc")
     assert drawn == again != searched
     recipe = load_recipe(str(student), {"output": str(tmp_path / "d"), "seed": 1})
-    distill(teachers[:1], recipe, partial(load_teachers, list(map(str, teachers[:1]))), TeacherOptions(sample=True))
+    distill(teachers[:1], recipe, TeacherOptions(sample=True))
     assert pairs_of(tmp_path / "d") != drawn
 
 
@@ -167,7 +162,7 @@ def test_validation_stays_and_a_text_of_lines_needs_no_references(teachers, text
         (table / f"{split}.tsv").write_text("".join("\t".join(pair) + "\n" for pair in zip(*sides, strict=True)))
     data = {"train_data": str(table), "validation_split": "validation", "output": str(tmp_path / "out")}
     recipe = student_recipe(str(teachers[0]), Recipe(**data))
-    assert next(iter(text_source(Recipe(**data)).stream()))[0] == (text / "train.en").read_text().splitlines()[0]
+    assert next(iter(data_sources(Recipe(**data))[0].stream()))[0] == (text / "train.en").read_text().splitlines()[0]
     lines = Recipe(**{**vars(recipe), "train_source": str(text / "test.en"), "train_target": str(text / "test.en")})
     source, validation = data_sources(lines, one_text=True)
     assert [pair[0] for pair in source.stream()] == (text / "test.en").read_text().splitlines()
@@ -225,7 +220,7 @@ def test_the_command_resumes_in_every_step(teachers, student, tmp_path, monkeypa
 
 
 def nothing_is_translated(monkeypatch):
-    monkeypatch.setattr("vaswani_transformer.cli.options.load_for_decoding", lambda *_: pytest.fail("loaded a teacher"))
+    monkeypatch.setattr(distillation, "load_for_decoding", lambda *_, **__: pytest.fail("loaded a teacher"))
 
 
 def stop_after_step(step, monkeypatch):
@@ -296,7 +291,7 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(teachers, stranger, stude
     for words, message in {
         ("distill", *teachers, stranger, *command[2:]): "have different tokenizers: members of an ensemble",
         (*command, "--text", tmp_path / "empty.en"): "empty.en: empty, no pair; give at least one",
-        (*command[:3], "small", *command[4:]): "there is no text to translate: give --text FILE",
+        (*command[:3], "small", *command[4:]): "nothing was given: give either both text files",
         (*command[:3], tmp_path / "own.yaml", *command[4:]): "the student's recipe has another tokenizer",
         (*command[:4], "--output", teachers[0], "--overwrite"): f"is where the model {teachers[0]} lies",
         (*command, "--beams", 0): 'Invalid value "0" for --beams. Must be >= 1',

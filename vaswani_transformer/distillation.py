@@ -9,14 +9,13 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from sacrebleu.metrics import BLEU
 
 from .data.parallel_text import PairSource
@@ -30,6 +29,7 @@ from .decoding.translator import Translator
 from .distributed import joined_processes
 from .errors import UserError, reading
 from .evaluation.records import model_sha256
+from .export.engine import load_for_decoding
 from .files import written_whole
 from .hub.card_facts import known_languages
 from .json_and_yaml import parse_json, read_json
@@ -69,7 +69,6 @@ class TeacherOptions:
 def distill(
     teachers: Sequence[str],
     recipe: Recipe,
-    load_teachers: Callable[[], tuple[Any, Any]],
     options: TeacherOptions = TeacherOptions(),
     text: str | None = None,
     progress: bool = True,
@@ -83,8 +82,6 @@ def distill(
     Args:
         teachers: a model folder, or several, which translate together.
         recipe: of the student. Its training sources are what is translated, its validation data stays as it is.
-        load_teachers: loads them as one model or ensemble, with its tokenizer, if something is left to translate; for
-            several workers a function that can be pickled.
         options: how they translate, and what is kept of it.
         text: a file, or a pattern, whose lines are translated instead; relative to the recipe's `data_dir`.
         progress: whether to show progress bars on standard error.
@@ -101,20 +98,15 @@ def distill(
         check_folder(teacher)
         check_is_elsewhere(recipe.output, teacher)
     student = student_recipe(teachers[0], recipe)
-    source = text_source(recipe if text is None else replace(recipe, train_source=text, train_target=text))
+    if text is not None:
+        recipe = replace(recipe, train_source=text, train_target=text, train_data=None)
+    source, _ = data_sources(recipe, one_text=True)
     made = DistilledText(teachers, student, options, source)
     join_process_group(student)
     with locked_together(student.output):
         with joined_processes() as processes:
-            processes.share("distilled text", lambda: made.make(load_teachers, progress, workers))
+            processes.share("distilled text", lambda: made.make(progress, workers))
         return train(student, progress)
-
-
-def text_source(recipe: Recipe) -> PairSource:
-    """Return the pairs whose sources are translated."""
-    if not (recipe.train_source or recipe.train_target or recipe.train_data):
-        raise UserError("there is no text to translate: give --text FILE, or a student's recipe with training data")
-    return data_sources(recipe, one_text=True)[0]
 
 
 def student_recipe(teacher: str, recipe: Recipe) -> Recipe:
@@ -157,7 +149,7 @@ class DistilledText:
         self.output = OutputFolder(recipe.output)
         self.names = [Path(path).name for path in (recipe.train_source, recipe.train_target)]
 
-    def make(self, load_teachers: Callable[[], tuple[Any, Any]], progress: bool = True, workers: int = 1) -> None:
+    def make(self, progress: bool = True, workers: int = 1) -> None:
         """Write the files, and `distillation.json` last, unless they are there.
 
         Raises:
@@ -177,8 +169,7 @@ class DistilledText:
         settings["seed"] = recipe.seed if self.options.sample else None
         if not self._is_made(settings):
             self.output.check([DISTILLATION, SOURCES, TRANSLATIONS, *self.names])
-            make = partial(self._file_translator, load_teachers, settings["seed"])
-            self._translate(make, settings, progress, workers)
+            self._translate(settings, progress, workers)
             self._write(settings)
         self.output.remove([SOURCES, TRANSLATIONS, notes_path(translations).name])
 
@@ -196,10 +187,9 @@ class DistilledText:
             )
         return True
 
-    def _translate(
-        self, make: Callable[[], FileTranslator], settings: dict[str, Any], progress: bool, workers: int
-    ) -> None:
+    def _translate(self, settings: dict[str, Any], progress: bool, workers: int) -> None:
         """Translate what is not translated yet."""
+        make = partial(self._file_translator, settings["seed"])
         translator = make()  # here too where workers translate: what is wrong with the teachers is known at once
         sources, translations = self.output.path / SOURCES, self.output.path / TRANSLATIONS
         self.output.note([SOURCES, TRANSLATIONS, notes_path(translations).name])
@@ -216,8 +206,10 @@ class DistilledText:
         """Yield each source as one line."""
         return (" ".join(source.splitlines()) for source, _ in self.source.stream())
 
-    def _file_translator(self, load_teachers: Callable[[], tuple[Any, Any]], seed: int | None) -> FileTranslator:
-        model, tokenizer = load_teachers()
+    def _file_translator(self, seed: int | None) -> FileTranslator:
+        """Return the teachers' translator with their models loaded; workers call this too."""
+        needs = ["--sample"] if self.options.sample else []
+        model, tokenizer = load_for_decoding(self.teachers, precision=self.options.precision, needs=needs)
         translator = Translator(
             model,
             tokenizer,
@@ -254,9 +246,10 @@ class DistilledText:
         """Write what is kept of the translations, and last the facts about it."""
         pairs = zip(self.source.stream(), self._hypotheses(), strict=True)
         choices = [self._choose(reference, translations) for (_, reference), translations in pairs]
-        scores = np.array([score for _, score in choices])
-        are_kept = best_share(scores, self.options.keep)
-        counts = {"lines": len(scores), "pairs": int(are_kept.sum()), "unusable": int(np.isnan(scores).sum())}
+        scores = [score for _, score in choices]
+        least = least_kept(scores, self.options.keep)
+        counts = {"lines": len(scores), "pairs": sum(score >= least for score in scores)}
+        counts["unusable"] = sum(map(math.isnan, scores))
         logger.info(
             "distilled text: {lines:,} lines translated, {pairs:,} pairs kept; {unusable:,} of the others are empty or"
             " repeat themselves without end".format(**counts)
@@ -270,18 +263,16 @@ class DistilledText:
                 (staging / self.names[0]).open("w", encoding="utf-8") as sources,
                 (staging / self.names[1]).open("w", encoding="utf-8") as targets,
             ):
-                rows = zip(self._sources(), self._hypotheses(), choices, are_kept, strict=True)
-                for source, translations, (index, _), is_kept in rows:
-                    if is_kept:
+                rows = zip(self._sources(), self._hypotheses(), choices, strict=True)
+                for source, translations, (index, score) in rows:
+                    if score >= least:
                         sources.write(source + "\n")
                         targets.write(translations[index]["text"] + "\n")
             (staging / DISTILLATION).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
             self.output.place(staging, last=DISTILLATION)
 
 
-def best_share(scores: np.ndarray, share: float) -> np.ndarray:
-    """Return which scores are among the highest, up to this share of all but NaN (at least one); ties are kept."""
-    ranked = np.sort(scores[~np.isnan(scores)])[::-1]
-    if not len(ranked):
-        return np.zeros(len(scores), dtype=bool)
-    return scores >= ranked[math.ceil(share * len(ranked)) - 1]
+def least_kept(scores: Sequence[float], share: float) -> float:
+    """Return the lowest of the highest scores that are this share of all but NaN (at least one); infinity of none."""
+    ranked = sorted((score for score in scores if not math.isnan(score)), reverse=True)
+    return ranked[math.ceil(share * len(ranked)) - 1] if ranked else math.inf

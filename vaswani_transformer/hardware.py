@@ -116,7 +116,7 @@ def keep_freed_memory() -> bool:
     By default each large tensor of a step is fresh memory that the kernel has to clear first.
     Returns whether the allocator took the settings; elsewhere than on Linux with glibc nothing happens.
     """
-    if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
+    if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))

@@ -37,57 +37,54 @@ def stack_parameters(config: VaswaniConfig, type: str) -> dict[str, Parameter]:
     for stack, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         for index in range(layers):
             name_of = _old_layer if type == OLD else _new_layer
-            for ours, (kind, theirs) in name_of(stack, index, config.activation_function).items():
-                names[f"model.{stack}.layers.{index}.{ours}"] = Parameter(theirs, kind)
+            for ours, theirs in name_of(stack, index, config.activation_function).items():
+                names[f"model.{stack}.layers.{index}.{ours}"] = theirs
         if config.add_final_layer_norm:
             for ours, old, new in (("weight", "scale", "weight"), ("bias", "bias", "bias")):
                 theirs = f"{stack}_top_ln_{old}" if type == OLD else f"{_new_stack(stack)}postprocessor->norm->{new}"
-                names[f"model.{stack}.layer_norm.{ours}"] = Parameter(theirs, "vector")
+                names[f"model.{stack}.layer_norm.{ours}"] = theirs
         if config.position_encoding == "learned":
-            theirs = f"{_new_stack(stack)}positionEmbedding->embeddings"
-            names[f"model.{stack}.embed_positions.weight"] = Parameter(theirs, "table")
+            names[f"model.{stack}.embed_positions.weight"] = f"{_new_stack(stack)}positionEmbedding->embeddings"
+    return {ours: Parameter(theirs, _kind(ours)) for ours, theirs in names.items()}
+
+
+def _kind(ours: str) -> str:
+    if "embed_positions" in ours:
+        return "table"
+    return "vector" if ours.endswith("bias") or "layer_norm" in ours else "matrix"
+
+
+def _old_layer(stack: str, index: int, activation: str) -> dict[str, str]:
+    layer, names = f"{stack}_l{index + 1}", {}
+    for part, letter, norm in (("weight", "W", "scale"), ("bias", "b", "bias")):
+        for ours, theirs in _attentions(stack, "self", "context"):
+            for projection in ("q", "k", "v", "out"):
+                names[f"{ours}.{projection}_proj.{part}"] = f"{layer}_{theirs}_{letter}{projection[0]}"
+            names[f"{ours}_layer_norm.{part}"] = f"{layer}_{theirs}_Wo_ln_{norm}"
+        for number in ("1", "2"):
+            names[f"fc{number}.{part}"] = f"{layer}_ffn_{letter}{number}"
+        names[f"final_layer_norm.{part}"] = f"{layer}_ffn_ffn_ln_{norm}"
     return names
 
 
-def _old_layer(stack: str, index: int, activation: str) -> dict[str, tuple[str, str]]:
-    layer = f"{stack}_l{index + 1}"
-    names = {}
-    for ours, theirs in _attentions(stack, "self", "context"):
-        for projection in ("q", "k", "v", "out"):
-            names[f"{ours}.{projection}_proj.weight"] = ("matrix", f"{layer}_{theirs}_W{projection[0]}")
-            names[f"{ours}.{projection}_proj.bias"] = ("vector", f"{layer}_{theirs}_b{projection[0]}")
-        names[f"{ours}_layer_norm.weight"] = ("vector", f"{layer}_{theirs}_Wo_ln_scale")
-        names[f"{ours}_layer_norm.bias"] = ("vector", f"{layer}_{theirs}_Wo_ln_bias")
-    for number in ("1", "2"):
-        names[f"fc{number}.weight"] = ("matrix", f"{layer}_ffn_W{number}")
-        names[f"fc{number}.bias"] = ("vector", f"{layer}_ffn_b{number}")
-    names["final_layer_norm.weight"] = ("vector", f"{layer}_ffn_ffn_ln_scale")
-    names["final_layer_norm.bias"] = ("vector", f"{layer}_ffn_ffn_ln_bias")
-    return names
-
-
-def _new_layer(stack: str, index: int, activation: str) -> dict[str, tuple[str, str]]:
+def _new_layer(stack: str, index: int, activation: str) -> dict[str, str]:
     kind = "TransformerEncoderLayer" if stack == "encoder" else "TransformerDecoderLayerWithCrossAttention"
     layer = f"{_new_stack(stack)}layers->at({index})->as<marian::nn::{kind}>()->"
-    own = "selfAttention" if stack == "encoder" else "autoRegressive"
-    names = {}
-    for ours, theirs in _attentions(stack, own, "crossAttention"):
-        attention = "crossAttention" if theirs == "crossAttention" else "selfAttention"
-        for projection in ("q", "k", "v", "out"):
-            parts = f"{layer}{theirs}Block->{attention}->{projection[0]}Proj->"
-            names[f"{ours}.{projection}_proj.weight"] = ("matrix", f"{parts}weight")
-            names[f"{ours}.{projection}_proj.bias"] = ("vector", f"{parts}bias")
-        for part in ("weight", "bias"):
-            names[f"{ours}_layer_norm.{part}"] = ("vector", f"{layer}{theirs}Block->postprocessor->norm->{part}")
     # A ReLU is a part of the first linear layer; other activations, and dropout, are layers of their own.
-    places = ("0)->as<marian::nn::LinearReluDropout", "1)->as<marian::nn::Linear")
+    linear = ("0)->as<marian::nn::LinearReluDropout", "1)->as<marian::nn::Linear")
     if activation != "relu":
-        places = ("0)->as<marian::nn::Linear", "3)->as<marian::nn::Linear")
-    for number, place in enumerate(places, start=1):
-        names[f"fc{number}.weight"] = ("matrix", f"{layer}filterBlock->layers->at({place}>()->weight")
-        names[f"fc{number}.bias"] = ("vector", f"{layer}filterBlock->layers->at({place}>()->bias")
+        linear = ("0)->as<marian::nn::Linear", "3)->as<marian::nn::Linear")
+    own, names = "selfAttention" if stack == "encoder" else "autoRegressive", {}
     for part in ("weight", "bias"):
-        names[f"final_layer_norm.{part}"] = ("vector", f"{layer}filterBlock->postprocessor->norm->{part}")
+        for ours, theirs in _attentions(stack, own, "crossAttention"):
+            attention = "crossAttention" if theirs == "crossAttention" else "selfAttention"
+            block = f"{layer}{theirs}Block->"
+            for projection in ("q", "k", "v", "out"):
+                names[f"{ours}.{projection}_proj.{part}"] = f"{block}{attention}->{projection[0]}Proj->{part}"
+            names[f"{ours}_layer_norm.{part}"] = f"{block}postprocessor->norm->{part}"
+        for number, theirs in enumerate(linear, start=1):
+            names[f"fc{number}.{part}"] = f"{layer}filterBlock->layers->at({theirs}>()->{part}"
+        names[f"final_layer_norm.{part}"] = f"{layer}filterBlock->postprocessor->norm->{part}"
     return names
 
 

@@ -204,7 +204,7 @@ def test_the_command(tmp_path, capsys):
         == 40
     )
     line = error_of(load_model, tmp_path / "out")
-    assert "holds a model exported to marian" in line
+    assert "holds an exported model" in line
     line = error_of(export_model, folder, tmp_path / "int8", "marian", "int8")
     assert line == "quantization is 'int8': weights exported to marian are float32"
 

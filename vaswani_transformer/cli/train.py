@@ -14,7 +14,7 @@ from ..hardware import MOST_WORKERS
 from ..output_folder import is_first_process
 from ..recipes.recipe import TOKENIZER
 from . import options
-from .options import REQUIRED, Path_, Quiet, RecipeName, Together, setting, within
+from .options import REQUIRED, Path_, Quiet, RecipeName, setting, within
 
 _OF_DATA_AT_HAND = ("prepared", "expected_pairs", "expected_source_length", "expected_target_length")
 RecipeOptions = options.recipe_options()
@@ -109,15 +109,8 @@ def distill(
     if interpolate:  # which compares translations with references
         options.exclude("--interpolate", {"text": text})
     recipe = options.read_recipe(student, fields)
-    load = partial(load_teachers, list(teachers), teacher_precision, sample)
     teaching = TeacherOptions(beams, sample, interpolate, keep, teacher_precision)
-    _train(partial(train_student, list(teachers), recipe, load, teaching, text, not quiet, workers))
-
-
-def load_teachers(teachers: list[str], precision: str | None = None, sample: bool = False) -> tuple[Any, Any]:
-    """Return the teachers' model and tokenizer; workers call this too."""
-    computing = Together(precision=precision, ensemble=teachers[1:])
-    return options.load_for_decoding(teachers[0], computing, {"sample": sample})
+    _train(partial(train_student, list(teachers), recipe, teaching, text, not quiet, workers))
 
 
 def demo(*, output: Path_ = "demo_output", seed: int = 0) -> None:

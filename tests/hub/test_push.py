@@ -191,7 +191,7 @@ def test_a_push_without_the_options_keeps_what_they_said(push, hub, scores, mode
     card = hub.files(REPO)["README.md"]
     done = push(license=None)
     assert hub.files(REPO)["README.md"] == card
-    assert done.err == "kept from the card on the Hub: license, languages, datasets, results, scores\n"
+    assert done.err == "kept from the card on the Hub: license, languages, datasets, results\n"
     push("--max-shard-size", "20KB", license=None)  # the same tensors in other files
     assert hub.files(REPO)["README.md"] == card
     push("--language", "nl", license="apache-2.0")

@@ -22,7 +22,7 @@ from stores import refuse, web_server
 from vaswani_transformer.data.tokenization import load_tokenizer
 from vaswani_transformer.evaluation.records import weights_sha256
 from vaswani_transformer.hub import push as push_module
-from vaswani_transformer.hub.card_facts import CardFacts, published_record, read_run
+from vaswani_transformer.hub.card_facts import CardFacts, read_run, results_of_record
 from vaswani_transformer.hub.model_card import carry_over, escaped, may_be_replaced, render_card, seal
 from vaswani_transformer.hub.space import MOST_BYTES
 from vaswani_transformer.importing.importing import import_model
@@ -168,8 +168,9 @@ HOSTILE = (
 def test_values_mean_themselves_in_markdown(text):
     recipe = {"train_source": text.replace("/", ""), "train_target": "b"}
     record = {"test_set": text, "bleu": 1.0, "source_file": text, "bleu_signature": text, "command": text, "date": text}
-    record |= {"generation": {text: text}, "versions": {text: text}}
-    card = render_card(CardFacts("o/m", tiny_config(), 1, recipe=recipe, evaluations=[record], license="mit"))
+    record |= {"versions": {text: text}}
+    results = results_of_record(record, "scores.json")
+    card = render_card(CardFacts("o/m", tiny_config(), 1, recipe=recipe, results=results, license="mit"))
     data = ModelCard(card).data
     assert data.license == "mit" and {result.dataset_name for result in data.eval_results} == {" ".join(text.split())}
     # Outside code nothing is left that Markdown or HTML would take for more than text.
@@ -189,21 +190,23 @@ RECORD = {"test_set": "t", "bleu": 1.0, "generation": {}, "versions": {}, "comma
     ids=str,
 )
 def test_fields_of_wrong_kinds_are_refused(changes):
-    error_of(published_record, RECORD | changes, "scores.json")
+    error_of(results_of_record, RECORD | changes, "scores.json")
 
 
 def test_of_a_record_known_settings_are_kept_in_known_forms():
+    def how(**changes):
+        [result] = results_of_record(RECORD | changes, "scores.json")
+        return {name: value for name, value in result.metric_args.items() if value is not None}
+
     settings = {"num_beams": 4, "early_stopping": "never", "bad_words_ids": [[1], [2, 3]], "length_penalty": 0.6}
     others = {"early_stopping ": "never", "stop_strings": ["a"], "cache_config": {"a": 1}, "num_beam_groups": "a"}
-    assert published_record(RECORD | {"generation": settings | others, "x": 1}, "scores.json") == RECORD | {
-        "generation": settings
-    }
+    known = settings | {"bad_words_ids": "[[1], [2, 3]]", "command": "v"}
+    assert how(generation=settings | others, x=1) == known
     deep = [4]
     for _ in range(900):
         deep = [deep]
-    assert published_record(RECORD | {"generation": {"num_beams": deep}}, "scores.json") == RECORD
-    texts = {"test_set": "a\n---\n\x1b[2Jb\u202e", "command": "a\n\nb"}
-    assert published_record(RECORD | texts, "scores.json") == RECORD | {"test_set": "a --- [2Jb", "command": "a b"}
+    assert how(generation={"num_beams": deep}) == {"command": "v"}
+    assert how(command="a\n\nb", date="a\n---\n\x1b[2Jb\u202e") == {"command": "a b", "date": "a --- [2Jb"}
 
 
 # A run's folder and a card on the Hub, of a stranger

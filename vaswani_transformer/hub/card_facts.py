@@ -27,10 +27,9 @@ METRICS = {
     "bracket_precision": ("precision", "labelled bracket precision", 2),
     "bracket_recall": ("recall", "labelled bracket recall", 2),
 }
-# Fields of a record that are published.
-_TEXTS = ("bleu_signature", "chrf_signature", "test_set", "source_file", "reference_file", "source_sha256",
-          "reference_sha256", "command", "date")  # fmt: skip
-_NUMBERS = (*METRICS, "paper_bleu", "pos_accuracy", "well_formed", "bracket_f1_40", "seconds", "sentences")
+# Texts of a record that are published.
+_TEXTS = ("test_set", "source_file", "source_sha256", "reference_file", "reference_sha256", "bleu_signature",
+          "chrf_signature", "date", "command")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,11 @@ class CardFacts:
     steps: int | None = None  # optimizer steps of that run
     imported: Mapping = field(default_factory=dict)  # toolkit, source and notes of a model that `vaswani import` wrote
     teachers: Sequence[str] = ()  # models whose translations it was trained on
-    evaluations: Sequence[Mapping] = ()  # records of `vaswani evaluate --json`
+    results: Sequence["EvalResult"] = ()  # of `results_of_record`
     languages: Sequence[str] = ()  # ISO 639 codes, source first
     license: str | None = None  # the Hub's identifier
     datasets: Sequence[str] = ()  # names on the Hub
     weights: str | None = None  # `tensors_sha256`
-    results: Sequence["EvalResult"] = ()  # scores of these weights on an earlier card,
-    scores: str = ""  # and what it says of them, in Markdown
 
     @property
     def name(self) -> str:
@@ -111,28 +108,50 @@ def file_name(path: str) -> str:
     return re.split(r"[/\\]", re.sub(r"\A[A-Za-z]:", "", path).rstrip("/\\"))[-1]
 
 
-def published_record(record: Mapping, path: str | Path) -> dict:
-    """Return the known fields and settings of an evaluation record, its paths without their private folders.
+def results_of_record(record: Mapping, path: str | Path) -> list["EvalResult"]:
+    """Return the scores of an evaluation record, exact, each with how it was obtained: known texts and settings.
+
+    Paths lose their private folders.
 
     Raises:
         UserError: for a score that is not a finite number, or a field of another type than it must have.
     """
+    from huggingface_hub import EvalResult
+
     with reading(path):
-        known = {name: record[name] for name in _NUMBERS if name in record}
-        if not METRICS.keys() & known.keys() or not all(map(is_number, known.values())):
+        numbers = {name: record[name] for name in (*METRICS, "sentences") if name in record}
+        if not METRICS.keys() & numbers.keys() or not all(map(is_number, numbers.values())):
             raise UserError(f"{path} must hold a score, and finite numbers only: evaluate again with --json")
-        known |= {name: one_line_of_text(record[name]) for name in _TEXTS if name in record}
-        known |= {name: file_name(known[name]) for name in ("source_file", "reference_file") if name in known}
-        if re.match(r"[/~\\]|[A-Za-z]:[/\\]", known.get("test_set", "")):
-            known["test_set"] = file_name(known["test_set"])
+        texts = {name: one_line_of_text(record[name]) for name in _TEXTS if name in record}
+        texts |= {name: file_name(texts[name]) for name in ("source_file", "reference_file") if name in texts}
+        test_set, source_sha256 = texts.pop("test_set"), texts.pop("source_sha256", None)
+        if re.match(r"[/~\\]|[A-Za-z]:[/\\]", test_set):
+            test_set = file_name(test_set)
         # Not shlex.split(), which takes the backslashes of Windows' paths for quotes and removes them.
-        reader = shlex.shlex(known.get("command", ""), posix=True, punctuation_chars="")
+        reader = shlex.shlex(texts.get("command", ""), posix=True, punctuation_chars="")
         reader.whitespace_split, reader.escape, reader.commenters = True, "", ""
-        known["command"] = shlex.join(map(file_name, reader))
-        known["versions"] = {str(name): str(value) for name, value in record.get("versions", {}).items()}
-        settings = record.get("generation", {}).items()
-        known["generation"] = {name: value for name, value in settings if is_search_setting(name, value)}
-    return known
+        texts["command"] = shlex.join(map(file_name, reader))
+        # Lists as text: YAML would refer to equal ones.
+        settings = {name: str(x) if isinstance(x, list) else x for name, x in record.get("generation", {}).items()
+                    if is_search_setting(name, x)}  # fmt: skip
+        versions = {str(name): str(value) for name, value in record.get("versions", {}).items()}
+    is_parser = "bracket_f1" in numbers
+    how = {"sentences": numbers.pop("sentences", None)} | texts | settings | versions
+    return [
+        EvalResult(
+            task_type="other" if is_parser else "translation",
+            task_name="Constituency parsing" if is_parser else "Translation",
+            dataset_type=re.sub(r"[^a-z0-9._]+", "-", test_set.lower()).strip("-") or "test",
+            dataset_name=test_set,
+            dataset_config=test_set,
+            dataset_revision=source_sha256,  # tells apart test sets of the same name
+            metric_type=METRICS[name][0],
+            metric_name=METRICS[name][1],
+            metric_value=score,
+            metric_args=dict(how),  # YAML would refer to the same one
+        )
+        for name, score in numbers.items()
+    ]
 
 
 def read_run(folder: str | Path) -> tuple[dict, int | None]:
@@ -189,7 +208,11 @@ def metadata(text: str) -> dict[str, Any]:
         "license": data.license if is_name(data.license) else None,
         "languages": list(filter(is_language, languages)),
         "datasets": list(filter(is_name, datasets)),
-        "results": data.eval_results or [],
+        "results": [
+            result
+            for result in data.eval_results or []
+            if is_number(result.metric_value) and isinstance(result.metric_args, dict | None)
+        ],
     }
 
 

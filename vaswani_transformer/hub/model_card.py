@@ -27,8 +27,8 @@ from .card_facts import METRICS, CardFacts, facts_of, file_name, metadata, one_l
 
 logger = logging.getLogger(__name__)
 
-KINDS = {"base": "base", "big": "big", "parser": "parsing"}  # template -> the paper's preset that it compares with
-# Fields of the configuration, the recipe and an evaluation's record that a card shows by their names.
+KINDS = ("base", "big", "parser")  # templates
+# Fields of the configuration and the recipe that a card shows by their names.
 _SIZES = ("encoder_layers", "decoder_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v")
 _CONFIG = (*_SIZES, "vocab_size", "decoder_vocab_size", "tie_word_embeddings", "share_encoder_decoder_embeddings",
            "position_encoding", "activation_function", "attention_window")  # fmt: skip
@@ -37,8 +37,6 @@ _RECIPE = ("from_model", "lora_rank", "distilled from", "train_source", "train_t
            "validation_source", "validation_target", "validation_data", "validation_split", "optimizer steps",
            "max_length", "tokens_per_batch", "learning_rate_scale", "warmup_steps", "adam_beta1", "adam_beta2",
            "adam_epsilon", "label_smoothing", "seed", *_DROPOUTS)  # fmt: skip
-_RECORD = ("sentences", "source_file", "source_sha256", "reference_file", "reference_sha256", "bleu_signature",
-           "chrf_signature", "date", "command")  # fmt: skip
 _SEAL = re.compile(r"(?:<!--|#) Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64})(?: -->)?\s*\Z")
 _WEIGHTS = "<!-- SHA-256 of the tensors, for the next push: {} -->"
 # What transformers puts into huggingface_hub's template for its default card.
@@ -62,21 +60,16 @@ def escaped(value: Any) -> Any:
 
 def choose_kind(config: VaswaniConfig, recipe: Mapping) -> str:
     """Return the template for a model: `"parser"`, `"big"` or `"base"`."""
-    if recipe.get("preset") == "parsing" or has_sizes_of(config, "parser"):
+    parser = VaswaniConfig.from_preset("parsing")
+    if recipe.get("preset") == "parsing" or all(getattr(config, name) == getattr(parser, name) for name in _SIZES):
         return "parser"
     return "big" if config.d_model >= 1024 else "base"
-
-
-def has_sizes_of(config: VaswaniConfig, kind: str) -> bool:
-    """Return whether layers and widths are those of the paper's model of a kind."""
-    paper = VaswaniConfig.from_preset(KINDS[kind])
-    return all(getattr(config, name) == getattr(paper, name) for name in _SIZES)
 
 
 def rows_of(values: Mapping, names: Sequence[str] | None = None) -> list[tuple[str, str]]:
     """Return rows (name, value) of a table, of `names` or of all values, without those that are unknown."""
     rows = []
-    for name in names or sorted(values):
+    for name in names or values:
         value = values.get(name)
         if value is not None and value != "":
             text = f"{value:,}" if type(value) is int else f"{value:g}" if type(value) is float else str(value)[:1000]
@@ -93,47 +86,20 @@ def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
     return rows_of(recipe | {name: getattr(facts.config, name) for name in _DROPOUTS}, _RECIPE)
 
 
-def evaluation_results(facts: CardFacts, kind: str) -> list[EvalResult]:
-    """Return every score for the front matter's `model-index`, exact, with the arguments it was obtained with."""
-    task, task_name = ("other", "Constituency parsing") if kind == "parser" else ("translation", "Translation")
-    results = list(facts.results)
-    for record in facts.evaluations:
-        name = one_line_of_text(record["test_set"])
-        # Lists as text: YAML would refer to equal ones.
-        search = {key: str(x) if isinstance(x, list) else x for key, x in record.get("generation", {}).items()}
-        for key in (key for key in METRICS if key in record):
-            # Perplexity is that of the references: it depends on no search.
-            arguments = {} if key == "perplexity" else dict(search)
-            if f"{key}_signature" in record:
-                arguments["signature"] = record[f"{key}_signature"]
-            result = EvalResult(
-                task_type=task,
-                task_name=task_name,
-                dataset_type=re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-") or "test",
-                dataset_name=name,
-                dataset_config=name,
-                dataset_revision=record.get("source_sha256"),  # tells apart test sets of the same name
-                metric_type=METRICS[key][0],
-                metric_name=METRICS[key][1],
-                metric_value=record[key],
-                metric_args=arguments or None,
-            )
-            results += [] if result in results else [result]  # the perplexity of two searches
-    return results
-
-
-def _evaluation(record: Mapping) -> dict:
-    """Return a record as templates read it."""
-    return {
-        "test_set": record["test_set"],
-        "scores": [(text, f"{record[key]:.{digits}f}") for key, (_, text, digits) in METRICS.items() if key in record],
-        "how": rows_of(record, _RECORD) + rows_of(record.get("generation", {})) + rows_of(record.get("versions", {})),
-    }
+def evaluations_of(results: Sequence[EvalResult]) -> list[dict]:
+    """Return scores as templates read them: those of an evaluation together, with how they were obtained."""
+    decimals, evaluations = {metric: digits for metric, _, digits in METRICS.values()}, {}
+    for result in results:
+        test_set = str(result.dataset_name)
+        how = rows_of({"source_sha256": result.dataset_revision} | (result.metric_args or {}))
+        evaluation = {"test_set": test_set, "scores": [], "how": how}
+        score = result.metric_name, f"{result.metric_value:.{decimals.get(result.metric_type, 2)}f}"
+        evaluations.setdefault((test_set, *how), evaluation)["scores"].append(score)
+    return list(evaluations.values())
 
 
 def front_matter(facts: CardFacts, kind: str) -> ModelCardData:
     """Return the card's metadata, without what is not known."""
-    results = evaluation_results(facts, kind)
     return ModelCardData(
         language=list(facts.languages) or None,
         license=facts.license,
@@ -141,9 +107,9 @@ def front_matter(facts: CardFacts, kind: str) -> ModelCardData:
         pipeline_tag=None if kind == "parser" else "translation",
         tags=["vaswani", "transformer", "attention-is-all-you-need"],
         datasets=list(facts.datasets) or None,
-        metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
-        model_name=facts.name if results else None,
-        eval_results=results or None,
+        metrics=list(dict.fromkeys(result.metric_type for result in facts.results)) or None,
+        model_name=facts.name if facts.results else None,
+        eval_results=list(facts.results) or None,
     )
 
 
@@ -176,13 +142,11 @@ def render_card(facts: CardFacts, card: str | None = None) -> str:
             front_matter=data,
             repo_id=Markup(facts.repo_id),  # of a form that the Hub prescribes; it is in code too
             name=Markup(facts.name),
-            size=f"Its sizes are those of the paper's {KINDS[kind]} model." if has_sizes_of(config, kind) else "",
             sizes=[("parameters", f"{facts.parameters:,}"), *rows_of(config.to_dict(), _CONFIG)],
             imported=facts.imported,
             training=training_rows(facts),
             decoding=rows_of(facts.generation),
-            evaluations=list(map(_evaluation, facts.evaluations)),
-            scores=Markup(facts.scores),
+            evaluations=evaluations_of(facts.results),
             direction=facts.languages if len(facts.languages) == 2 else None,
             license=facts.license,
             longest=facts.recipe.get("max_length"),
@@ -230,16 +194,12 @@ def carry_over(facts: CardFacts, text: str, options: Collection[str] = ()) -> Ca
     """Return the facts with those of the sealed card on the Hub.
 
     Licence, languages and datasets are kept if they are not known otherwise, and for the same weights unless they are
-    among the user's `options`; scores, and what the card says of them, for the same weights only.
+    among the user's `options`; scores for the same weights only.
     """
     if not is_sealed(text):
         return facts
-    text, is_same = text.replace("\r\n", "\n"), describes(text, facts.weights)
-    earlier = metadata(text)
-    if is_same and "evaluations" not in options:
-        section = re.search(r"^## Evaluation\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
-        earlier["scores"] = section[1] if section else ""
-    elif earlier.pop("results") and "evaluations" not in options:
+    earlier, is_same = metadata(text), describes(text, facts.weights)
+    if not is_same and earlier.pop("results") and "results" not in options:
         logger.warning("the scores on the card on the Hub are of other weights and left out: evaluate these")
     kept = {
         name: value

@@ -20,7 +20,7 @@ from ..errors import UserError, one_line, reading, shortened
 from ..evaluation.records import is_weights_file, read_evaluation, tensors_sha256, weights_sha256
 from ..loading import load_model
 from ..model.configuration_vaswani import VaswaniConfig
-from .card_facts import facts_of, is_search_setting, published_record
+from .card_facts import facts_of, is_search_setting, results_of_record
 from .model_card import carry_over, may_be_replaced, render_card
 from .space import CARD, Space, find_head, push_space, read_file, space_files
 
@@ -124,7 +124,7 @@ def publish(
             model.save_pretrained(staging, max_shard_size=max_shard_size)
         tokenizer.save_pretrained(staging)
         vocabulary = set().union(*(side_of(tokenizer, side).get_vocab() for side in SIDES))
-        records = _read_evaluations(model_folder, evaluations)
+        results = _read_evaluations(model_folder, evaluations)
         if dropped := _keep_what_may_be_published(staging, vocabulary):
             names = shortened(ascii(", ".join(dropped))[1:-1], 2000)
             logger.warning("not published, since only known entries are: %s", names)
@@ -134,7 +134,7 @@ def publish(
                 head = find_head(api, repo_id, revision)
                 existing = head and read_file(api, head, CARD)
         # An option counts most, then the card on the Hub about these weights, then what the run says.
-        options = {"languages": languages, "license": license, "datasets": datasets, "evaluations": records}
+        options = {"languages": languages, "license": license, "datasets": datasets, "results": results}
         options = {name: value for name, value in options.items() if value}
         facts = facts_of(model, repo_id, model_folder, tensors_sha256(staging))
         facts = replace(carry_over(facts, existing or "", options), **options)
@@ -212,15 +212,15 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> l
     return dropped
 
 
-def _read_evaluations(model_folder: str | Path, paths: Sequence[str | Path]) -> list[dict]:
-    """Return what is published of evaluation records, which must be of the folder's weights."""
-    weights, records = weights_sha256(model_folder), []
+def _read_evaluations(model_folder: str | Path, paths: Sequence[str | Path]) -> list:
+    """Return the scores (`EvalResult`) in evaluation records, which must be of the folder's weights."""
+    weights, results = weights_sha256(model_folder), []
     for path in paths:
         record = read_evaluation(path)
         if record["weights_sha256"] != weights:
             raise UserError(f"{path} is an evaluation of other weights than those in {model_folder}: evaluate these")
-        records.append(published_record(record, path))
-    return records
+        results += results_of_record(record, path)
+    return results
 
 
 def _push(

@@ -166,12 +166,13 @@ def test_a_search_that_waits_is_the_papers(trained, tokenizer, options):
 
 @pytest.mark.parametrize("limit", [8, pytest.param(60, marks=pytest.mark.slow)])
 def test_the_search_settings_of_imported_models_are_followed(tmp_path, trained, tokenizer, limit):
-    """OPUS-MT's and Marian's: tokens that never come."""
+    """OPUS-MT's and Marian's: tokens that never come, and an end token that comes at the limit."""
     folder, exported = trained
     model, _ = load_model(folder, "cpu")
     plain = [rows[0] for rows, _ in all_hypotheses(model, tokenizer, SOURCES)]
     settings = {
-        "suppress_tokens": [plain[0][1]], "bad_words_ids": [[1], plain[1][1:3]], "max_length": limit,
+        "suppress_tokens": [plain[0][1]], "bad_words_ids": [[1], plain[1][1:3]], "forced_eos_token_id": 2,
+        "max_length": limit,
     }  # fmt: skip
     changed = shutil.copytree(exported, tmp_path / "changed")
     path = changed / "generation_config.json"
@@ -323,7 +324,7 @@ def test_bad_exports_and_settings(tmp_path, folder, exported):
         ({"num_beams": 200}, "half as many beams as"),
         ({"num_beams": 2, "num_return_sequences": 3}, "can be 1 to num_beams"),
         ({"do_sample": True}, "do_sample is True"),
-        ({"early_stopping": True}, "early_stopping is True"),
+        ({"num_baems": 5}, "num_baems is 5, which .* does not follow"),
         ({"length_normalization": "mine"}, "length_normalization is 'mine'"),
     ):
         with pytest.raises(UserError, match=message):

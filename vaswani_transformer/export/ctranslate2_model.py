@@ -36,25 +36,24 @@ _NEUTRAL = {"repetition_penalty": 1, "encoder_repetition_penalty": 1, "num_beam_
 
 
 def read_settings(folder: str | Path) -> SimpleNamespace:
-    """Return the exported `generation_config.json`, or the paper's settings where there is none.
+    """Return the exported `generation_config.json`.
 
     Raises:
-        UserError: for a damaged file, and a value out of range.
+        UserError: for a file that is missing or damaged, and a value out of range.
         NotExpressibleError: for a setting that the search does not follow.
     """
     path = Path(folder) / "generation_config.json"
-    values = {"num_beams": 4, "length_penalty": 0.6}
-    if path.exists() or path.is_symlink():
-        values = read_json(path)
+    values = read_json(path)
     for name, value in values.items():
         check_setting(name, value, f" in {path}")
-    others = ("suppress_tokens", "bad_words_ids", "do_sample", "top_k")
+    others = ("suppress_tokens", "bad_words_ids", "forced_eos_token_id", "do_sample", "top_k")
     return SimpleNamespace(**dict.fromkeys((*FOLLOWED, *others)) | values)
 
 
 def check_setting(name: str, value: Any, where: str = "") -> None:
-    """Refuse a setting that the search cannot follow; `where` says where it is set."""
-    if name in _NOT_FOLLOWED and value and value != _NEUTRAL.get(name):
+    """Refuse a setting that the search cannot follow; `where` names its file, and an unknown option has none."""
+    is_ignored = name in _NOT_FOLLOWED if where else name not in FOLLOWED
+    if is_ignored and value and value != _NEUTRAL.get(name):
         raise NotExpressibleError(
             f"{name}{where} is {value!r:.100}, which the search of an exported model does not follow: leave it out, or"
             " translate with the model itself"
@@ -85,8 +84,7 @@ def open_engine(folder: str | Path, device: str = "cpu", **options: Any) -> ctra
 class Output(NamedTuple):
     """One output of a search; outputs are ranked by the score."""
 
-    ids: list[int]  # the end token included if it was generated
-    log_probability: float  # of all of them, in nats
+    ids: list[int]  # the end token included if it was generated or forced
     score: float
 
 
@@ -101,6 +99,10 @@ class CTranslate2Model:
         self.config = ExportFacts.read(folder, "ctranslate2")
         self.generation_config = read_settings(folder)
         self.generation_config.eos_token_id = self._end = self.config.eos_token_id
+        forced = self.generation_config.forced_eos_token_id
+        self._forced = [] if forced is None else [self._end]  # what is appended to an output that is cut at its limit
+        if forced not in (None, self._end, self._forced):
+            raise NotExpressibleError(f"forced_eos_token_id in {folder} is {forced}, not the end token, {self._end}")
         with reading(folder):
             self._source_vocabulary, self.vocabulary = read_vocabularies(folder)
             if len(self._source_vocabulary) != self.config.vocab_size:  # CTranslate2 does not count them
@@ -131,16 +133,16 @@ class CTranslate2Model:
                 f" half as many beams as the vocabulary has tokens, {len(self.vocabulary)}"
             )
         rule = length_rule(self.generation_config, options)
-        limits = [translator.output_limit(len(source)) for source in sources]
+        limits = [max(1, translator.output_limit(len(source)) - len(self._forced)) for source in sources]
         tokens = translator.tokens_per_batch
         tokens = min(tokens, _CPU_TOKENS) if self.engine.device == "cpu" else tokens
         for pending in batches_by_length([len(source) for source in sources], tokens):
             while pending:
                 longest, unsettled = min(limits[index] for index in pending), []
-                searched = self._ask([sources[index] for index in pending], longest, beams, rule)
+                searched = self._ask([sources[index] for index in pending], longest, beams)
                 for index, outputs in zip(pending, searched, strict=True):
-                    if longest == limits[index] or all(output.ids[-1:] == [self._end] for output in outputs):
-                        yield index, outputs[:number]
+                    if longest == limits[index] or all(ids[-1:] == [self._end] for ids, _ in outputs):
+                        yield index, self._ranked(outputs, rule)[:number]
                     else:
                         unsettled.append(index)
                 pending = unsettled
@@ -155,8 +157,14 @@ class CTranslate2Model:
     def _source_tokens(self, sentences: Sequence[Sequence[int]]) -> list[list[str]]:
         return [[self._source_vocabulary[number] for number in ids] for ids in sentences]
 
-    def _ask(self, sources: list[Sequence[int]], longest: int, beams: int, rule: LengthRule) -> list[list[Output]]:
-        """Return the outputs of one search of CTranslate2 for each source, ranked by the rule."""
+    def _ranked(self, outputs: list[tuple[list[int], float]], rule: LengthRule) -> list[Output]:
+        """Return outputs with their scores, best first; a forced end counts as a token, of log-probability 0."""
+        ended = [(ids if ids[-1:] == [self._end] else ids + self._forced, log_prob) for ids, log_prob in outputs]
+        ranked = [Output(ids, rule(log_prob, len(ids))) for ids, log_prob in ended]
+        return sorted(ranked, key=lambda output: output.score, reverse=True)
+
+    def _ask(self, sources: list[Sequence[int]], longest: int, beams: int) -> list[list[tuple[list[int], float]]]:
+        """Return token ids and log-probabilities of the outputs of one search of CTranslate2 for each source."""
         patience = self.patience if beams > 1 else 1.0
         searched = self.engine.translate_batch(
             self._source_tokens(sources),
@@ -174,11 +182,8 @@ class CTranslate2Model:
         )
         results = []
         for result in searched:
-            outputs = []
-            for tokens, log_probability in zip(result.hypotheses, result.scores, strict=True):
-                ids = [self._ids[token] for token in tokens]
-                outputs.append(Output(ids, log_probability, rule(log_probability, len(ids))))
-            results.append(sorted(outputs, key=lambda output: output.score, reverse=True))
+            sequences = [[self._ids[token] for token in tokens] for tokens in result.hypotheses]
+            results.append(list(zip(sequences, result.scores, strict=True)))
         return results
 
     def score_ids(

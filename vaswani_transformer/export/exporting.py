@@ -89,11 +89,10 @@ def _write(format: str, model, tokenizer, staging: Path, rows: int, quantization
         for length in (12, 5, 20)
     ]
     logits = reference_logits(model, sentences)  # first: writing changes the model
-    settings = model.generation_config
     writer = import_module(f".to_{format}", __package__)
     writer.write(model, tokenizer, staging, quantization)
     tokenizer.save_pretrained(staging)
-    settings.save_pretrained(staging)
+    model.generation_config.save_pretrained(staging)
     names = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id", "decoder_layers", "num_heads")
     ExportFacts(
         format=format,

@@ -114,12 +114,7 @@ class VaswaniLoader(BartLoader):
 
 def _token_names(vocabulary: dict[str, int], size: int) -> list[str]:
     names = {number: token for token, number in vocabulary.items()}
-    taken = set(names.values())
-    for number in set(range(size)) - names.keys():
-        names[number] = f"<unused {number}>"
-        while names[number] in taken:
-            names[number] += "'"
-    return [names[number] for number in range(size)]
+    return [names.get(number, f"<unused {number}>") for number in range(size)]
 
 
 def _widened(projection: nn.Linear, narrow: int, width: int) -> common_spec.LinearSpec:

@@ -77,18 +77,13 @@ def write(model, tokenizer, output: Path, quantization: str = "float32") -> None
 def _arrays(model, type: str) -> dict[str, torch.Tensor]:
     """Return all parameters under Marian's names."""
     config, own = model.config, model.state_dict()
-    for stack in ("encoder", "decoder"):
-        own[f"model.{stack}.embed_positions.weight"] = position_table(getattr(model.model, stack).embed_positions)
     arrays = {}
-    names = stack_parameters(config, type)
     if type == NEW:
-        for stack in ("Encoder", "Decoder"):
-            low = stack.lower()
-            table = own[f"model.{low}.embed_positions.weight"]
-            arrays[f"TransformerBatch{stack}->{low}->positionEmbedding->embeddings"] = table
-        start = model.model.decoder.embed_tokens.weight[config.decoder_start_token_id] * model.model.decoder.embed_scale
-        table[0] += start
-    for ours, (name, kind) in names.items():
+        for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder)):
+            table = position_table(stack.embed_positions)
+            arrays[f"TransformerBatch{name.title()}->{name}->positionEmbedding->embeddings"] = table
+        table[0] += stack.embed_tokens.weight[config.decoder_start_token_id] * stack.embed_scale  # the decoder's
+    for ours, (name, kind) in stack_parameters(config, type).items():
         if kind == "table":
             continue
         tensor = own.get(ours)

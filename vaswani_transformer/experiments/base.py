@@ -209,12 +209,6 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> None:
         logger.info("%s %s: finished in %s", experiment.name, cell.name, duration(seconds))
 
 
-def refuse_changes(setup: Setup) -> None:
-    """Raise `UserError` for changed settings of an experiment that has none."""
-    if setup.changes:
-        raise UserError("this experiment has no settings that can be changed: leave --set out")
-
-
 def write_report(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) -> str:
     """Write the table of the finished cells as Markdown, and return it."""
     folder, results = setup.folder(experiment.name), read_results(experiment, setup, cells)

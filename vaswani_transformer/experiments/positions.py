@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from ..data.batching import PairCollator
+from ..errors import reading
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.layers_vaswani import sinusoidal_positions
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..training.schedule import noam_scheduler
-from .base import Cell, Experiment, Setup, markdown_table, refuse_changes
+from .base import Cell, Experiment, Setup, markdown_table
 
 ENCODINGS, SEEDS = ("sinusoidal", "learned"), (0, 1)
 _END, _FIRST = 2, 3  # ids of the end token and of the first token that is none of the special ones
@@ -56,7 +57,7 @@ class LengthStudy:
     d_ff: int = 128
     num_heads: int = 4
     layers: int = 2  # of each stack
-    steps: int = 1500
+    max_steps: int = 1500
     batch: int = 64  # pairs in a step
     warmup_steps: int = 300
 
@@ -72,7 +73,11 @@ class LengthStudy:
         return {length: self.draw(rng, self.examples, length, length) for length in self.tested}
 
 
-STUDY = LengthStudy()
+def study_of(setup: Setup) -> LengthStudy:
+    """Return the study with a call's changes; raises `UserError` for names and values that it does not have."""
+    with reading("--set"):
+        study = replace(LengthStudy(), **{name: int(value) for name, value in setup.changes.items()})
+        return replace(study, tested=tuple(study.tested))
 
 
 def train_on_short(study: LengthStudy, encoding: str, seed: int) -> VaswaniForConditionalGeneration:
@@ -91,7 +96,7 @@ def train_on_short(study: LengthStudy, encoding: str, seed: int) -> VaswaniForCo
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
     schedule = noam_scheduler(optimizer, study.d_model, study.warmup_steps)
     rng = random.Random(seed)
-    for _ in range(study.steps):
+    for _ in range(study.max_steps):
         model(**PairCollator(1)(study.draw(rng, study.batch, 1, study.trained))).loss.backward()
         optimizer.step()
         schedule.step()
@@ -124,25 +129,28 @@ class Positions(Experiment):
     name = "positions"
 
     def cells(self, setup: Setup) -> list[Cell]:
-        """Return one for each model; raises `UserError` for changes, of which there are none."""
-        refuse_changes(setup)
+        """Return one for each model; raises `UserError` for changes that a study does not have."""
+        study = study_of(setup)
+        settings = asdict(study) | {"tested": list(study.tested)}
         return [
             Cell(f"copy-{encoding}-{seed}", f"{encoding} positions, seed {seed}",
-                 asdict(STUDY) | {"tested": list(STUDY.tested), "encoding": encoding, "seed": seed}, group=encoding)
+                 settings | {"encoding": encoding, "seed": seed}, group=encoding)
             for encoding in ENCODINGS for seed in SEEDS
         ]  # fmt: skip
 
     def measure(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
         """Train a model on short sentences and test it at every length."""
         torch.set_num_threads(1)  # the matrices are so small that more threads cost more than they bring
-        model = train_on_short(STUDY, cell.settings["encoding"], cell.settings["seed"])
-        return {"lengths": accuracy_by_length(model, STUDY)}
+        study = study_of(setup)
+        model = train_on_short(study, cell.settings["encoding"], cell.settings["seed"])
+        return {"lengths": accuracy_by_length(model, study)}
 
     def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
         """Return the closed form's error, and accuracies over length."""
+        study = study_of(setup)
         error = offset_error(d_model=512, positions=1000, offsets=range(1, 1001, 111))
         titles = ["length", *(f"{cell.label}: {measure}" for cell in cells for measure in ("tokens", "exact"))]
-        rows = [[f"{length}{' (longer)' if length > STUDY.trained else ''}"] for length in STUDY.tested]
+        rows = [[f"{length}{' (longer)' if length > study.trained else ''}"] for length in study.tested]
         for cell in cells:
             lengths = results[cell.name]["figures"]["lengths"] if cell.name in results else [None] * len(rows)
             for row, entry in zip(rows, lengths, strict=True):
@@ -151,8 +159,8 @@ class Positions(Experiment):
             "# Positions (Section 3.5)",
             f"PE(pos+k) = M(k) PE(pos) with M(k) made of rotations: largest error {error:.1e} over positions 0 to 999,"
             " 10 offsets from 1 to 1,000, d_model 512.",
-            f"## Copying, trained on sources of at most {STUDY.trained} tokens",
-            f"{STUDY.steps:,} steps with the same batches for both encodings. Percent. Tokens: the right one is the"
+            f"## Copying, trained on sources of at most {study.trained} tokens",
+            f"{study.max_steps:,} steps with the same batches for both encodings. Percent. Tokens: the right one is the"
             " likeliest, given the right ones before it; exact: all tokens of a sentence are. Learned positions that"
             " training never reaches keep their initial values.",
             markdown_table(titles, rows),

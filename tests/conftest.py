@@ -4,10 +4,9 @@ import gc
 import os
 import socket
 
-from hub_server import HUB, HubServer  # first: it sets the Hub's address
+from hub_server import HUB, HubServer  # first: it sets the Hub's address and an empty home of its caches
 
 # isort: split
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -136,18 +135,6 @@ def tiny_recipe(text: Path, output: Path | None = None, **changes) -> Recipe:
     """A recipe of seconds for the corpus that `write_corpus` has put into `text`."""
     folders = {"data_dir": str(text), "output": None if output is None else str(output)}
     return Recipe(**{**TINY_RECIPE, **folders, **changes})
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> Iterator[Path]:
-    """A cache of a module's own for `datasets`, also in subprocesses: the user's stays untouched."""
-    import datasets
-
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
-        patch.setenv("HF_DATASETS_CACHE", str(folder))
-        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from vaswani_transformer.hub.model_card import render_card
 from vaswani_transformer.recipes.recipe import Recipe, load_recipe
 from vaswani_transformer.training import run as training
 
-pytestmark = pytest.mark.usefixtures("cache", "without_pictures")
+pytestmark = pytest.mark.usefixtures("without_pictures")
 fails = translating.fails
 here = translating.here
 without_pictures = training_runs.without_pictures

@@ -42,11 +42,12 @@ SMALLER = {  # options added to commands that train, or take many minutes
     "distill ": f"{_STEPS} {_SIZES} --sample",  # the likeliest words of a model of 12 steps repeat without end
     "parse train": f"{_STEPS} {_SIZES} --vocab-size 420 --num-beams 2",
     "finetune_(seq2seq|accelerate)": "--steps 4 --warmup-steps 2",
+    "experiment table1": "--only self-attention",
     "experiment table2": f"--only en-de-base {_CELLS}",
     "experiment table3": f"--only base {_CELLS}",
     "experiment table4": _CELLS,
     "attention runs/mine .Two": "--target 'Zwei Hunde.'",  # a small model's own translation is too long for a picture
-    "experiment positions": "--dry-run",  # it has no settings, and takes 1,500 steps a cell
+    "experiment positions": "--set max_steps=4 --set examples=5",
 }
 SERVE = "vaswani serve en-de=runs/mine --port 5000"
 

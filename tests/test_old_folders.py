@@ -22,7 +22,7 @@ from vaswani_transformer.training.callbacks import read_training_log
 
 
 @pytest.fixture
-def old(tmp_path, monkeypatch, cache):
+def old(tmp_path, monkeypatch):
     with tarfile.open(TESTS / "fixtures" / "written_by_b26e237.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     monkeypatch.chdir(tmp_path)

@@ -31,7 +31,7 @@ def recipe(tmp_path_factory, text):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory, recipe, cache):
+def model(tmp_path_factory, recipe):
     folder = tmp_path_factory.mktemp("model") / "tiny"
     assert main(["train", str(recipe), "--output", str(folder), "--quiet"]) == 0
     return folder
@@ -160,7 +160,7 @@ def test_output_is_not_touched_before_the_input_is_known_to_be_there(model, tmp_
     ],
     ids=lambda mistake: mistake[0],
 )
-def test_overwriting_with_a_mistake_keeps_the_old_model(recipe, model, tmp_path, fails, cache, mistake):
+def test_overwriting_with_a_mistake_keeps_the_old_model(recipe, model, tmp_path, fails, mistake):
     folder = tmp_path / "kept"
     shutil.copytree(model, folder)
     line = fails("train", recipe, "--output", folder, "--overwrite", "--quiet", *mistake)
@@ -170,7 +170,7 @@ def test_overwriting_with_a_mistake_keeps_the_old_model(recipe, model, tmp_path,
 
 
 @pytest.mark.slow
-def test_tensorboard_shows_the_run_that_is_in_the_folder(recipe, tmp_path, cache):
+def test_tensorboard_shows_the_run_that_is_in_the_folder(recipe, tmp_path):
     """A resumed run keeps its events, one that replaces it shows its own alone, and other programs' events stay."""
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     train = ["train", str(recipe), "--output", str(tmp_path / "run"), "--quiet", "--report-to", "tensorboard"]
@@ -193,7 +193,7 @@ def test_tensorboard_shows_the_run_that_is_in_the_folder(recipe, tmp_path, cache
 
 
 @pytest.mark.slow
-def test_the_home_folder_in_a_recipe_file(text, tmp_path, monkeypatch, capsys, cache):
+def test_the_home_folder_in_a_recipe_file(text, tmp_path, monkeypatch, capsys):
     """Training, its plan and preparing find the same files, and nothing is made in a folder called ~."""
     home, here = tmp_path / "home", tmp_path / "here"
     shutil.copytree(text, home / "text")

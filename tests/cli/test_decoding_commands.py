@@ -105,7 +105,8 @@ def test_a_bar_leaves_the_lines_of_the_output_whole(model, source, tmp_path, mon
     assert re.search(r"[\d.]+ sentences/s\]", lines[len(expected)])
 
 
-def test_evaluate_reads_its_files_itself(model, tmp_path, capsys, cache):
+def test_evaluate_reads_its_files_itself(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     english, german = files_of(tmp_path)
     german.write_text("Ein Hund.\nZwei.\n")
     words = ["evaluate", model, "--source", english, "--reference", german, "--device", "cpu"]
@@ -114,7 +115,7 @@ def test_evaluate_reads_its_files_itself(model, tmp_path, capsys, cache):
     german.write_text("Ein Hund.\n")
     assert run(*words, "--beams", "2", "--max-new-tokens", "8", "--json", tmp_path / "scores") == 0
     printed = capsys.readouterr()
-    assert "split" not in printed.err and not list(cache.iterdir())
+    assert "split" not in printed.err and not (tmp_path / "cache").exists()
     assert all(word in printed.out for word in ("BLEU", "tok:13a", "chrF", "perplexity"))
     record = json.loads((tmp_path / "scores").read_text())
     assert record["command"].endswith("--source a.en --reference a.de --beams 2 --max-new-tokens 8")

@@ -22,9 +22,6 @@ from vaswani_transformer.data.cleaning_rules import _detector
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.recipes.recipe import Recipe
 
-pytestmark = pytest.mark.usefixtures("cache")
-
-
 # Whoever does it
 
 

@@ -24,9 +24,6 @@ from vaswani_transformer.data.cleaning_rules import (
     read_scores,
 )
 
-pytestmark = pytest.mark.usefixtures("cache")
-
-
 # The rules, by plain Python
 
 

@@ -14,9 +14,6 @@ from pair_files import GERMAN, PAIRS, REVERSED, SWAPPED, read, rows, write, writ
 from vaswani_transformer.data.pair_readers import read_pairs
 from vaswani_transformer.data.parallel_text import load_pairs
 
-pytestmark = pytest.mark.usefixtures("cache")
-
-
 # Two text files
 
 

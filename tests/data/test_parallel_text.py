@@ -11,9 +11,6 @@ from vaswani_transformer.data.parallel_text import held_out_rows, load_pairs, pa
 from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs
 from vaswani_transformer.recipes.recipe import Recipe
 
-pytestmark = pytest.mark.usefixtures("cache")
-
-
 # Arguments
 
 

@@ -15,8 +15,6 @@ from vaswani_transformer.data.tmx import read_tmx
 HEADER = '<?xml version="1.0"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4"><header srclang="en"/><body>\n'
 END = "</body></tmx>\n"
 
-pytestmark = pytest.mark.usefixtures("cache")
-
 
 def unit(*variants: tuple[str, str], attribute: str = "xml:lang") -> str:
     """A unit with variants of a language and the XML of its segment."""

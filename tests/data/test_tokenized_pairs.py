@@ -18,8 +18,6 @@ from vaswani_transformer.data import tokenized_pairs
 from vaswani_transformer.data.parallel_text import load_pairs
 from vaswani_transformer.data.tokenized_pairs import FilterCounts, pair_lengths, tokenize_pairs
 
-pytestmark = pytest.mark.usefixtures("cache")
-
 
 @pytest.fixture(scope="module")
 def tokenizer():
@@ -50,7 +48,7 @@ def encoded(monkeypatch):
     return texts
 
 
-def test_tokenised_pairs_have_int32_columns_lengths_with_the_end_token_and_a_file_on_disk(tokenizer, cache):
+def test_tokenised_pairs_have_int32_columns_lengths_with_the_end_token_and_a_file_on_disk(tokenizer):
     tokenized, counts = tokenize_pairs(in_memory([*PAIRS, ("", "leer")]), tokenizer)
     ids, length = datasets.List(datasets.Value("int32")), datasets.Value("int32")
     assert tokenized.features == {"input_ids": ids, "labels": ids, "source_length": length, "target_length": length}
@@ -59,7 +57,7 @@ def test_tokenised_pairs_have_int32_columns_lengths_with_the_end_token_and_a_fil
         assert row["input_ids"][-1] == row["labels"][-1] == tokenizer.eos_token_id
         assert (row["source_length"], row["target_length"]) == (len(row["input_ids"]), len(row["labels"]))
     assert (counts.read, counts.kept, counts.empty) == (4, 3, 1)
-    assert Path(tokenized.cache_files[0]["filename"]).is_relative_to(cache)
+    assert Path(tokenized.cache_files[0]["filename"]).is_relative_to(datasets.config.HF_DATASETS_CACHE)
 
 
 def test_counts_are_one_readable_line():
@@ -168,7 +166,7 @@ for arguments in (files, {"data": sys.argv[4]}):
 """
 
 
-def test_a_new_process_reuses_the_pairs_and_the_token_ids(tmp_path, tokenizer, cache):
+def test_a_new_process_reuses_the_pairs_and_the_token_ids(tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     files = write_two(tmp_path, "a dog\n\n", "ein Hund\nx\n")
     in_memory(PAIRS).save_to_disk(saved := tmp_path / "saved")
@@ -176,6 +174,7 @@ def test_a_new_process_reuses_the_pairs_and_the_token_ids(tmp_path, tokenizer, c
     for arguments in (files, {"data": saved}):
         tokenized, counts = tokenize_pairs(load_pairs(**arguments), tokenizer)
         expected.append(f"{tokenized._fingerprint} {counts} {tokenized[:]}")
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.arrow")}
     command = [sys.executable, "-c", AGAIN, tmp_path / "tokenizer", *files.values(), saved]
     done = subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": "7"}, capture_output=True, text=True)

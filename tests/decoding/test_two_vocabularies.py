@@ -137,7 +137,7 @@ def test_attention_and_words(world):
             align(model, tokenizer, SOURCES, TARGETS)
 
 
-def test_pairs_tokenized_and_prepared(world, cache, tmp_path):
+def test_pairs_tokenized_and_prepared(world, tmp_path):
     tokenizer = load_tokenizer(world.folder)
     expected = [ids_of(world.source, SOURCES), ids_of(world.target, TARGETS)]
     rows, _ = tokenize_pairs(in_memory(list(zip(SOURCES, TARGETS, strict=True))), tokenizer)
@@ -174,7 +174,7 @@ def test_averaged_and_published(world, tmp_path, caplog):
     assert "not published" not in caplog.text
 
 
-def test_trained(world, tmp_path, cache, text):
+def test_trained(world, tmp_path, text):
     """The tokenizer comes along into the run folder."""
     from vaswani_transformer import train
 

@@ -101,10 +101,11 @@ def test_splitting_compounds_is_worth_points_where_there_are_some():
 def test_evaluate_prints_it_beside_sacrebleus(tmp_path, capsys):
     pytest.importorskip("sacremoses")
     folder = write_model(tmp_path / "model")
-    (tmp_path / "in.en").write_text("A dog sleeps.\nThe house is small.\n")
+    for name in ("in.en", "in.de"):
+        (tmp_path / name).write_text("A dog sleeps.\nThe house is small.\n")
     output, scores = tmp_path / "out.de", tmp_path / "scores.json"
     words = ["evaluate", str(folder), "--source", str(tmp_path / "in.en"), "--max-new-tokens", "8"]
-    assert main([*words, "--reference", str(tmp_path / "in.en"), "--output", str(output)]) == 0
+    assert main([*words, "--reference", str(tmp_path / "in.de"), "--output", str(output)]) == 0
     assert "as in the paper" not in capsys.readouterr().out
     # The model's own output as the reference is right in every flavour.
     words += ["--reference", str(output), "--paper-bleu", "de", "--json", str(scores)]

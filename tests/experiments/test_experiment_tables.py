@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from vaswani_transformer import VaswaniConfig
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.experiments import positions, table3
+from vaswani_transformer.experiments import table3
 from vaswani_transformer.experiments import translation as cells_module
 from vaswani_transformer.experiments.base import TABLE3, Setup
 from vaswani_transformer.experiments.table3 import Table3
@@ -23,7 +23,7 @@ from vaswani_transformer.parsing.evalb import BASELINES
 
 
 @pytest.fixture(scope="module")
-def multi30k(tmp_path_factory, cache) -> Path:
+def multi30k(tmp_path_factory) -> Path:
     return write_multi30k(tmp_path_factory.mktemp("multi30k"))
 
 
@@ -131,7 +131,7 @@ def test_table2_command(table2_folder):
 # Table 4.
 
 
-def test_table4_command(tmp_path, capsys, cache):
+def test_table4_command(tmp_path, capsys):
     data = write_gum(tmp_path / "trees")
     changes = [word for word in TINY if not word.startswith("vocab")] + ["max_length=60", "vocab_size=700"]
     words = ["table4", "--data-dir", data, "--output", tmp_path, "--set", *changes]
@@ -174,19 +174,18 @@ def test_attention_command_takes_the_model_of_table_2(multi30k, table2_folder, c
     assert experiment(capsys, *words)[1] == output
 
 
-def test_positions_command(tmp_path, capsys, monkeypatch):
-    small = {"d_model": 16, "d_ff": 16, "layers": 1, "steps": 2, "batch": 4, "examples": 4}
-    monkeypatch.setattr(positions, "STUDY", positions.LengthStudy(trained=6, tested=(3, 8), **small))
-    words = ["positions", "--output", tmp_path]
+def test_positions_command(tmp_path, capsys):
+    changes = ["trained=6", "d_model=16", "d_ff=16", "layers=1", "max_steps=2", "batch=4", "examples=4"]
+    words = ["positions", "--output", tmp_path, "--set", *changes]
     status, output, errors = experiment(capsys, *words, "--only", "copy-learned-1")
     assert status == 0, errors
-    assert "| 8 (longer) |  |  |" in output
+    assert "| 10 (longer) |  |  |" in output
     status, output, errors = experiment(capsys, *words)
     folder = tmp_path / "positions/laptop"
     assert {path.parent.name for path in folder.glob("*/result.json")} == {
         f"copy-{encoding}-{seed}" for encoding in ("sinusoidal", "learned") for seed in (0, 1)}  # fmt: skip
     entry = json.loads((folder / "copy-learned-0/result.json").read_text())["figures"]["lengths"][1]
-    row = next(line for line in output.splitlines() if line.startswith("| 8 (longer) |")).strip("| ").split(" | ")
+    row = next(line for line in output.splitlines() if line.startswith("| 10 (longer) |")).strip("| ").split(" | ")
     assert row[5:7] == [f"{entry['token_accuracy']:.1f}", f"{entry['exact_match']:.1f}"]
     assert "Finished runs: 4" in output
     assert experiment(capsys, *words)[1] == output

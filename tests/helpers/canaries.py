@@ -1,4 +1,4 @@
-"""Objects in whose pickles there is code, which shows if it runs."""
+"""An object in whose pickle there is code, which shows if it runs."""
 
 from pathlib import Path
 
@@ -11,10 +11,3 @@ class Canary:
 
     def __reduce__(self):
         return Path.touch, (Path(self.path),)
-
-
-class Runs:
-    """Unpickling it prints a line."""
-
-    def __reduce__(self):
-        return print, ("code of a pickle ran",)

@@ -8,9 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import tiny_model
+from safetensors.torch import load_file
 
-from vaswani_transformer import train_tokenizer
+from vaswani_transformer import VaswaniForConditionalGeneration, train_tokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
 
 PAIRS = generate_corpus(120, 10, 10).train
@@ -37,6 +39,22 @@ def change(folder: Path, file: str = "tokenizer.json", **entries) -> None:
     """Give entries of a JSON file other values; a file that is not there gets these alone."""
     path = folder / file
     path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | entries))
+
+
+def pickle_weights(folder: Path, change=lambda weights: weights) -> dict[str, torch.Tensor]:
+    """Replace the safetensors of a folder by `pytorch_model.bin`; returns what is in it."""
+    weights = change(load_file(folder / "model.safetensors"))
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    return weights
+
+
+def in_shards(folder: Path) -> Path:
+    """Split the weights of a folder into files with an index; returns the index."""
+    model = VaswaniForConditionalGeneration.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    return folder / "model.safetensors.index.json"
 
 
 @pytest.fixture(scope="module")

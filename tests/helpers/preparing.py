@@ -76,7 +76,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_chunks(cache):
+def small_chunks():
     """Shards of 40 pairs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "CHUNK", CHUNK)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from canaries import Canary
 from conftest import tiny_model
+from model_folders import pickle_weights
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
@@ -29,15 +30,6 @@ def folder(model, tmp_path):
     """A model folder with safetensors, as `save_pretrained` leaves it."""
     model.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
-
-
-def pickle_weights(folder: Path, change=lambda weights: weights) -> dict[str, torch.Tensor]:
-    """Replace the safetensors of a folder by `pytorch_model.bin`; returns what is in it."""
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    weights = change(dict(weights))
-    torch.save(weights, folder / "pytorch_model.bin")
-    return weights
 
 
 def one(change, name=FC1):
@@ -203,14 +195,3 @@ WRONG_KINDS = [
 def test_what_cannot_be_imported_is_one_line(folder, change, message, capsys):
     pickle_weights(folder, change)
     assert message in fails_in_one_line(folder, capsys)
-
-
-def test_a_configuration_of_another_kind_runs_nothing(folder, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the command asked a question"))
-    (folder / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    pickle_weights(folder)
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "unheard_of", "auto_map": {"AutoConfig": "planted.Config"}}
-    (folder / "config.json").write_text(json.dumps(config))
-    assert "in no format" in fails_in_one_line(folder, capsys)
-    assert not (tmp_path / "ran").exists()

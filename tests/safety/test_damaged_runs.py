@@ -28,7 +28,7 @@ DEEP = "[" * 10**5
 
 
 @pytest.fixture(scope="module")
-def recipe(cache, tmp_path_factory):
+def recipe(tmp_path_factory):
     text = tmp_path_factory.mktemp("text")
     write_corpus(generate_corpus(60, 20, 20), text)
     return tiny_recipe(text, max_steps=6, evaluate_every=2, average_checkpoints=2, keep_weights="average")

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import model_folders
 import pytest
-import torch
 from canaries import Canary
 from children import limit_memory
 from conftest import random_ids, tiny_config
 from huggingface_hub.errors import StrictDataclassError
-from model_folders import change
-from safetensors.torch import load_file
+from model_folders import change, in_shards, pickle_weights
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vaswani_transformer import UserError, VaswaniForConditionalGeneration, load_model
@@ -21,14 +19,6 @@ from vaswani_transformer.cli.main import main
 
 saved = model_folders.saved
 folder = model_folders.folder
-
-
-def pickle_weights(folder: Path, change=lambda weights: weights) -> dict[str, torch.Tensor]:
-    """Replace the safetensors of a folder by `pytorch_model.bin`; returns the weights."""
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.save(change(dict(weights)), folder / "pytorch_model.bin")
-    return weights
 
 
 # Pickles ----------------------------------------------------------------------------------------------------------
@@ -109,21 +99,8 @@ def test_installed_code_wins_even_where_remote_code_is_trusted(folder):
 # Damaged and hostile files ----------------------------------------------------------------------------------------
 
 
-def test_truncated_weights_are_one_clear_error(folder, capsys):
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[:-10])
-    with pytest.raises(ValueError, match=r"model\.safetensors is damaged or not complete") as caught:
-        AutoModelForSeq2SeqLM.from_pretrained(folder)
-    assert "\n" not in str(caught.value)
-    assert main(["translate", str(folder), "words"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "damaged or not complete" in error and "Traceback" not in error
-
-
 def test_a_damaged_shard_is_named(folder):
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    (folder / "model.safetensors").unlink()
-    model.save_pretrained(folder, max_shard_size="20KB")
+    in_shards(folder)
     shards = sorted(folder.glob("model-*.safetensors"))
     assert len(shards) > 2
     shards[1].write_bytes(shards[1].read_bytes()[:-10])

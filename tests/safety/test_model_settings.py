@@ -83,24 +83,6 @@ def test_every_setting_works_or_is_refused_by_name(loaded, tmp_path, name):
     assert worked < len(VALUES) or name == "transformers_version" or name in WITHOUT_EFFECT
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"temperature": 2, "repetition_penalty": 2, "do_sample": True},
-        {"bad_words_ids": [[5, 6], [7]], "suppress_tokens": [8], "no_repeat_ngram_size": 2, "num_beams": 3},
-        {"sequence_bias": [[[5], -2.0]], "forced_bos_token_id": 9, "min_new_tokens": 2},
-        {"num_beams": 2, "num_return_sequences": 2, "length_normalization": "power", "early_stopping": "never"},
-        {"do_sample": False, "temperature": 0.0, "top_k": -1, "suppress_tokens": [], "begin_suppress_tokens": []},
-    ],
-    ids=str,
-)
-def test_what_the_search_follows_reaches_it(folder, settings):
-    change(folder, "generation_config.json", max_new_tokens=3, **settings)
-    model, tokenizer = load_model(folder, "cpu")
-    assert all(getattr(model.generation_config, name) == value for name, value in settings.items())
-    list(Translator(model, tokenizer).translate(["words"]))
-
-
 def test_sampling_settings_out_of_range_matter_once_tokens_are_drawn(folder, capsys):
     change(folder, "generation_config.json", temperature=0.0, max_new_tokens=2)
     assert main(["translate", str(folder), "words"]) == 0

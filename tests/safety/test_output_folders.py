@@ -31,7 +31,7 @@ from vaswani_transformer.training.run_folder import CURVE, LOG, MODEL_FILES, REC
 
 fails = translating.fails
 without_pictures = training_runs.without_pictures
-pytestmark = pytest.mark.usefixtures("cache", "without_pictures")
+pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,9 @@ import json
 import re
 import shutil
 import time
-import zipfile
 
 import pushing
 import pytest
-import torch
 import yaml
 from conftest import error_of, tiny_config
 from hub_server import Fault
@@ -25,7 +23,6 @@ from vaswani_transformer.hub import push as push_module
 from vaswani_transformer.hub.card_facts import CardFacts, read_run, results_of_record
 from vaswani_transformer.hub.model_card import carry_over, escaped, may_be_replaced, render_card, seal
 from vaswani_transformer.hub.space import MOST_BYTES
-from vaswani_transformer.importing.importing import import_model
 from vaswani_transformer.parsing.tokenizer import train_parser_tokenizer, tree_token_ids
 
 model = pushing.model
@@ -274,22 +271,3 @@ def test_the_token_does_not_follow_a_redirect_to_another_host(push, forked, hub,
     assert done.status and "Traceback" not in done.err
     assert not any("hf_writer" in headers for headers in seen)
     assert seen or redirected == "resolve"  # the client takes a file's address from the Hub only
-
-
-# Pickles
-
-
-def test_pickles_that_grow_are_refused(model, tmp_path):
-    folder = shutil.copytree(model, tmp_path / "model")
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.save({name: torch.zeros_like(tensor) for name, tensor in weights.items()}, tmp_path / "stored.bin")
-    deflated = zipfile.ZipFile(folder / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED)
-    with zipfile.ZipFile(tmp_path / "stored.bin") as stored, deflated:
-        for entry in stored.infolist():
-            deflated.writestr(entry.filename, stored.read(entry))
-    assert "is compressed" in error_of(import_model, folder, tmp_path / "new")
-    change(folder, "config.json", vocab_size=300_000_000)
-    big = {name: torch.zeros(1).expand(300_000_000, 24) if len(t) == 300 else t for name, t in weights.items()}
-    torch.save(big, folder / "pytorch_model.bin")
-    assert "holds no table of weights" in error_of(import_model, folder, tmp_path / "new")

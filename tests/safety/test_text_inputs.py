@@ -20,8 +20,6 @@ from vaswani_transformer.data import text_files
 from vaswani_transformer.data.text_files import LONGEST_LINE, has_undecoded, read_lines
 from vaswani_transformer.hardware import MOST_WORKERS
 
-pytestmark = pytest.mark.usefixtures("cache")
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):

@@ -8,6 +8,7 @@ import model_folders
 import pytest
 import torch
 from conftest import error_of, tiny_recipe
+from model_folders import in_shards
 from safetensors.torch import load_file, save_file
 from torch.testing._internal.two_tensor import TwoTensor
 from transformers import AutoModelForSeq2SeqLM
@@ -67,12 +68,13 @@ def test_what_is_finite(dtype):
 @pytest.mark.parametrize("bad", BAD, ids=str)
 def test_no_command_takes_weights_that_are_not_finite(folder, saved, tmp_path, capsys, bad):
     change_weights(folder, with_value(bad))
-    (tmp_path / "text").write_text("words\n")
-    text, output = tmp_path / "text", tmp_path / "output"
+    text, reference, output = (tmp_path / name for name in ("text", "reference", "output"))
+    text.write_text("words\n")
+    reference.write_text("words\n")
     for command in (
         ["translate", folder, "words"],
         ["translate", saved, "words", "--ensemble", folder],
-        ["evaluate", folder, "--source", text, "--reference", text, "--json", output],
+        ["evaluate", folder, "--source", text, "--reference", reference, "--json", output],
         ["score", folder, "--source", text, "--target", text],
         ["attention", folder, "words", "--output", output],
         ["export", folder, "--output", output],
@@ -113,7 +115,7 @@ def test_an_average_that_overflows_is_not_written(folder, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_training_that_ends_with_broken_weights_writes_no_model(text, cache, tmp_path, monkeypatch):
+def test_a_training_that_ends_with_broken_weights_writes_no_model(text, tmp_path, monkeypatch):
     from vaswani_transformer.training import run
 
     select_weights = run.select_weights
@@ -141,17 +143,9 @@ def test_weights_of_other_types_are_refused_by_name(folder, capsys, dtype):
         AutoModelForSeq2SeqLM.from_pretrained(folder)
 
 
-def shard(folder):
-    """Split the weights of a folder into files with an index; returns the index."""
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    (folder / "model.safetensors").unlink()
-    model.save_pretrained(folder, max_shard_size="20KB")
-    return folder / "model.safetensors.index.json"
-
-
 @pytest.mark.parametrize("where", ["../other.safetensors", "absolute", "..", 5])
 def test_an_index_leads_nowhere_else(folder, capsys, where):
-    index = shard(folder)
+    index = in_shards(folder)
     content = json.loads(index.read_text())
     file = next(iter(content["weight_map"].values()))
     other = folder.parent / "other.safetensors"
@@ -165,7 +159,11 @@ def test_an_index_leads_nowhere_else(folder, capsys, where):
         AutoModelForSeq2SeqLM.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("header", [b'{"a": "' + b"x" * 10**8 + b'"}', b'{"a":' * 10**5], ids=["100 MB", "deep"])
-def test_hostile_headers_are_one_line(folder, capsys, header):
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(12))
-    one_error(capsys, ["translate", folder, "words"])
+@pytest.mark.parametrize("content", ["truncated", b'{"a": "' + b"x" * 10**8 + b'"}', b'{"a":' * 10**5], ids=range(3))
+def test_damaged_weights_and_hostile_headers_are_one_line(folder, capsys, content):
+    path = folder / "model.safetensors"
+    if content == "truncated":
+        path.write_bytes(path.read_bytes()[:-10])
+    else:
+        path.write_bytes(struct.pack("<Q", len(content)) + content + bytes(12))
+    assert "model.safetensors is damaged or not complete" in one_error(capsys, ["translate", folder, "words"])

@@ -38,7 +38,7 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
-def recipe(cache, one_thread, text):
+def recipe(one_thread, text):
     """Five steps an epoch, dropout, and lines of the log that fall between checkpoints."""
     return tiny_recipe(
         text, dropout=0.1, tokens_per_device=300, max_steps=STEPS, evaluate_every=EVERY, log_every=3,

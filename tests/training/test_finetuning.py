@@ -19,7 +19,6 @@ from transformers import (
 import vaswani_transformer as vt
 from vaswani_transformer.data.synthetic import generate_corpus
 
-pytestmark = pytest.mark.usefixtures("cache")
 folder = finetuning.folder
 
 

@@ -30,7 +30,7 @@ from vaswani_transformer.training import run as training
 from vaswani_transformer.training.initial_model import ADAPTED
 from vaswani_transformer.training.selection import LENGTH_PENALTIES
 
-pytestmark = pytest.mark.usefixtures("cache", "without_pictures")
+pytestmark = pytest.mark.usefixtures("without_pictures")
 without_pictures = training_runs.without_pictures
 source = finetuning.folder  # a random model and its tokenizer
 EITHER = pytest.mark.parametrize("rank", [None, 2], ids=["weights", "adapters"])

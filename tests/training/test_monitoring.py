@@ -19,8 +19,6 @@ from vaswani_transformer.training import run as training
 
 STEPS = 6
 
-pytestmark = pytest.mark.usefixtures("cache")
-
 
 @pytest.fixture
 def recipe(tmp_path, text):

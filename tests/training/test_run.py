@@ -26,7 +26,7 @@ from vaswani_transformer.training.checkpoints import Checkpoint, read_checkpoint
 STEPS = 8
 
 
-pytestmark = pytest.mark.usefixtures("cache", "without_pictures")
+pytestmark = pytest.mark.usefixtures("without_pictures")
 without_pictures = training_runs.without_pictures
 
 

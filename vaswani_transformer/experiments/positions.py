@@ -50,7 +50,7 @@ class LengthStudy:
     """A model that learns to copy short sequences of random symbols and is tested on longer ones."""
 
     trained: int = 20  # tokens of the longest source in training, without the end token
-    tested: tuple[int, ...] = (5, 10, 15, 20, 21, 22, 24, 28, 32, 40)  # lengths, some longer than `trained`
+    tested: Sequence[int] = (5, 10, 15, 20, 21, 22, 24, 28, 32, 40)  # lengths, some longer than `trained`
     examples: int = 200  # test pairs a length
     symbols: int = 20  # distinct ones to copy
     d_model: int = 64
@@ -77,7 +77,7 @@ def study_of(setup: Setup) -> LengthStudy:
     """Return the study with a call's changes; raises `UserError` for names and values that it does not have."""
     with reading("--set"):
         study = replace(LengthStudy(), **{name: int(value) for name, value in setup.changes.items()})
-        return replace(study, tested=tuple(study.tested))
+        return replace(study, tested=list(study.tested))  # as YAML has it, to be compared
 
 
 def train_on_short(study: LengthStudy, encoding: str, seed: int) -> VaswaniForConditionalGeneration:
@@ -130,11 +130,9 @@ class Positions(Experiment):
 
     def cells(self, setup: Setup) -> list[Cell]:
         """Return one for each model; raises `UserError` for changes that a study does not have."""
-        study = study_of(setup)
-        settings = asdict(study) | {"tested": list(study.tested)}
         return [
             Cell(f"copy-{encoding}-{seed}", f"{encoding} positions, seed {seed}",
-                 settings | {"encoding": encoding, "seed": seed}, group=encoding)
+                 asdict(study_of(setup)) | {"encoding": encoding, "seed": seed}, group=encoding)
             for encoding in ENCODINGS for seed in SEEDS
         ]  # fmt: skip
 

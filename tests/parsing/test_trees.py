@@ -74,7 +74,7 @@ BAD = [  # text, line, words of the message
     ("(S\n  (NN two words))", 2, "'(NN two words)' holds neither"),
     ("(S (NN a) dog)", 1, "'(S (NN a) dog)' holds neither"),
     ("(S ( (NN a)))", 1, "'((NN a))' holds neither"),
-    ("(S " * 500, 1, "more than 250 brackets in each other"),
+    ("(S " * 500, 1, "more than 400 brackets in each other"),
     ("(S (-LRB- ())", 1, "-LRB- is the word for one"),
     ("(S (NN a\0b))", 1, "'a\\x00b' is out of place"),
 ]

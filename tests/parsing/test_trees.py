@@ -116,7 +116,7 @@ def test_the_deepest_trees_are_read_and_worked_on():
     tree, again = read(text + "\n" + text)
     assert str(tree) == text and tree == again and hash(tree) == hash(again) and clean(tree) == tree
     assert tree != read(text.replace("NN", "NNS"))[0] and tree != text
-    assert len(tree.words()) == depth + 1 and sum(1 for _ in tree.constituents()) == depth + 1
+    assert len(tree.words()) == depth + 1 and len(list(tree.nodes())) == 2 * (depth + 1)
     assert count_brackets(tree, again)["matched"] == depth
     assert delinearize(linearize(tree), tree.words()) == tree
     deeper = delinearize(["(S"] * 5 + linearize(tree), tree.words())

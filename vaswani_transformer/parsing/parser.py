@@ -2,7 +2,6 @@
 
 import logging
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import tee
@@ -19,7 +18,7 @@ from ..files import write_text
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
 from ..training.run import check_trainable, join_process_group
-from ..training.run_folder import CHECKPOINTS, check_output
+from ..training.run_folder import check_output
 from .augmentation import Exchange
 from .grammar import BracketGrammar, BracketProcessor, least_tokens
 from .linearization import delinearize, is_tag_among_words, linearize, with_words, without_words
@@ -173,12 +172,13 @@ OTHER_DATA = ("train_data", "validation_data", "validation_split", "prepared", "
 def parsing_recipe(recipe: Recipe, train_trees: Sequence[Tree], dev_trees: Sequence[Tree], form: TextForm) -> Recipe:
     """Return a recipe for training on these trees; writes their text and a tokenizer to `text/` in its output folder.
 
-    An error leaves the folder unchanged. Of processes that were launched together the first one writes, then the first
-    of each other machine, where the folder is not shared. Trees are cleaned; `vocab_size` includes brackets and tags.
+    Of processes that were launched together the first one writes, then the first of each other machine, where the
+    folder is not shared. Trees are cleaned; `vocab_size` includes brackets and tags. An interrupted training on other
+    trees gets the new text, too: it refuses to resume on that, and resumes when it has the earlier one again.
 
     Raises:
-        UserError: for a recipe that names other data, an interrupted training on other trees, files of the user's in
-            the places of ours, and as `train_parser_tokenizer`, `check_output` and `check_trainable`.
+        UserError: for a recipe that names other data, files of the user's in the places of ours, and as
+            `train_parser_tokenizer`, `check_output` and `check_trainable`.
     """
     check_paths(recipe)
     for name in (*OWN_FIELDS, *OTHER_DATA):
@@ -197,32 +197,20 @@ def parsing_recipe(recipe: Recipe, train_trees: Sequence[Tree], dev_trees: Seque
     recipe = replace(recipe, **{name: path and str(path) for name, path in zip(OWN_FIELDS, paths, strict=True)})
     sentences = (sentence_text(tree.words()) for tree in train_trees)
     tokenizer = train_parser_tokenizer(sentences, form.vocabulary(train_trees), recipe.vocab_size)
-    with tempfile.TemporaryDirectory() as name:
-        tokenizer.save_pretrained(name)
-        files |= {f"tokenizer/{file.name}": file.read_text(encoding="utf-8") for file in sorted(Path(name).iterdir())}
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         join_process_group(recipe)
     with joined_processes() as processes, processes.first_process_first():
         if processes.is_first_of_machine:
             check_trainable(recipe, tokenizer)
             with locked(recipe.output):
-                _write_training_text(recipe, files)
+                check_output(recipe)
+                output = OutputFolder(recipe.output)
+                for name, text in files.items():
+                    output.write_text(f"{TEXT}/{name}", text)
+                with output.staging(TEXT) as staging:
+                    tokenizer.save_pretrained(staging)
+                    output.place(staging, within=f"{TEXT}/tokenizer")
     return recipe
-
-
-def _write_training_text(recipe: Recipe, files: dict[str, str]) -> None:
-    """Write what differs of the text and tokenizer of a parser's training, by name within `text/`, if it may be."""
-    resumed = check_output(recipe) is not None
-    output = OutputFolder(recipe.output)
-    files = {f"{TEXT}/{name}": text for name, text in files.items()}
-    earlier = {name: (output.path / name).read_bytes() for name in files if (output.path / name).is_file()}
-    if resumed and any(files[name].encode() != text for name, text in earlier.items()):
-        raise UserError(
-            f"{recipe.output} holds an interrupted training on other trees, or on another form of them: give the same"
-            f" ones to resume it, give another --output, or remove {Path(recipe.output) / CHECKPOINTS} to start again"
-        )
-    for name, text in files.items():
-        output.write_text(name, text)
 
 
 class FileParser(FileTranslator):

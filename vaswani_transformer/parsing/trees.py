@@ -69,10 +69,6 @@ class Tree:
         """Return the part-of-speech tag of each word."""
         return [leaf.label for leaf in self.leaves()]
 
-    def constituents(self) -> Iterator["Tree"]:
-        """Yield itself and all constituents in it, without words, in the order of `nodes`."""
-        return (node for node in self.nodes() if node.word is None)
-
 
 def escape(word: str) -> str:
     """Return a word as it is written in trees: `-LRB-` and `-RRB-` for round brackets, which would end it."""

@@ -56,8 +56,8 @@ async def settings(request: Request) -> dict[str, Any]:
     return {
         "charLimit": service.limits.characters,
         "frontendTimeout": 500,
-        "apiKeys": service.needs_key,
-        "keyRequired": service.needs_key,
+        "apiKeys": bool(service.keys),
+        "keyRequired": bool(service.keys),
         "suggestions": False,
         "filesTranslation": False,
         "supportedFilesFormat": [],

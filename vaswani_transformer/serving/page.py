@@ -1,12 +1,10 @@
 """The page for people: its three files, the attention page of a sentence, and trees (Section 6.3)."""
 
-import asyncio
 from importlib import resources
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, HTTPException, Request
+from fastapi import APIRouter, Body, Form, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
 
 from ..parsing.trees import words_of
 from .engine import Engine
@@ -17,6 +15,7 @@ _FILES = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
+_SENTENCES = "a sentence, words and punctuation marks separated by spaces, or several"
 _MOST_TOKENS = 200  # of a sentence in an attention page, whose size grows with their square
 _OWN = "script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; form-action 'self'"
 # Its script is in the page itself, which gets no access to ours.
@@ -58,61 +57,41 @@ async def attention(
     service.check([text, translation])
     served = service.model_for(source, target)
     service.note(request, served, [text])
-    async with service.attending:
-        async with service.models.engine(served, "attention") as engine:
-            weights = await engine.call(_weights, engine, text, translation)
-        from ..attention.page import attention_page
-
-        page = await asyncio.to_thread(attention_page, weights, ["encoder-decoder", "encoder", "decoder"])
+    async with service.models.engine(served, "attention") as engine:
+        page = await engine.call(_attention_page, engine, text, translation)
     return HTMLResponse(page, headers=_headers(_ATTENTION))
 
 
-def _weights(engine: Engine, text: str, translation: str):
+def _attention_page(engine: Engine, text: str, translation: str) -> str:
+    """Return the page; in the engine's thread, so that there is never more than one of them, which take much memory."""
+    from ..attention.page import attention_page
     from ..attention.weights import attend, token_ids
 
     for side, sentence in (("source", text), ("target", translation)):
         if (tokens := len(token_ids(engine.model, engine.tokenizer, side, sentence))) > _MOST_TOKENS:
             raise HTTPException(400, f"the {side} has {tokens} tokens, too many to show, at most {_MOST_TOKENS}")
-    return attend(engine.model, engine.tokenizer, text, translation)
-
-
-class ParsesRequest(BaseModel):
-    """Sentences to parse."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    text: Texts = Field(
-        description="a sentence, words and punctuation marks separated by spaces, or several", examples=["Dogs bark ."]
-    )
-
-
-class ParseAnswer(BaseModel):
-    """A sentence with its tree."""
-
-    words: list[str]
-    tree: str | None = Field(description="in brackets, as `vaswani parse predict` writes it; null for no words")
-
-
-class ParsesAnswer(BaseModel):
-    """The trees of all sentences of a request."""
-
-    parses: list[ParseAnswer]
+    weights = attend(engine.model, engine.tokenizer, text, translation)
+    return attention_page(weights, ["encoder-decoder", "encoder", "decoder"])
 
 
 @router.post("/v1/parses")
-async def parse(request: Request, body: ParsesRequest) -> ParsesAnswer:
-    """Parse sentences with the parser that is served."""
+async def parse(request: Request, text: Annotated[Texts, Body(embed=True, description=_SENTENCES)]) -> dict[str, Any]:
+    """Parse sentences with the parser that is served.
+
+    The answer has `parses`: for each sentence its `words` and its `tree` in brackets, as `vaswani parse predict` writes
+    it; null for no words.
+    """
     service: Service = request.app.state.service
     service.check_key(request.headers)
-    texts, served = texts_of(body.text), service.models.parser
+    texts, served = texts_of(text), service.models.parser
     service.check(texts)
     if served is None:
         raise HTTPException(400, "no parser is served: give the server the folder of `vaswani parse train`")
     service.note(request, served, texts)
     async with service.models.engine(served, "parses") as engine:
-        return ParsesAnswer(parses=[await engine.call(_parse, engine, words_of(text)) for text in texts])
+        return {"parses": [await engine.call(_parse, engine, words_of(text)) for text in texts]}
 
 
-def _parse(engine: Engine, words: list[str]) -> ParseAnswer:
+def _parse(engine: Engine, words: list[str]) -> dict[str, Any]:
     (parsed,) = engine.parser.parse([words])
-    return ParseAnswer(words=words, tree=None if parsed.tree is None else str(parsed.tree))
+    return {"words": words, "tree": parsed.tree and str(parsed.tree)}

@@ -23,8 +23,6 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport) -> None:
         super().connection_made(transport)
-        # Header and body of an answer are two packets; the second would wait 40 ms for the client's acknowledgement.
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -60,9 +58,11 @@ def listen(host: str, port: int) -> socket.socket:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # as many connections as the system allows
     is_v6 = ":" in host
+    family = socket.AF_INET6 if is_v6 else socket.AF_INET
     try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if is_v6 else socket.AF_INET, dualstack_ipv6=is_v6
-        )
+        listening = socket.create_server((host, port), family=family, dualstack_ipv6=is_v6)
     except OSError as error:
         raise UserError(f"cannot listen: {error.strerror}: give another --host or --port") from error
+    # Header and body of an answer are two packets; the second would wait 40 ms for the client's acknowledgement.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening

@@ -19,7 +19,6 @@ from ..model.settings_vaswani import SETTING_RANGES
 from .engine import Engine, Options
 from .models import Models, ServedModel
 
-_PAGES = 2  # of attention that are made at once, since each takes much memory
 _TERMS = 128  # tokens of a sentence's terms in a glossary: each makes every step of its search longer
 _MOST_BEAMS = 32
 _ENDLESS = re.compile(r"\S{500}(?=\S)")  # part of a word for which a tokenizer would take long
@@ -173,20 +172,13 @@ class Service:
     """Takes requests for the models of a server; `keys` are API keys, one of which each needs, if there are any."""
 
     def __init__(self, models: Models, limits: Limits, keys: Collection[str] = ()):
-        self.models, self.limits = models, limits
-        self.attending = asyncio.Semaphore(_PAGES)
-        self._keys = [key.encode() for key in keys]
-
-    @property
-    def needs_key(self) -> bool:
-        """Return whether a translation needs an API key."""
-        return bool(self._keys)
+        self.models, self.limits, self.keys = models, limits, [key.encode() for key in keys]
 
     def check_key(self, headers: Mapping[str, str], key: Any = None) -> None:
         """Raise `HTTPException` without a key that is known, given here or as `Authorization: Bearer KEY`."""
         key = str(key or headers.get("authorization", "").partition("Bearer ")[2].strip())
         encoded = key.encode(errors="surrogatepass")
-        if self._keys and not any(hmac.compare_digest(encoded, known) for known in self._keys):
+        if self.keys and not any(hmac.compare_digest(encoded, known) for known in self.keys):
             missing = 400, "Please contact the server operator to get an API key"
             raise HTTPException(*((403, "Invalid API key") if key else missing))
 

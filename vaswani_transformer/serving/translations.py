@@ -3,10 +3,10 @@
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, Field
 
 from ..data.words import words_of
 from ..decoding.confidence import mean_confidence, word_confidences
@@ -20,68 +20,23 @@ from .service import Service, SplitText, Translating, TranslationsRequest
 router = APIRouter(tags=["translations"])
 
 
-class Token(BaseModel):
-    """A token of a translation, as text with the space before it."""
-
-    text: str
-    log_probability: float = Field(description="in nats, given the source and the tokens before it")
-
-
-class Word(BaseModel):
-    """A word of a translation."""
-
-    text: str
-    confidence: float = Field(description="its probability, from 0 to 1")
-
-
-class Alternative(BaseModel):
-    """A translation of a sentence."""
-
-    text: str
-    repeats: bool | None = Field(None, description="true where the model repeated its end until it was stopped")
-    score: float | None = Field(None, description="what beam search ranks by")
-    log_probability: float | None = Field(None, description="of all tokens, in nats")
-    tokens: list[Token] | None = None
-    alignment: list[tuple[int, int]] | None = Field(
-        None, description="numbers, from 0, of a source word and a target word"
-    )
-    target_words: list[str] | None = Field(None, description="those that the alignment links")
-    confidence: float | None = Field(None, description="the mean probability of its words, from 0 to 1")
-    words: list[Word] | None = None
-
-
-class SentenceAnswer(BaseModel):
-    """A sentence with its translations."""
-
-    source: str
-    source_words: list[str] | None = Field(None, description="those that alignments link")
-    before: str = Field(description="white space between the last translation and this one")
-    translations: list[Alternative] = Field(description="best first")
-
-
-class TextAnswer(BaseModel):
-    """A text with its best translation, and its sentences."""
-
-    text: str
-    sentences: list[SentenceAnswer]
-
-
-class TranslationsAnswer(BaseModel):
-    """The translations of all texts of a request."""
-
-    model: str = Field(description="its languages, as in en-de")
-    precision: str = Field(description="what it computes in")
-    source: str
-    target: str
-    translations: list[TextAnswer]
-
-
-@router.post("/v1/translations", response_model_exclude_none=True)
-async def translate(request: Request, body: TranslationsRequest) -> TranslationsAnswer:
+@router.post("/v1/translations")
+async def translate(request: Request, body: TranslationsRequest) -> dict[str, Any]:
     """Translate texts, with n-best lists, scores, alignments, prefixes, or as a stream.
 
-    A stream has an event `sentence` with `text` (number of the text, from 0), `before`, `source` and `translations` for
-    each sentence, and an event `end` with what follows the last sentence of each text, or `error`.
+    The answer has `model` (its languages, as in `en-de`), `precision` (of its computation), `source`, `target` and
+    `translations`: for each text its best translation, `text`, and its `sentences`. Each of these has its `source`,
+    `before` (white space between the last translation and this one) and `translations`, best first, which have `text`,
+    `repeats` (true where the model repeated its end until it was stopped), and as asked for:
+
+    - `scores`: `score`, which beam search ranks by, and `log_probability`, of all tokens, in nats
+    - `token_scores`: `tokens`, each with `text` and `log_probability`, in nats, given the source and those before it
+    - `alignments`: `alignment`, pairs of numbers, from 0, of a word of the sentence's `source_words` and one of the
+      `target_words`
+    - `confidence`: the mean probability of its words, from 0 to 1, and `words`, each with `text` and `confidence`
+
+    A stream has an event `sentence` with these fields and `text` (number of the text, from 0) for each sentence, and an
+    event `end` with what follows the last sentence of each text, `after`, or `error`.
     """
     service: Service = request.app.state.service
     service.check_key(request.headers)
@@ -95,31 +50,31 @@ async def translate(request: Request, body: TranslationsRequest) -> Translations
         answers = []
         for text, sentences in zip(work.texts, await work.all(), strict=True):
             details = [await _sentence(body, work, text, *numbered) for numbered in enumerate(sentences)]
-            answers.append(TextAnswer(text=text.joined([ranked[0].text for ranked in sentences]), sentences=details))
-        return TranslationsAnswer(
-            model=served.name, precision=work.engine.precision, source=served.source, target=served.target,
-            translations=answers,
-        )  # fmt: skip
+            answers.append({"text": text.joined([ranked[0].text for ranked in sentences]), "sentences": details})
+        answer = {"model": served.name, "precision": work.engine.precision}
+        return answer | {"source": served.source, "target": served.target, "translations": answers}
 
 
 async def _sentence(
     body: TranslationsRequest, work: Translating, text: SplitText, number: int, ranked: list[Hypothesis]
-) -> SentenceAnswer:
+) -> dict[str, Any]:
     """Return a sentence with its translations, and what the request asks about them."""
     names = ("text", "score", "log_probability") if body.scores else ("text",)
-    details = [{name: getattr(each, name) for name in names} | {"repeats": each.repeats or None} for each in ranked]
-    source, engine = text.sentences[number], work.engine
+    details = [
+        {name: getattr(each, name) for name in names} | ({"repeats": True} if each.repeats else {}) for each in ranked
+    ]
+    sentence = {"source": text.sentences[number], "before": text.before(number), "translations": details}
+    if body.alignments:
+        sentence["source_words"] = words_of(sentence["source"])
     if body.token_scores or body.alignments or body.confidence:
-        more = await engine.call(_details, body, engine, source, [each.text for each in ranked])
-        details = [known | others for known, others in zip(details, more, strict=True)]
-    words = words_of(source) if body.alignments else None
-    return SentenceAnswer(source=source, source_words=words, before=text.before(number), translations=details)
+        await work.engine.call(_add_details, body, work.engine, sentence["source"], details)
+    return sentence
 
 
-def _details(body: TranslationsRequest, engine: Engine, source: str, targets: list[str]) -> list[dict]:
-    """Return what the model says of each translation of a sentence; for the engine's thread."""
+def _add_details(body: TranslationsRequest, engine: Engine, source: str, details: list[dict[str, Any]]) -> None:
+    """Add to each translation of a sentence what the model says of it; for the engine's thread."""
+    targets = [detail["text"] for detail in details]
     arguments = engine.model, engine.tokenizer, [source] * len(targets), targets
-    details: list[dict] = [{} for _ in targets]
     if body.token_scores:
         for detail, score in zip(details, score_tokens(*arguments), strict=True):
             pairs = zip(score.tokens, score.log_probabilities, strict=True)
@@ -133,7 +88,6 @@ def _details(body: TranslationsRequest, engine: Engine, source: str, targets: li
 
         for detail, target, links in zip(details, targets, align(*arguments), strict=True):
             detail |= {"alignment": links, "target_words": words_of(target)}
-    return details
 
 
 async def _events(service: Service, served: ServedModel, body: TranslationsRequest) -> AsyncIterator[str]:
@@ -141,7 +95,7 @@ async def _events(service: Service, served: ServedModel, body: TranslationsReque
         async with service.translating(served, body) as work, contextlib.aclosing(work.sentences()) as sentences:
             async for text, number, ranked in sentences:
                 answer = await _sentence(body, work, work.texts[text], number, ranked)
-                yield _event("sentence", {"text": text, **answer.model_dump(exclude_none=True)})
+                yield _event("sentence", {"text": text, **answer})
             yield _event("end", {"after": [text.gaps[-1] for text in work.texts]})
     except (HTTPException, UserError) as error:
         yield _event("error", {"error": getattr(error, "detail", str(error))})

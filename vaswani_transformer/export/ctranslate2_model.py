@@ -94,7 +94,9 @@ class CTranslate2Model:
     Args and errors: as of `CTranslate2Translator`.
     """
 
-    def __init__(self, folder: str | Path, device: str, compute_type: str, threads: int = 0, patience: float = 2.0):
+    def __init__(
+        self, folder: str | Path, device: str, compute_type: str, threads: int = 0, patience: float | None = None
+    ):
         self.patience = patience
         self.config = ExportFacts.read(folder, "ctranslate2")
         self.generation_config = read_settings(folder)
@@ -132,6 +134,7 @@ class CTranslate2Model:
                 f"{number} outputs are wanted by num_beams {beams}: there can be 1 to num_beams outputs, and at most"
                 f" half as many beams as the vocabulary has tokens, {len(self.vocabulary)}"
             )
+        patience = (self.patience or (1.0 if number == 1 else 2.0)) if beams > 1 else 1.0
         rule = length_rule(self.generation_config, options)
         limits = [max(1, translator.output_limit(len(source)) - len(self._forced)) for source in sources]
         tokens = translator.tokens_per_batch
@@ -139,7 +142,7 @@ class CTranslate2Model:
         for pending in batches_by_length([len(source) for source in sources], tokens):
             while pending:
                 longest, unsettled = min(limits[index] for index in pending), []
-                searched = self._ask([sources[index] for index in pending], longest, beams)
+                searched = self._ask([sources[index] for index in pending], longest, beams, patience)
                 for index, outputs in zip(pending, searched, strict=True):
                     if longest == limits[index] or all(ids[-1:] == [self._end] for ids, _ in outputs):
                         yield index, self._ranked(outputs, rule)[:number]
@@ -163,9 +166,10 @@ class CTranslate2Model:
         ranked = [Output(ids, rule(log_prob, len(ids))) for ids, log_prob in ended]
         return sorted(ranked, key=lambda output: output.score, reverse=True)
 
-    def _ask(self, sources: list[Sequence[int]], longest: int, beams: int) -> list[list[tuple[list[int], float]]]:
+    def _ask(
+        self, sources: list[Sequence[int]], longest: int, beams: int, patience: float
+    ) -> list[list[tuple[list[int], float]]]:
         """Return token ids and log-probabilities of the outputs of one search of CTranslate2 for each source."""
-        patience = self.patience if beams > 1 else 1.0
         searched = self.engine.translate_batch(
             self._source_tokens(sources),
             beam_size=beams,

@@ -127,8 +127,8 @@ class CTranslate2Translator(Translator):
         compute_type: what CTranslate2 computes in; `"default"` is what the weights are stored in, or the nearest that
             the device has.
         threads: for one batch; 0 leaves it to CTranslate2.
-        patience: a search ends when `patience * num_beams` hypotheses have ended. More is slower, and rarely finds
-            anything better.
+        patience: a search ends when `patience * num_beams` hypotheses have ended; by default 1, and 2 for n-best lists,
+            whose lower ranks are incomplete with 1. More is slower, and rarely finds anything better.
         **options: as of `Translator`; of those of `generate()`, `num_beams`, `length_penalty`, `max_new_tokens`,
             `num_return_sequences` and `length_normalization`. What is not given is the exported model's own.
 
@@ -142,7 +142,7 @@ class CTranslate2Translator(Translator):
         device: str = "cpu",
         compute_type: str = "default",
         threads: int = 0,
-        patience: float = 2.0,
+        patience: float | None = None,
         **options: Any,
     ):
         folder = folder if is_exported(folder) else int8_folder(folder)

@@ -16,9 +16,7 @@ from ..json_and_yaml import read_text
 _END, _UNKNOWN = "</s>", "<unk>"
 SPECIAL_TOKENS = ("<s>", "<pad>", _END, _UNKNOWN)  # the first ids of fairseq's dictionaries
 SEPARATOR = "@@"
-_MOST_MERGES = 10**6
 _END_OF_WORD = "</w>"
-_ADVICE = "give the file of merges that subword-nmt or fastBPE learned for this model"
 
 
 def backend(codes: Path, ids: dict[str, int]) -> Tokenizer:
@@ -68,14 +66,13 @@ def _inner(word: str) -> str:
 def _read_merges(path: Path) -> list[tuple[str, str]]:
     """Return the merges of a file in their order, each once."""
     with reading(path):
-        lines = read_text(path).rstrip("\n").split("\n")
+        lines = [line.strip("\r ") for line in read_text(path).rstrip("\n").split("\n")]
         # fastBPE writes how often it saw a pair behind each, and ends words as version 0.2 does.
-        is_fast = lines[0].strip("\r\n ").count(" ") == 2
-        if not is_fast and lines.pop(0).strip() != "#version: 0.2":
-            raise UserError(f"{path} does not begin with '#version: 0.2': {_ADVICE}")
+        is_fast = lines[0].count(" ") == 2
+        if not is_fast and lines.pop(0) != "#version: 0.2":
+            raise UserError(f"{path} does not begin with '#version: 0.2': give the merges of the model's training")
         merges = {}
-        for line in lines[:_MOST_MERGES]:
-            merge = line.strip("\r\n ")
-            left, right, times = (merge if is_fast else f"{merge} 1").split(" ")
+        for line in lines:
+            left, right, times = (line if is_fast else f"{line} 1").split(" ")
             merges[left, right] = int(times)
     return list(merges)

@@ -65,7 +65,7 @@ def toy(model, tokenizer, tmp_path, monkeypatch):
     toolkit = Toolkit(model, tokenizer)
     toolkit.source = tmp_path / "model.toy"
     toolkit.source.touch()
-    monkeypatch.setattr(importing, "_formats", lambda: [toolkit])
+    monkeypatch.setattr(importing, "FORMATS", (toolkit,))
     return toolkit
 
 

@@ -1,7 +1,6 @@
 """Models of other toolkits as model folders of ours: `vaswani import`."""
 
 import contextlib
-import importlib
 import inspect
 import json
 import re
@@ -25,12 +24,13 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import OutputFolder, is_empty, locked
 from ..training.run_folder import IMPORT, RECIPE
+from . import fairseq, fsmt, marian, marianmt, pickles
 from .download import download, is_hub_name
 from .source import Facts, Imported, model_type
 
 #: Modules of this room, in the order in which they are asked; the options of
 #: `import_model` that apply to each are parameters of its `read`.
-FORMATS = ("pickles", "marianmt", "fsmt", "marian", "fairseq")
+FORMATS = (pickles, marianmt, fsmt, marian, fairseq)
 WEIGHTS, CARD = "model.safetensors", "README.md"
 _NOT_OURS = (
     "NLLB, M2M100, mBART, Pegasus, T5, OpenNMT, Eole and Argos Translate normalise before each sublayer, and BART"
@@ -90,7 +90,7 @@ def import_model(
             imported.facts.source = page or imported.facts.source or path.resolve().name
             with folder.staging() as temporary:
                 staging = temporary / "model"
-                parameters = _write(imported, staging, path, Path(output).resolve().name)
+                parameters = _write(imported, staging, Path(output).resolve().name)
                 folder.place(staging, last=WEIGHTS, stale=folder.names())
     return Import(Path(output).absolute(), format.NAME, parameters, imported.facts, imported.tokenizer is not None)
 
@@ -105,23 +105,18 @@ def _check_output(output: Path, overwrite: bool) -> OutputFolder:
     return folder
 
 
-def _formats() -> list[ModuleType]:
-    return [importlib.import_module(f".{name}", __package__) for name in FORMATS]
-
-
 def _format_of(source: Path) -> ModuleType:
     """Return the module that reads a source."""
     if source.is_dir():
         refuse_exported(source)
         refuse_special_files(source)
-    formats = _formats()
-    for format in formats:
+    for format in FORMATS:
         if format.matches(source):
             return format
     kind = model_type(source)
     described = f"a {kind!r:.50} model of transformers" if kind else "a folder" if source.is_dir() else "a file"
     described = described if source.exists() else "which does not exist, and is not a name owner/name on the Hub"
-    known = "; ".join(format.NAME for format in formats)
+    known = "; ".join(format.NAME for format in FORMATS)
     raise UserError(f"{source} ({described}) is in no format that can be imported. Known are: {known}. {_NOT_OURS}")
 
 
@@ -132,7 +127,7 @@ def _check_options(format: ModuleType, options: Iterable[str]) -> None:
             raise UserError(f"{option} does not apply to {format.NAME}: leave it out")
 
 
-def _write(imported: Imported, staging: Path, source: Path, name: str) -> int:
+def _write(imported: Imported, staging: Path, name: str) -> int:
     """Write all files of an imported model, and load them once; returns the number of parameters."""
     check_finite(imported.weights.items(), "the original")
     with torch.device("meta"):  # shapes and no values: a configuration may ask for more than the files hold

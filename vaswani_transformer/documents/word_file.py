@@ -82,9 +82,7 @@ def _events(data: bytes) -> list[_Event]:
     parser.StartElementHandler = lambda name, attributes: add("<", name)
     parser.EndElementHandler = lambda name: add(">", name)
     parser.CharacterDataHandler = lambda text: add("text", text)
-    parser.CommentHandler = parser.DefaultHandler = lambda text: add("")
-    parser.ProcessingInstructionHandler = lambda target, text: add("")
-    parser.StartCdataSectionHandler = parser.EndCdataSectionHandler = lambda: add("")
+    parser.DefaultHandler = lambda text: add("")  # comments, processing instructions, signs of CDATA sections
     parser.StartDoctypeDeclHandler = refuse
     parser.Parse(data, True)
     places = [0, *(place for place, _, _ in starts[1:]), len(data)]

@@ -49,7 +49,7 @@ class _Reader:
 
     def __init__(self, source: bytes):
         self.source, self.pieces, self.place = source, [], 0
-        self.opaque, self.depth = "", 0  # an element whose content is not read
+        self.opaque_end = -1  # of the last element whose content is not read
         self.is_broken = False  # whether a line break has been read that is not among the pieces yet
         self.links: list[tuple[str, int]] = []  # kind of each open link, and where its text begins
 
@@ -68,15 +68,10 @@ class _Reader:
     def read(self, name: str, value: Any, start: int, end: int) -> None:
         """Read the next event."""
         element = next(iter(value)) if isinstance(value, dict) else value
-        if self.opaque:
-            self.depth += (element == self.opaque) * ((name == "Start") - (name == "End"))
-            if self.depth == 0:
-                raw = self.take(end)
-                is_point = self.opaque in ("Image", "Link")
-                self.pieces.append(point(raw, is_word=self.opaque == "Link") if is_point else Piece(raw))
-                self.opaque = ""
-        elif name == "Start":
-            self.start(element, value, start)
+        if end <= self.opaque_end:
+            return
+        if name == "Start":
+            self.start(element, value, start, end)
         elif name == "End" and element in _DELIMITERS:
             self.end_span(element, end)
         elif name == "Text":
@@ -90,12 +85,14 @@ class _Reader:
             self.fix(start)
             self.pieces.append(Piece(self.take(end) if name != "End" else ""))
 
-    def start(self, element: str, value: Any, start: int) -> None:
+    def start(self, element: str, value: Any, start: int, end: int) -> None:
         """Read the event that begins an element."""
         self.fix(start)
         link_type = value[element]["link_type"] if element == "Link" else ""
         if element in _OPAQUE or link_type in ("Autolink", "Email"):
-            self.opaque, self.depth = element, 1
+            raw, self.opaque_end = self.take(end), end
+            is_point = element in ("Image", "Link")
+            self.pieces.append(point(raw, is_word=element == "Link") if is_point else Piece(raw))
         elif element in _DELIMITERS:
             length = _DELIMITERS[element]
             if element == "Strikethrough" and self.source[start : start + 2] != b"~~":

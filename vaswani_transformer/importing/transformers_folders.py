@@ -20,21 +20,16 @@ def config_of(folder: Path, kind: type[PreTrainedConfig]) -> PreTrainedConfig:
     """Return the folder's configuration, with the defaults of its class in transformers.
 
     Raises:
-        UserError: for values of a wrong kind, and settings that our architecture does not have, by their names.
+        UserError: for values of a wrong kind, and a decoder of other heads than the encoder's.
     """
     path = folder / "config.json"
     values = read_json(path)
     with reading(path):
         config = kind(**{name: values[name] for name in values.keys() & kind.__annotations__.keys()})
-    rules = {
-        "activation_function": tuple(ACTIVATIONS),
-        "decoder_attention_heads": (config.encoder_attention_heads,),  # which no weight shows
-    }
-    for name, allowed in rules.items():
-        if (value := getattr(config, name)) not in allowed:
-            raise UserError(
-                f"{name} in {path} is {value!r:.40}: only models with {', '.join(map(str, allowed))} can be imported"
-            )
+    heads = config.encoder_attention_heads
+    if config.decoder_attention_heads != heads:  # which no weight shows
+        value = f"decoder_attention_heads in {path} is {config.decoder_attention_heads}"
+        raise UserError(f"{value}: only models with as many in the encoder, which has {heads}, can be imported")
     return config
 
 
@@ -46,7 +41,7 @@ def shared_settings(config: PreTrainedConfig) -> dict[str, Any]:
         **{name: getattr(config, name) for name in (*same, *dropouts)},
         "d_ff": config.encoder_ffn_dim,
         "num_heads": config.encoder_attention_heads,
-        "activation_function": ACTIVATIONS[config.activation_function],
+        "activation_function": ACTIVATIONS.get(config.activation_function, config.activation_function),
         "attention_bias": True,
     }
 
@@ -121,11 +116,11 @@ def facts_of_folder(folder: Path, toolkit: str, languages: Iterable = ()) -> Fac
     name = str(read_json(folder / "config.json").get("_name_or_path") or "")
     source = re.search(r"(?:^|/)((?:Helsinki-NLP|facebook|allenai)/[\w.-]+)$", name)
     path = folder / "README.md"
-    card = metadata(path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "")
+    card = metadata(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else {}
     codes = [language for language in languages if is_language(language)]
     return Facts(
         toolkit,
         f"https://huggingface.co/{source[1]}" if source else "",
-        card["license"],
-        tuple(codes if len(codes) == 2 else card["languages"]),
+        card.get("license"),
+        tuple(codes if len(codes) == 2 else card.get("languages", ())),
     )

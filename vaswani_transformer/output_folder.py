@@ -23,6 +23,7 @@ from .json_and_yaml import read_json
 logger = logging.getLogger(__name__)
 
 RECORD, LOCK = ".vaswani_files.json", ".lock"
+RECIPE = "recipe.yaml"  # in the folder of a training
 OWN = (RECORD, LOCK)  # names that are nobody else's
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}  # of a file system without locks
 
@@ -133,11 +134,7 @@ class OutputFolder:
         write_text(self.path / RECORD, json.dumps({"files": list(self._names)}, indent=1) + "\n")
 
     def claim(self, *names: str) -> None:
-        """Check and list names that are about to be written.
-
-        Raises:
-            UserError: as `check`.
-        """
+        """Check and list names that are about to be written; errors as of `check`."""
         self.check(names)
         self.note(names)
 
@@ -184,3 +181,23 @@ class OutputFolder:
             if inner:
                 with contextlib.suppress(OSError):  # not empty, or a link
                     (self.path / top).rmdir()
+
+
+@contextlib.contextmanager
+def written_at_once(output: str | Path, overwrite: bool, last: str, kind: str | None = None) -> Iterator[Path]:
+    """Yield a folder for the files of a model, which move to `output` at the end; `last` means that all are there.
+
+    With `overwrite` they replace all that is listed there, if `kind` is (by default `last`) and it is no training.
+
+    Raises:
+        UserError: as `locked`, and for an output that holds something else, or something without `overwrite`.
+    """
+    with locked(output):
+        folder = OutputFolder(output)
+        is_kind = (kind or last) in folder and RECIPE not in folder
+        if not is_empty(folder.path) and not (overwrite and is_kind):
+            advice = "--overwrite replaces what this command wrote there" if is_kind else "it holds something else"
+            raise UserError(f"output {output} is not empty: give another folder ({advice})")
+        with folder.staging() as staging:
+            yield staging
+            folder.place(staging, last=last, stale=folder.names())

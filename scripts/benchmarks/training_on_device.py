@@ -82,11 +82,9 @@ def summarise(profiled, on_gpu: bool) -> dict[str, float]:
 
 def draw(seconds: dict[str, float], steps: int, title: str, path: Path) -> None:
     """A bar for each kind: milliseconds of a step."""
-    from vaswani_transformer.plots import new_figure
+    from matplotlib.figure import Figure
 
-    figure = new_figure(figsize=(8, 0.4 * len(seconds) + 1.2))
-    if figure is None:
-        return
+    figure = Figure(layout="constrained", figsize=(8, 0.4 * len(seconds) + 1.2))
     axes, total = figure.add_subplot(), sum(seconds.values())
     bars = axes.barh(list(seconds), [1000 * value / steps for value in seconds.values()])
     axes.bar_label(bars, [f" {value / total:.0%}" for value in seconds.values()])

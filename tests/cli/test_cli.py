@@ -81,7 +81,7 @@ def test_tokenizer_command(text, tmp_path, capsys, fails):
     arguments = ["tokenizer", text / "train.en", text / "train.de", "--output", tmp_path / "t", "--vocab-size", "300"]
     assert main([str(argument) for argument in arguments]) == 0
     assert len(AutoTokenizer.from_pretrained(tmp_path / "t")) == 300
-    assert "already holds a tokenizer" in fails(*arguments)
+    assert "--overwrite replaces what this command wrote there" in fails(*arguments)
 
 
 def test_lists(capsys):

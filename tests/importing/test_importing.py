@@ -102,10 +102,8 @@ def test_an_output_that_is_there(toy, tmp_path):
     output = tmp_path / "out"
     output.mkdir()
     (output / "notes.txt").write_text("mine")
-    assert "is not empty: give another folder (it holds no imported model)" in error_of(
-        import_model, toy.source, output
-    )
-    assert "holds no imported model" in error_of(import_model, toy.source, output, overwrite=True)
+    assert "is not empty: give another folder (it holds something else)" in error_of(import_model, toy.source, output)
+    assert "holds something else" in error_of(import_model, toy.source, output, overwrite=True)
     (output / "notes.txt").unlink()
     import_model(toy.source, output)
     (output / "notes.txt").write_text("mine")

@@ -147,8 +147,8 @@ def test_other_models_and_vocabularies_are_refused(models, tmp_path, save):
 
 def test_nothing_is_overwritten_unasked(models, tmp_path, save):
     theirs = save(make_model(9), tmp_path / "theirs")
-    refused(models, theirs, str(theirs), "--overwrite")
-    refused(models, theirs, "was not written by this program", overwrite=True)
+    refused(models, theirs, str(theirs), "is not empty")
+    refused(models, theirs, "it holds something else", overwrite=True)
     output = average_models(models[:2], tmp_path / "out")
     (output / "notes.txt").write_text("mine")
     refused(models, output, str(output), "--overwrite")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..data.cleaning_options import CleaningRules
-from ..errors import UserError
 from ..recipes.recipe import DATA, TOKENIZER, load_recipe
 from . import options
 from .options import REQUIRED, Engine, Overwrite, Path_, Quiet, RecipeName, Workers
@@ -44,21 +43,13 @@ def tokenizer(
     """
     from ..data.text_files import read_lines
     from ..data.tokenization import train_tokenizer
-    from ..output_folder import OutputFolder, locked
+    from ..output_folder import written_at_once
 
-    with locked(output):
-        folder, names = Path(output), ("tokenizer_config.json", "tokenizer.json")
-        if (folder / names[-1]).exists() and not overwrite:
-            raise UserError(f"{folder} already holds a tokenizer: give another --output, or --overwrite to replace it")
-        written = OutputFolder(folder)
-        written.check_ours()
-        written.check(names)
+    with written_at_once(output, overwrite, last="tokenizer.json") as staging:
         lines = chain.from_iterable(read_lines(Path(file)) for file in files)
         trained = train_tokenizer(lines, kind=kind, vocab_size=vocab_size, show_progress=sys.stderr.isatty())
-        with written.staging() as staging:
-            trained.save_pretrained(staging)
-            written.place(staging, last=names[-1], stale=names)
-    print(f"tokenizer of {len(trained):,} entries: {folder}")
+        trained.save_pretrained(staging)
+    print(f"tokenizer of {len(trained):,} entries: {output}")
 
 
 def prepare(

@@ -18,7 +18,7 @@ from ..exported import FACTS
 from ..loading import load_model
 from ..model.layers_vaswani import VaswaniSinusoidalPositions
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, shift_right
-from ..output_folder import OutputFolder, is_empty, locked
+from ..output_folder import written_at_once
 from .facts import QUANTIZATIONS, ExportFacts, require
 
 _TOLERANCE = 0.01  # of log-probabilities and logits in float32; differences seen are below 0.001
@@ -62,19 +62,12 @@ def export_model(
     quantization, output = quantization or "float32", Path(output)
     if quantization not in (known := QUANTIZATIONS if format == "ctranslate2" else ("float32",)):
         raise UserError(f"quantization is {quantization!r}: weights exported to {format} are {' or '.join(known)}")
-    with locked(output):
-        written = OutputFolder(output)
-        if not is_empty(output) and not (overwrite and FACTS in written):
-            advice = "--overwrite replaces the model in it" if FACTS in written else "it holds no exported model"
-            raise UserError(f"output {output} is not empty: give another folder ({advice})")
+    with written_at_once(output, overwrite, last=FACTS) as staging:
         model, tokenizer = load_model(model, "cpu")
         model = model.float()
         rows = set_positions(model, positions)
-        with written.staging() as temporary:
-            staging = temporary / format
-            difference = _write(format, model, tokenizer, staging, rows, quantization)
-            size = sum(path.stat().st_size for path in staging.iterdir())
-            written.place(staging, last=FACTS, stale=[FACTS, *written.names()])
+        difference = _write(format, model, tokenizer, staging, rows, quantization)
+        size = sum(path.stat().st_size for path in staging.iterdir())
     return Export(output.absolute(), rows, size, difference)
 
 

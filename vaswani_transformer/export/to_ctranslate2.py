@@ -140,7 +140,7 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
     spec = VaswaniLoader()(model, tokenizer)
     spec.validate()
     spec.optimize(quantization=quantization)
-    output.mkdir()
+    output.mkdir(exist_ok=True)
     spec.save(str(output))
 
 

@@ -66,7 +66,7 @@ def write(model, tokenizer, output: Path, quantization: str = "float32") -> None
         arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in _arrays(model, type).items()}
     sizes = [len(arrays.get("Wemb", arrays.get(name))) for name in ("encoder_Wemb", "decoder_Wemb")]
     arrays[CONFIG] = _terminated(_yaml(_options(model.config, type, sizes)))
-    output.mkdir()
+    output.mkdir(exist_ok=True)
     _write_arrays(arrays, output / _MODEL)
     names = _write_vocabularies(tokenizer, model.config, sizes, output)
     settings = {"relative-paths": True, "models": [_MODEL], "vocabs": names}

@@ -89,7 +89,7 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
     The model is in float32 on the CPU, in evaluation mode; its positions are replaced. The tokenizer is not looked at,
     and there is one quantization, float32.
     """
-    output.mkdir()
+    output.mkdir(exist_ok=True)
     config = model.config
     layers, heads = config.decoder_layers, config.num_heads
     for stack in (model.model.encoder, model.model.decoder):

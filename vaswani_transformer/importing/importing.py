@@ -22,8 +22,8 @@ from ..loading import check_search, load_model, quiet_transformers
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..output_folder import OutputFolder, is_empty, locked
-from ..training.run_folder import IMPORT, RECIPE
+from ..output_folder import written_at_once
+from ..training.run_folder import IMPORT
 from . import fairseq, fsmt, marian, marianmt, pickles
 from .download import download, is_hub_name
 from .source import Facts, Imported, model_type
@@ -78,8 +78,7 @@ def import_model(
     options = {"vocabularies": tuple(map(Path, vocabularies)), "positions": positions}
     options |= {"bpe_codes": Path(bpe_codes)} if bpe_codes else {}
     options = {name: value for name, value in options.items() if value}
-    with locked(output):
-        folder = _check_output(Path(output), overwrite)
+    with written_at_once(output, overwrite, last=WEIGHTS, kind=IMPORT) as staging:
         path, page = Path(source), ""
         if is_hub_name(str(source)) and not path.exists():
             path, page = download(str(source)), f"https://huggingface.co/{source}"
@@ -88,21 +87,8 @@ def import_model(
         with reading(path), quiet_transformers():
             imported = format.read(path, **options)
             imported.facts.source = page or imported.facts.source or path.resolve().name
-            with folder.staging() as temporary:
-                staging = temporary / "model"
-                parameters = _write(imported, staging, Path(output).resolve().name)
-                folder.place(staging, last=WEIGHTS, stale=folder.names())
+            parameters = _write(imported, staging, Path(output).resolve().name)
     return Import(Path(output).absolute(), format.NAME, parameters, imported.facts, imported.tokenizer is not None)
-
-
-def _check_output(output: Path, overwrite: bool) -> OutputFolder:
-    """Refuse an output that would destroy anything but an earlier import."""
-    folder = OutputFolder(output)
-    is_import = IMPORT in folder and RECIPE not in folder  # a training may have started from an imported model
-    if not is_empty(output) and not (overwrite and is_import):
-        advice = "--overwrite replaces the imported model in it" if is_import else "it holds no imported model"
-        raise UserError(f"output {output} is not empty: give another folder ({advice})")
-    return folder
 
 
 def _format_of(source: Path) -> ModuleType:

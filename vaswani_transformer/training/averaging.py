@@ -7,12 +7,12 @@ import torch
 from safetensors import safe_open
 from transformers.trainer_callback import TrainerState
 
-from ..data.tokenization import TOKENIZER_FILES, load_tokenizer, refuse_special_files, tokenizer_sha256
+from ..data.tokenization import load_tokenizer, refuse_special_files, tokenizer_sha256
 from ..errors import UserError, reading
 from ..json_and_yaml import read_json
 from ..loading import load_model
 from ..model.checkpoint_vaswani import check_finite
-from ..output_folder import OutputFolder, is_empty, locked
+from ..output_folder import written_at_once
 from .checkpoints import WEIGHTS, Checkpoint, check_contents, read_checkpoints, read_state, to_average
 from .run_folder import CHECKPOINTS, IMPORT
 
@@ -77,7 +77,7 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
     Args:
         folders: checkpoints or model folders of one model.
         output: a new folder, or with `overwrite` one whose model is replaced.
-        overwrite: replace a model that this program has written there; other files stay.
+        overwrite: replace a model that was averaged or imported there; other files stay.
 
     Returns:
         The folder.
@@ -86,25 +86,20 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
         UserError: for what cannot be averaged, naming two folders and the difference, for an average that is not
             finite, naming the weight, and for an output that is there.
     """
-    with locked(output):
-        folders, written = [Path(folder) for folder in folders], OutputFolder(output)
-        if not overwrite and not is_empty(written.path):
-            raise UserError(f"output {output} is not empty: give another one, or --overwrite to replace its model")
-        written.check_ours()
+    folders = [Path(folder) for folder in folders]
+    with written_at_once(output, overwrite, last=WEIGHTS) as staging:
         _check_same_model(folders)
         model, tokenizer = load_model(folders[0], "cpu")
         model.load_state_dict(average_checkpoints(folders), strict=False)  # a file holds one of tied weights
         with reading(f"the average of {folders[0]} and others"):
             check_finite(model.named_parameters(), "it")
         model.config.use_cache = True  # the Trainer switches it off for training
-        with written.staging() as staging:
-            model.save_pretrained(staging)
-            tokenizer.save_pretrained(staging)
-            first = folders[0].resolve()
-            run = first.parent.parent if first.parent.name == CHECKPOINTS else first
-            if (run / IMPORT).is_file():
-                (staging / IMPORT).write_bytes((run / IMPORT).read_bytes())
-            written.place(staging, last=WEIGHTS, stale=[WEIGHTS, *TOKENIZER_FILES])
+        model.save_pretrained(staging)
+        tokenizer.save_pretrained(staging)
+        first = folders[0].resolve()
+        run = first.parent.parent if first.parent.name == CHECKPOINTS else first
+        if (run / IMPORT).is_file():
+            (staging / IMPORT).write_bytes((run / IMPORT).read_bytes())
     return Path(output).absolute()
 
 

@@ -1,5 +1,6 @@
 """Measurements during training: the tokens of a batch, and the learning curve."""
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,10 @@ import torch
 
 from ..data.batching import IGNORE_INDEX
 from ..files import written_whole
-from ..plots import new_figure
+from ..plots import can_draw
 from .callbacks import read_training_log
+
+logger = logging.getLogger(__name__)
 
 
 def count_tokens(batch: dict[str, torch.Tensor]) -> np.ndarray:
@@ -30,8 +33,12 @@ def plot_learning_curve(log: str | Path, picture: Path) -> None:
         for key in ("loss", "eval_loss", "eval_bleu", "learning_rate")
     }
     has_bleu = bool(series["eval_bleu"][0])
-    if (figure := new_figure(figsize=(8, 7 if has_bleu else 5))) is None:
+    if not can_draw():
+        logger.warning("no picture drawn: pip install 'vaswani_transformer[plots]' to have one")
         return
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained", figsize=(8, 7 if has_bleu else 5))
     axes = figure.subplots(3 if has_bleu else 2, 1, sharex=True, height_ratios=[3, 2, 1] if has_bleu else [3, 1])
     axes[0].plot(*series["loss"], color="tab:blue", alpha=0.7, label="training (label-smoothed)")
     axes[0].plot(*series["eval_loss"], color="tab:orange", marker="o", markersize=3, label="validation")

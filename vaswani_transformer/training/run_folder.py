@@ -16,12 +16,12 @@ from ..errors import UserError, reading
 from ..files import remove_leftovers
 from ..json_and_yaml import read_json, read_yaml
 from ..model import configuration_vaswani
-from ..output_folder import OutputFolder
+from ..output_folder import RECIPE, OutputFolder
 from ..recipes.recipe import Recipe
 from .callbacks import TENSORBOARD
 from .checkpoints import WEIGHTS, checkpoint_folders, checkpoint_to_resume, remove_checkpoint, remove_half_removed
 
-CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.jsonl", "learning_curve.png"
+CHECKPOINTS, LOG, CURVE = "checkpoints", "training_log.jsonl", "learning_curve.png"
 TOKENIZER = "tokenizer"  # a folder beside the checkpoints, for a resumed run
 PREPARED = "prepared"  # a folder: what `vaswani prepare` makes, of large text; it has a record of its own
 ADAPTER = "adapter"  # a folder: what LoRA has trained, beside the model that it is merged into

@@ -48,8 +48,7 @@ def plot_learning_curve(log: str | Path, picture: Path) -> None:
         axes[1].plot(*series["eval_bleu"], color="tab:green", marker="o", markersize=3)
         axes[1].set_ylabel("validation BLEU\n(greedy)")
     axes[-1].plot(*series["learning_rate"], color="tab:gray")
-    axes[-1].set_ylabel("learning rate")
-    axes[-1].set_xlabel("optimizer step")
+    axes[-1].set(xlabel="optimizer step", ylabel="learning rate")
     for axis in axes:
         axis.grid(alpha=0.3)
     with written_whole(picture) as new:

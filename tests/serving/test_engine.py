@@ -190,18 +190,6 @@ def test_tokens_in_a_search_are_limited(loaded):
     assert 1 < max(sizes) <= 200 // shortest
 
 
-def test_what_has_come_is_finished_at_the_end(loaded):
-    engine = Engine(*loaded)
-
-    async def run():
-        task = asyncio.create_task(all_of(engine, SENTENCES[:10]))
-        await asyncio.sleep(0.01)
-        await asyncio.to_thread(engine.close)
-        return await task
-
-    assert [own[0].text for own in asyncio.run(run())] == translated(loaded, SENTENCES[:10])
-
-
 def test_a_sentence_without_end_is_divided(engine):
     text = " ".join(SENTENCES * 30).replace(".", "")
     parts = engine.divide(text, "en")

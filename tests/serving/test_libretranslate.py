@@ -129,9 +129,6 @@ def test_its_python_client(make, loaded):
         client = libretranslatepy.LibreTranslateAPI(f"http://{host}:{port}", api_key="secret")
         assert client.translate(SENTENCES[0], "en", "de") == translated(loaded, SENTENCES[:1])[0]
         assert [one["code"] for one in client.languages()] == ["en", "de"]
-        stranger = libretranslatepy.LibreTranslateAPI(f"http://{host}:{port}", api_key="other")
-        with pytest.raises(OSError, match="403"):
-            stranger.translate(SENTENCES[0], "en", "de")
 
 
 def test_keys(make):

@@ -3,14 +3,10 @@
 import asyncio
 import json
 import shutil
-from functools import partial
 
-import pytest
 import served
 from conftest import error_of
 from served import SENTENCES, ask, client_of, find_models, load_in_double, translated
-
-from vaswani_transformer import load_model
 
 folder, loaded, make = served.folder, served.loaded, served.make
 
@@ -151,10 +147,3 @@ def test_by_default_they_are_unloaded_when_memory_is_short(make, folder, monkeyp
             assert ask(app, "POST", "/translate", json={"q": "A.", "source": source, "target": target})[0] == 200
         assert [place.name for place in app.state.service.models.loaded] == expected
         app = make(f"en-de={folder}", f"de-en={folder}")
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_answer_has_the_precision(make, precision):
-    app = make(load=partial(load_model, device="cpu", precision=precision))
-    answer = ask(app, "POST", "/v1/translations", json={"text": "A dog.", "target": "de"})[1]
-    assert answer["precision"] == precision

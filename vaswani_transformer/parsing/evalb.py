@@ -199,10 +199,9 @@ class Baselines:
 
     def right_branching(self, words: Sequence[str]) -> Tree:
         """Return each word beside all that follow it: `top` over the sentence, `inner` over each of its remainders."""
-        leaves = self._leaves(words)
-        node = leaves[-1]
-        for index in range(len(leaves) - 2, -1, -1):
-            node = Tree(self.inner if index else self.top, (leaves[index], node))
+        *leaves, node = self._leaves(words)
+        for index, leaf in reversed(list(enumerate(leaves))):
+            node = Tree(self.inner if index else self.top, (leaf, node))
         return Tree(ROOT, (node if node.word is None else Tree(self.top, (node,)),))
 
 

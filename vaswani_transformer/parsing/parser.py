@@ -1,7 +1,6 @@
 """A constituency parser (Section 6.3): training on trees as text, and parsing with the trained model."""
 
 import logging
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import tee
@@ -113,12 +112,13 @@ class Parser(Translator):
         return Parse(tree, well_formed=tokens == expected)
 
     def logits_processors(self, pieces: list[Piece]) -> list[LogitsProcessor]:
-        """As in `Translator`, and the grammar of trees over the words of each piece."""
-        if self._grammar is None:
-            return super().logits_processors(pieces)
-        words = [self._written_words(piece.ids) for piece in pieces]
-        limits = [self.output_limit(len(piece.ids)) for piece in pieces]
-        return [*super().logits_processors(pieces), BracketProcessor(self._grammar, words, limits)]
+        """Return those of `Translator`, and the grammar of trees over the words of each piece."""
+        processors = super().logits_processors(pieces)
+        if self._grammar is not None:
+            words = [self._written_words(piece.ids) for piece in pieces]
+            limits = [self.output_limit(len(piece.ids)) for piece in pieces]
+            processors.append(BracketProcessor(self._grammar, words, limits))
+        return processors
 
 
 def load_trees(path: str | Path, skip_bad: bool = False) -> list[Tree]:
@@ -197,8 +197,7 @@ def parsing_recipe(recipe: Recipe, train_trees: Sequence[Tree], dev_trees: Seque
     recipe = replace(recipe, **{name: path and str(path) for name, path in zip(OWN_FIELDS, paths, strict=True)})
     sentences = (sentence_text(tree.words()) for tree in train_trees)
     tokenizer = train_parser_tokenizer(sentences, form.vocabulary(train_trees), recipe.vocab_size)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        join_process_group(recipe)
+    join_process_group(recipe)
     with joined_processes() as processes, processes.first_process_first():
         if processes.is_first_of_machine:
             check_trainable(recipe, tokenizer)

@@ -2,8 +2,8 @@
 
 A thread owns the model. Sentences with the same options share a search, which they join at any step and leave when
 they are done, so that nothing waits for a batch to fill or to end; searches with different options take turns, a step
-each. What a sentence gets does not depend on the others (docs/decoding.md). Where a model has no search that sentences
-can join (an export, settings that only transformers' loop follows, a prefix), what waits is translated in
+each. What a sentence gets does not depend on the others (docs/explanation/search.md). Where a model has no search that
+sentences can join (an export, settings that only transformers' loop follows, a prefix), what waits is translated in
 batches.
 """
 
@@ -277,9 +277,7 @@ class Engine:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     def close(self) -> None:
-        """Finish what has come, and end the thread."""
-        while self._thread.submit(self._busy_groups).result():  # asked between turns
-            pass
+        """End the thread; nothing is translated any more."""
         self._thread.shutdown()
 
     def _work(self) -> None:

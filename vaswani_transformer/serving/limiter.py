@@ -35,11 +35,13 @@ class Metrics:
         self.batches = Histogram(
             "vaswani_batch_sentences", "Sentences in each step of a search.", ["model"], buckets=_BATCHES, **options
         )
-        self.under_way = Gauge("vaswani_requests_under_way", "Requests that are being answered.", **options)
-        pending = Gauge("vaswani_sentences_pending", "Sentences that wait or are searched.", **options)
-        pending.set_function(lambda: models.pending)
-        loaded = Gauge("vaswani_models_loaded", "Models in memory.", **options)
-        loaded.set_function(lambda: len(models.loaded))
+        self.under_way = 0
+        for name, meaning, value in (
+            ("vaswani_requests_under_way", "Requests that are being answered.", lambda: self.under_way),
+            ("vaswani_sentences_pending", "Sentences that wait or are searched.", lambda: models.pending),
+            ("vaswani_models_loaded", "Models in memory.", lambda: len(models.loaded)),
+        ):
+            Gauge(name, meaning, **options).set_function(value)
 
 
 class RequestLimiter:
@@ -54,7 +56,6 @@ class RequestLimiter:
 
     def __init__(self, app, limits: Limits, metrics: Metrics, log_text: bool = False):
         self.app, self.limits, self.metrics, self.log_text = app, limits, metrics, log_text
-        self._under_way = 0
 
     async def __call__(self, scope, receive, send) -> None:
         """Answer one request."""
@@ -70,10 +71,9 @@ class RequestLimiter:
                 is_stream = dict(message["headers"]).get(b"content-type", b"").startswith(b"text/event-stream")
             await send(message)
 
-        self._under_way += 1
-        self.metrics.under_way.set(self._under_way)
+        self.metrics.under_way += 1
         try:
-            if self._under_way > self.limits.queue and scope["method"] == "POST":
+            if self.metrics.under_way > self.limits.queue and scope["method"] == "POST":
                 raise full()
             await self._answer(scope, receive, noting)
         except ClientDisconnect:
@@ -90,8 +90,7 @@ class RequestLimiter:
                 last = f"event: error\ndata: {json.dumps({'error': error.detail})}\n\n".encode()
                 await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
-            self._under_way -= 1
-            self.metrics.under_way.set(self._under_way)
+            self.metrics.under_way -= 1
             # 499: nginx's number for a client that has left
             self._log(scope, status or 499, perf_counter() - start)
 

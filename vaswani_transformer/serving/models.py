@@ -26,8 +26,6 @@ _CODE = r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*?"
 
 logger = logging.getLogger(__name__)
 
-Pair = tuple[str, str]  # codes of source and target language
-
 
 @dataclass(frozen=True)
 class ServedModel:
@@ -59,7 +57,7 @@ def find_models(names: Sequence[str]) -> list[ServedModel]:
     Raises:
         UserError: for a folder whose languages are not known, languages that are given twice, or if none is there.
     """
-    models: dict[Pair, ServedModel] = {}
+    models: dict[str, ServedModel] = {}  # by name
     for name in names:
         match = re.fullmatch(rf"({_CODE})-({_CODE})=(.+)", name, re.DOTALL)
         folder = Path(match[3] if match else name)
@@ -70,9 +68,8 @@ def find_models(names: Sequence[str]) -> list[ServedModel]:
         if len(languages) != 2:
             raise UserError(f"the languages of {folder} are not known: give them too, as in en-de={folder}")
         served = ServedModel(*(code.replace("_", "-") for code in languages), folder)
-        if (pair := (served.source.lower(), served.target.lower())) in models:
-            raise UserError(f"{models[pair].folder} and {folder} are both for {served.name}: give one of them")
-        models[pair] = served
+        if (other := models.setdefault(served.name.lower(), served)) is not served:
+            raise UserError(f"{other.folder} and {folder} are both for {served.name}: give one of them")
     if not models:
         raise UserError(f"there is no model folder {', '.join(names)}: give the folder of a model")
     return list(models.values())

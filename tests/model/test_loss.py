@@ -57,6 +57,8 @@ def test_labels_that_are_no_token_ids(label):
 def test_smoothing_out_of_range(epsilon):
     with pytest.raises(ValueError, match="at least 0 and below 1"):
         label_smoothed_cross_entropy(*example(), epsilon)
+    with pytest.raises(ValueError, match="at least 0 and below 1"):
+        projected_cross_entropy(*projection_example(), epsilon)
 
 
 # Fused with the projection
@@ -126,12 +128,10 @@ def test_projected_under_autocast_gradients_are_as_good_as_torchs_own():
         assert (gradient - right).norm() <= 1.5 * (torchs - right).norm()
 
 
-def test_float16_and_smoothing_out_of_range_are_refused():
+def test_float16_is_refused():
     hidden, weight, labels = projection_example(torch.float16)
     with pytest.raises(ValueError, match="float16"):
         projected_cross_entropy(hidden, weight, labels)
-    with pytest.raises(ValueError, match="below 1"):
-        projected_cross_entropy(*projection_example(), 1.0)
 
 
 def test_no_whole_logits_exist(monkeypatch):

@@ -95,11 +95,17 @@ def test_a_bit_of_a_checkpoint(run, name, caplog):
     assert f"not resumed from checkpoint-6: {last / name}" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors"])
-def test_a_run_is_resumed_from_the_checkpoint_before_and_ends_as_undisturbed(original, run, resume, name, caplog):
-    flip_a_bit(checkpoint(run, 6) / name)
+def half_copy(path: Path) -> None:
+    os.truncate(path, 1000)
+
+
+@pytest.mark.parametrize(("damage", "reason"), [(flip_a_bit, "has changed"), (half_copy, "is not as written")])
+def test_a_run_is_resumed_from_the_checkpoint_before_and_ends_as_undisturbed(
+    original, run, resume, damage, reason, caplog
+):
+    damage(checkpoint(run, 6) / "optimizer.pt")
     assert resume()[0] == 0
-    assert "resuming from step 4" in caplog.text and f"{name} has changed" in caplog.text
+    assert "resuming from step 4" in caplog.text and f"optimizer.pt {reason}" in caplog.text
     undisturbed = original.parent / "undisturbed.safetensors"
     assert (run / "model.safetensors").read_bytes() == undisturbed.read_bytes()
 

@@ -25,16 +25,15 @@ folder = model_folders.folder
 
 
 @pytest.mark.parametrize("load", [AutoModelForSeq2SeqLM, VaswaniForConditionalGeneration])
-def test_pickled_weights_are_refused_with_the_way_to_convert_them(folder, capsys, load):
+def test_pickled_weights_are_refused(folder, capsys, load):
     pickle_weights(folder)
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin, a pickle.*vaswani import") as caught:
+    with pytest.raises(OSError, match="no file named model"):
         load.from_pretrained(folder)
-    assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="safetensors only"):
         load.from_pretrained(folder, use_safetensors=False)
     assert main(["translate", str(folder), "words"]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "vaswani import" in error
+    assert error.count("\n") == 1 and str(folder) in error and "model.safetensors" in error
 
 
 def test_a_pickle_beside_safetensors_in_their_place_or_alone_is_not_read(folder, tmp_path):
@@ -44,7 +43,7 @@ def test_a_pickle_beside_safetensors_in_their_place_or_alone_is_not_read(folder,
     with pytest.raises(ValueError, match="damaged or not complete"):
         AutoModelForSeq2SeqLM.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="pickle"):
+    with pytest.raises(OSError, match="no file named model"):
         AutoModelForSeq2SeqLM.from_pretrained(folder)
     with pytest.raises(UserError):
         load_model(folder)

@@ -196,16 +196,6 @@ def interrupted(recipe, folder):
     return one
 
 
-def test_checkpoints_that_were_half_copied_are_not_used(recipe, undisturbed, tmp_path):
-    one = interrupted(recipe, tmp_path / "run")
-    folder = tmp_path / "run" / "checkpoints" / f"checkpoint-{STEPS}"
-    os.truncate(folder / "optimizer.pt", 1000)
-    assert not is_complete(folder)
-    assert [checkpoint.step for checkpoint in read_checkpoints(folder.parent)][-1] == STEPS - EVERY
-    assert train(one, progress=False).steps == STEPS  # goes on from the one before
-    check_same_end(tmp_path / "run", undisturbed)
-
-
 def test_another_tokenizer_or_other_data_is_refused_by_content(recipe, undisturbed, text, tmp_path):
     shutil.copytree(text, tmp_path / "text")
     tokenizer = tmp_path / "tokenizer"

@@ -56,7 +56,7 @@ def waiting_by_step(folder, monkeypatch, trainer_class=CountingTrainer, **settin
     callbacks = [
         log,
         StopAndSaveCallback(log, max_minutes=60, checkpoint_minutes=10),
-        LearningCurveCallback(lambda: None, 60),
+        LearningCurveCallback(lambda: None),
         TrainingProgressCallback(log),
     ]
     trainer = trainer_class(model=model, args=arguments, train_dataset=make_pairs(60), callbacks=callbacks)

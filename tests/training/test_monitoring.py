@@ -111,7 +111,7 @@ def test_the_curve_is_redrawn_while_training_goes_on(recipe, monkeypatch):
         drawn.append(((self.folder / "learning_curve.png").read_bytes()[:4], (self.folder / "config.json").exists()))
 
     monkeypatch.setattr(training.TrainingRun, "_draw_learning_curve", noted)
-    monkeypatch.setattr(training, "CURVE_SECONDS", 0.0)
+    monkeypatch.setattr("vaswani_transformer.training.callbacks.CURVE_SECONDS", 0.0)
     train(recipe, progress=False)
     assert drawn.count((b"\x89PNG", False)) >= 3  # two validations, and the end before the model is there
 

@@ -14,6 +14,8 @@ from transformers import TrainerCallback
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani_transformer.data.batching import TokenBatchSampler
+from vaswani_transformer.model import modeling_vaswani
+from vaswani_transformer.model.loss_vaswani import projected_cross_entropy
 from vaswani_transformer.training.selection import LENGTH_PENALTIES, choose_length_penalty
 from vaswani_transformer.training.trainer import VaswaniTrainer, VaswaniTrainingArguments
 
@@ -156,6 +158,28 @@ def test_logged_training_loss_is_the_smoothed_one(tmp_path, parts, smoothing):
         total += cross_entropy(logits[0], labels[0], label_smoothing=smoothing, reduction="sum").item()
         tokens += len(row["labels"])
     assert logged(trainer, "loss") == [pytest.approx(total / tokens, rel=1e-5)]
+
+
+@pytest.mark.parametrize("listener", [None, "lm_head", ""], ids=["nobody", "projection", "model"])
+def test_the_loss_is_fused_with_the_projection_unless_somebody_reads_logits(tmp_path, monkeypatch, listener):
+    fused, heard = [], []
+    counted = lambda *inputs: fused.append(inputs) or projected_cross_entropy(*inputs)  # noqa: E731
+    monkeypatch.setattr(modeling_vaswani, "projected_cross_entropy", counted)
+    whole = make_trainer(tmp_path, fused_loss=False, **SGD)
+    whole.train()
+    assert not fused
+    trainer = make_trainer(tmp_path, **SGD)
+    if listener is not None:
+        trainer.model.get_submodule(listener).register_forward_hook(
+            lambda module, inputs, output: heard.append(getattr(output, "logits", output).shape[-1])
+        )
+    trainer.train()
+    assert_same_training(weights_of(whole), weights_of(trainer))
+    assert (len(fused), heard) == ((3, []) if listener is None else (0, [30] * 3))
+    batch = {name: torch.randint(4, 30, (2, 5)) for name in ("input_ids", "labels")}
+    for training in (True, False):
+        trainer.model.train(training)
+        assert trainer.compute_loss(trainer.model, dict(batch), return_outputs=True)[1].logits.shape == (2, 5, 30)
 
 
 def exact_loss(model, pairs):

@@ -45,9 +45,7 @@ def average(
     require("the output folder of one training", of_a_run, {"last": last, "best": best})
     if best is not None:
         exclude("--best", {"last": last})
-        chosen, removed = best_checkpoints(first, best, by or "loss")
-        for step, score in removed:
-            print(f"step {step:,} validated better ({by or 'loss'} {score:.3f}), but its checkpoint is gone")
+        chosen = best_checkpoints(first, best, by or "loss")
     elif of_a_run:
         chosen = last_checkpoints(first, last or DEFAULT_LAST)
     elif len({folder.resolve() for folder in chosen}) != len(chosen) or (len(chosen) == 1 and first.is_dir()):

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from ..errors import UserError, reading
 from ..json_and_yaml import read_json
-from ..model.checkpoint_vaswani import PICKLED_WEIGHTS
 
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def is_compressed(path: Path) -> bool:
@@ -67,7 +67,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
             folder itself, wherever an index leads.
     """
     is_safe = any((folder / name).is_file() for name in _SAFETENSORS)
-    single, index = (folder / name for name in (_SAFETENSORS if is_safe else PICKLED_WEIGHTS))
+    single, index = (folder / name for name in (_SAFETENSORS if is_safe else _PICKLES))
     names = [single.name] if single.is_file() else {Path(name).name for name in read_json(index)["weight_map"].values()}
     weights: dict[str, torch.Tensor] = {}
     for path in (folder / name for name in sorted(names)):

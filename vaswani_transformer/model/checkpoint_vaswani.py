@@ -15,7 +15,6 @@ AUTO_MAP = {
     "AutoModel": "modeling_vaswani.VaswaniModel",
     "AutoModelForSeq2SeqLM": "modeling_vaswani.VaswaniForConditionalGeneration",
 }
-PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Weight files hold about as many numbers as the configuration's model; quantized ones, or those without the output
 # projection, somewhat fewer. With less than this share they belong to another model.
 _LEAST_SHARE = 1 / 4
@@ -37,23 +36,13 @@ class VaswaniCheckpointMixin:
         """Load as `PreTrainedModel` does, from safetensors only.
 
         Raises:
-            ValueError: for pickled weights (`pytorch_model.bin`, or `use_safetensors=False`), for weights outside the
-                model's folder, in other types than floating point or not finite, and for a configuration that does not
-                belong to the weights.
-            OSError: if there are no weights.
+            ValueError: for `use_safetensors=False`, for weights outside the model's folder, in other types than
+                floating point or not finite, and for a configuration that does not belong to the weights.
+            OSError: if there are no weights in safetensors.
         """
         if use_safetensors is False:
             raise ValueError("use_safetensors=False asks for pickled weights: this model is read from safetensors only")
-        try:
-            loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, use_safetensors=True, **kwargs)
-        except OSError as error:
-            folder = Path(pretrained_model_name_or_path) / (kwargs.get("subfolder") or "")
-            if not any((folder / name).is_file() for name in PICKLED_WEIGHTS):
-                raise
-            raise ValueError(
-                f"{folder} holds its weights in {PICKLED_WEIGHTS[0]}, a pickle, which can run code when it is read:"
-                f" `vaswani import {folder} --output FOLDER` (of the package vaswani_transformer) writes safetensors"
-            ) from error
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, use_safetensors=True, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         check_finite(model.named_parameters(), str(pretrained_model_name_or_path))
         return loaded

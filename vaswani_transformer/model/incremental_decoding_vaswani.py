@@ -12,8 +12,6 @@ costs as much as the arithmetic. `IncrementalDecoder` computes the steps, `Decod
 The search is `search_vaswani.Search`, or transformers' own.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -104,7 +102,7 @@ class IncrementalDecoder:
         states: torch.Tensor,
         mask: torch.Tensor | None,
         cache: "DecodingCache",
-        places: Sequence[int] | None = None,
+        places: list[int] | None = None,
     ) -> None:
         """Project the encoder's output, `(sentences, source_length, d_model)`, for all steps.
 
@@ -119,10 +117,7 @@ class IncrementalDecoder:
             mask = mask.bool()
             is_full = mask.is_cpu and mask.all()  # other devices would have to be waited for
             mask = None if is_full else _additive(mask[:, None, None, :], states.dtype)
-        if places is None:
-            cache.begin(source, mask)
-        else:
-            cache.join(source, mask, list(places))
+        cache.join(source, mask, places)
 
     def step(self, input_ids: torch.LongTensor, cache: "DecodingCache") -> torch.Tensor:
         """Compute the decoder's output at the next positions, `(rows * new tokens, d_model)`, and extend the cache.
@@ -217,15 +212,17 @@ class DecodingCache(EncoderDecoderCache):
             index = (beam_idx.to(self.past.device) % self.beams).view(-1, self.beams, 1).expand(-1, -1, self.room)
             self.past = self.past.gather(1, index)
 
-    def begin(self, source: list[list[torch.Tensor]], mask: torch.Tensor | None) -> None:
-        """Start with these sentences: of each layer keys and values, and the mask that is added to their scores."""
-        self.source, self._source, self.source_mask = source, list(source), mask
-        sentences, _, length, _ = source[0][0].shape
-        self.source_lengths, self.starts = [length] * sentences, [0] * sentences
+    def join(self, source: list[list[torch.Tensor]], mask: torch.Tensor | None, places: list[int] | None) -> None:
+        """Put new sentences in the places of others, or behind them; the first ones have no `places`.
 
-    def join(self, source: list[list[torch.Tensor]], mask: torch.Tensor | None, places: list[int]) -> None:
-        """Put new sentences in the places of others, or behind them."""
-        new, length = max(places) + 1 - len(self.starts), source[0][0].shape[2]
+        `source` has keys and values of each layer, and `mask` is added to scores.
+        """
+        sentences, _, length, _ = source[0][0].shape
+        if places is None:
+            self.source, self._source, self.source_mask = source, list(source), mask
+            self.source_lengths, self.starts = [length] * sentences, [0] * sentences
+            return
+        new = max(places) + 1 - len(self.starts)
         for own, value in ((self.starts, self.length), (self.source_lengths, length)):
             own += [value] * new
             for place in places:
@@ -259,7 +256,7 @@ class DecodingCache(EncoderDecoderCache):
         self.source[layer] = [states[:rows, :, :longest] for states in self._source[layer]]
         self.target[layer] = [states[:rows] for states in self._target[layer]]
 
-    def retire(self, places: Sequence[int]) -> None:
+    def retire(self, places: list[int]) -> None:
         """Mark the rows of finished sentences as free."""
         for place in places:
             self.starts[place] = max(self.starts)  # a position that others have passed

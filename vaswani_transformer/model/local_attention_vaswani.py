@@ -64,22 +64,6 @@ def block_mask(padding_mask: torch.Tensor, window: int, is_causal: bool) -> Neig
     return NeighbourMask(seen.flatten(0, 1).unsqueeze(1), window, is_causal)
 
 
-def window_mask(
-    padding_mask: torch.Tensor, query_length: int, window: int, is_causal: bool, dtype: torch.dtype | None
-) -> torch.Tensor:
-    """Return what each query sees of all keys, itself included, `(batch_size, 1, query_length, key_length)`.
-
-    `padding_mask` is `(batch_size, key_length)`, 0 for padding; the queries are the last of these positions. The result
-    is added to scores in `dtype`, or holds booleans without one.
-    """
-    key = torch.arange(padding_mask.shape[1], device=padding_mask.device)
-    query = key[padding_mask.shape[1] - query_length :, None]
-    seen = (_is_near(query, key, window, is_causal) & padding_mask.bool()[:, None, None]) | (query == key)
-    if dtype is None:
-        return seen
-    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
-
-
 def restricted_mask(
     config, hidden_states: torch.Tensor, padding_mask: torch.Tensor | None, is_causal: bool, past_key_values
 ) -> NeighbourMask | torch.Tensor | None:
@@ -104,7 +88,14 @@ def restricted_mask(
     covers_less = length > 4 * block_size(window)  # than the whole square of the sequence's positions
     if kind == "sdpa" and past == 0 and not traced and covers_less:
         return block_mask(padding_mask, window, is_causal)
-    return window_mask(padding_mask, length, window, is_causal, hidden_states.dtype if kind == "eager" else None)
+    key = torch.arange(past + length, device=hidden_states.device)
+    query = key[past:, None]
+    # (batch_size, 1, length, past + length); every query sees itself, so that no row is empty.
+    seen = (_is_near(query, key, window, is_causal) & padding_mask.bool()[:, None, None]) | (query == key)
+    if kind == "sdpa":
+        return seen
+    dtype = hidden_states.dtype
+    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
 def _spans(states: torch.Tensor, block: int, is_causal: bool) -> torch.Tensor:

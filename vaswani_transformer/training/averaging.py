@@ -128,12 +128,8 @@ def last_checkpoints(run: str | Path, count: int) -> list[Path]:
     return [each.path for each in chosen]
 
 
-def best_checkpoints(run: str | Path, count: int, by: str) -> tuple[list[Path], list[tuple[int, float]]]:
+def best_checkpoints(run: str | Path, count: int, by: str) -> list[Path]:
     """Return the `count` checkpoints in a training's output folder with the best validations by loss or bleu.
-
-    Returns:
-        The checkpoints, best first, and step and score of validations better than the last of them whose checkpoints
-        were removed.
 
     Raises:
         UserError: for a folder with fewer checkpoints of validations than `count`.
@@ -144,5 +140,4 @@ def best_checkpoints(run: str | Path, count: int, by: str) -> tuple[list[Path], 
     ranked = sorted(scores, key=lambda step: (-scores[step] if by == "bleu" else scores[step], step))
     chosen = [step for step in ranked if step in paths][:count]
     _check_number(run, chosen, count, f"checkpoints validated by {by}")
-    better = ranked[: ranked.index(chosen[-1])]
-    return [paths[step] for step in chosen], [(step, scores[step]) for step in better if step not in paths]
+    return [paths[step] for step in chosen]

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 TENSORBOARD = "tensorboard"  # a folder of a run
 EVENTS = f"{TENSORBOARD}/events.out.tfevents.*"
+CURVE_SECONDS = 60.0  # between two pictures of the learning curve
 _SHOWN = (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU"))
 
 
@@ -85,15 +86,15 @@ class TrainingProgressCallback(TrainerCallback):
 
 
 class LearningCurveCallback(TrainerCallback):
-    """Calls `draw` during training, after a validation and once in so many seconds at most."""
+    """Calls `draw` during training, after a validation and once in `CURVE_SECONDS` at most."""
 
-    def __init__(self, draw: Callable[[], object], seconds: float = 60.0):
-        self.draw, self.seconds = draw, seconds
+    def __init__(self, draw: Callable[[], object]):
+        self.draw = draw
         self._drawn = time.monotonic()
 
     def on_evaluate(self, args, state, control, **kwargs):
         """Draw, unless the last picture, or the start, is recent."""
-        if state.is_world_process_zero and time.monotonic() - self._drawn >= self.seconds:
+        if state.is_world_process_zero and time.monotonic() - self._drawn >= CURVE_SECONDS:
             self.draw()
             self._drawn = time.monotonic()
 

@@ -65,8 +65,6 @@ from .trainer import VaswaniTrainer, VaswaniTrainingArguments
 
 logger = logging.getLogger(__name__)
 
-CURVE_SECONDS = 60.0  # between two pictures of the learning curve during training
-
 
 class TrainingStopped(Exception):
     """A signal ended training after the checkpoint of optimizer step `step`; the same command resumes it."""
@@ -380,7 +378,7 @@ class TrainingRun:
         self.stopper = StopAndSaveCallback(
             self.log, recipe.max_minutes, recipe.checkpoint_minutes, averaged_from(recipe)
         )
-        callbacks = [self.log, LearningCurveCallback(self._draw_learning_curve, CURVE_SECONDS), self.stopper]
+        callbacks = [self.log, LearningCurveCallback(self._draw_learning_curve), self.stopper]
         if self.progress:
             callbacks.append(TrainingProgressCallback(self.log, recipe.max_minutes))
         if recipe.early_stopping:

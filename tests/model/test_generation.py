@@ -160,7 +160,7 @@ def test_sampling_is_reproducible_by_seed(num_beams):
     assert results[0] == results[1] != results[2]
 
 
-@pytest.mark.parametrize("own", [None, 20])
+@pytest.mark.parametrize("own", [None, 30])
 def test_a_limit_stays_what_the_user_made_it_when_the_trainer_fills_in_defaults(own):
     model = tiny_model(max_position_embeddings=128)
     model.generation_config.max_length, model.generation_config.eos_token_id = own, None

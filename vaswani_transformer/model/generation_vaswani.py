@@ -38,29 +38,6 @@ _OF_SAMPLING = {"temperature", "top_k", "top_p"}
 _OWN_SETTINGS = {"length_normalization": LENGTH_NORMALIZATIONS[0], "max_extra_tokens": MAX_EXTRA_TOKENS}
 
 
-def unset_trainer_defaults(generation_config, own: set[str]) -> set[str]:
-    """Unset what transformers' `Seq2SeqTrainer` writes into a model's generation configuration.
-
-    With `predict_with_generate` it sets every unset field of `model.generation_config` to the library's default, for
-    good. The 20 of `max_length` would cut each later output of the model, and of the saved one. Users set some fields;
-    only this sets all.
-
-    Args:
-        generation_config: the model's.
-        own: the fields that were set before, which stay.
-
-    Returns:
-        the fields that are set now.
-    """
-    defaults = generation_config._get_default_generation_params()
-    defaults = {name: value for name, value in defaults.items() if value is not None}
-    if all(getattr(generation_config, name, None) is not None for name in defaults):
-        for name, value in defaults.items():
-            if name not in own and getattr(generation_config, name) == value:
-                setattr(generation_config, name, None)
-    return {name for name, value in vars(generation_config).items() if value is not None}
-
-
 def of_each_row(values: torch.Tensor, hypotheses: torch.Tensor) -> torch.Tensor:
     """Return `(batch_size,)` values of sentences as `(rows,)` values of their hypotheses, `(rows, ...)`."""
     return values.to(hypotheses.device).repeat_interleave(len(hypotheses) // len(values))
@@ -229,9 +206,19 @@ class VaswaniGenerationMixin:
         return GenerationMixin.compute_transition_scores(decoder, *args, **kwargs)
 
     def _unset_trainer_defaults(self):
-        known, own = getattr(self, "_own_generation_settings", (None, set()))
-        own = own if known is self.generation_config else set()  # it has been replaced by another one
-        self._own_generation_settings = self.generation_config, unset_trainer_defaults(self.generation_config, own)
+        """Unset what transformers' `Seq2SeqTrainer` writes into the model's generation configuration.
+
+        With `predict_with_generate` it sets every unset field to the library's default, for good. The 20 of
+        `max_length` would cut each later output of the model, and of the saved one. Users set some fields; only this
+        sets all.
+        """
+        config = self.generation_config
+        defaults = config._get_default_generation_params()
+        defaults = {name: value for name, value in defaults.items() if value is not None}
+        if all(getattr(config, name, None) is not None for name in defaults):
+            for name, value in defaults.items():
+                if getattr(config, name) == value:
+                    setattr(config, name, None)
 
     def _prepare_generation_config(self, generation_config, **kwargs):
         # Since 5.0: an unknown setting is accepted only if the model's own generation configuration has it.

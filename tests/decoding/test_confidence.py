@@ -9,8 +9,7 @@ from model_folders import write_model
 from translating import LINES, run
 
 from vaswani_transformer import load_model, score_tokens
-from vaswani_transformer.decoding.confidence import mean_confidence, word_probabilities
-from vaswani_transformer.decoding.scoring import PairScore
+from vaswani_transformer.decoding.scoring import PairScore, mean_confidence, word_probabilities
 
 model, source, fails = translating.model, translating.source, translating.fails
 

@@ -25,8 +25,8 @@ from vaswani_transformer.decoding.glossary import (
     read_glossary,
     term_forms,
 )
-from vaswani_transformer.decoding.glossary_search import TermsSentence
 from vaswani_transformer.decoding.scoring import TokenText
+from vaswani_transformer.decoding.search import TermsSentence
 
 repetition_free, model = translating.model, translating.papers_model
 source, fails = translating.source, translating.fails

@@ -150,9 +150,9 @@ def test_workers_and_resuming_write_what_one_process_writes(folder, files, tmp_p
     assert "--window was 5 and is 6 now" in fails(*command("lost", "--resume", "--window", "6"))
     here.clear()
     assert run(*command("lost", "--resume")) == 0
-    score, windows = scoring._score, iter(range(3))
+    score, windows = scoring.score_tokens, iter(range(3))
     with monkeypatch.context() as patch:
-        patch.setattr(scoring, "_score", lambda *given: score(*given) if next(windows) < 2 else interrupt())
+        patch.setattr(scoring, "score_tokens", lambda *given: score(*given) if next(windows) < 2 else interrupt())
         assert run(*command("interrupted")) == 130
     assert (tmp_path / "interrupted").read_text().count("\n") == 10
     assert run(*command("interrupted", "--resume")) == 0

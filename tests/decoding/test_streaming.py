@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from vaswani_transformer.decoding import streaming
 from vaswani_transformer.decoding.file_translator import Layout, with_lines_of
-from vaswani_transformer.decoding.long_inputs import split_line
 from vaswani_transformer.decoding.output import ResumableOutput, notes_path
-from vaswani_transformer.decoding.streaming import in_windows, read_ahead
+from vaswani_transformer.decoding.streaming import in_windows, read_ahead, split_line
 from vaswani_transformer.decoding.translator import Hypothesis
 from vaswani_transformer.errors import UserError
 

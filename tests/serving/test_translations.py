@@ -8,8 +8,8 @@ import served
 from served import SENTENCES, Limits, Translator, ask, client_of, translated
 
 from vaswani_transformer import align, score_tokens
-from vaswani_transformer.decoding.confidence import mean_confidence, word_confidences
 from vaswani_transformer.decoding.glossary import Glossary, Term
+from vaswani_transformer.decoding.scoring import mean_confidence, word_confidences
 from vaswani_transformer.serving import translations
 
 folder, loaded, make, post = served.folder, served.loaded, served.make, served.post

@@ -223,8 +223,7 @@ def do_lines(
         if path is not None:
             lines = with_lines_of(lines, Path(path), stamps.get(other))
     total = scans[name].lines if scans else len(sentences) or None
-    ahead, progress = not (interactive or sentences), not interactive and total != 1
-    worker.run(lines, output, output.done, total, ahead, progress)
+    worker.run(lines, output, output.done, total, progress=not interactive and total != 1)
     output.finish()
 
 

@@ -159,9 +159,9 @@ def _language(folder: str, request: Request) -> str:
 
 def load(folder: str, request: Request):
     """Return the model of the options and all that is done with it, a `FileTranslator`; workers call this too."""
-    from ..decoding.confidence import word_confidences
     from ..decoding.file_translator import FileTranslator, Layout
     from ..decoding.glossary import read_glossary
+    from ..decoding.scoring import word_confidences
     from ..decoding.translator import Translator
 
     files, written = request.files, request.written

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..data.text_files import Stamp, read_lines
 from ..errors import reading
-from .confidence import mean_confidence
-from .streaming import CUT, SPLIT, WINDOW_LINES, LineWorker, Remarks, Window, read_ahead
-from .translator import Hypothesis, Translator
+from .scoring import mean_confidence
+from .streaming import CUT, SPLIT, WINDOW_LINES, LineWorker, Remarks, Window
+from .translator import Hypothesis, PreparedWindow, Translator
 
 
 @dataclass(frozen=True)
@@ -72,19 +72,17 @@ class FileTranslator(LineWorker):
     ):
         self.translator, self.layout, self.window, self.extras = translator, layout, window, extras
 
-    def write(
-        self, windows: Iterator[Window], output: Any, bar: Any, remarks: Remarks, done: int = 0, ahead: bool = True
-    ) -> None:
-        """Write the translations of windows, up to the first error, as `run`; updates `bar` and `remarks`."""
-        prepared = map(self.translator.prepare, windows)
-        for chunk in read_ahead(prepared) if ahead else prepared:
-            window, hypotheses = chunk.window, self.translator.translate_prepared(chunk, bar)
-            records = self._format(window, hypotheses)
-            output.write("".join(records[max(0, done - window.first + 1) :]))
-            remarks[SPLIT] += chunk.split
-            repeating = (any(each.repeats for each in row) for row in hypotheses)
-            remarks[CUT] += [line for line, repeats in enumerate(repeating, window.first) if repeats]
-            window.check()
+    def prepare(self, window: Window) -> PreparedWindow:
+        """Tokenise a window."""
+        return self.translator.prepare(window)
+
+    def records(self, prepared: PreparedWindow, bar: Any, remarks: Remarks) -> tuple[Window, list[str]]:
+        """Translate a window; see `LineWorker`."""
+        window, hypotheses = prepared.window, self.translator.translate_prepared(prepared, bar)
+        remarks[SPLIT] += prepared.split
+        repeating = (any(each.repeats for each in row) for row in hypotheses)
+        remarks[CUT] += [line for line, repeats in enumerate(repeating, window.first) if repeats]
+        return window, self._format(window, hypotheses)
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:
         """Return the text of each line of a window."""

@@ -41,9 +41,6 @@ class Glossary:
             lengths.setdefault(LETTERS_OR_SIGN.search(source)[0].lower(), set()).add(len(source))
         self._lengths = {word: sorted(values, reverse=True) for word, values in lengths.items()}
 
-    def __bool__(self) -> bool:
-        return bool(self.terms)
-
     def of(self, text: str) -> tuple[Term, ...]:
         """Return the terms that occur in a text, each once, in their order there."""
         text, terms, end = " ".join(text.split()), {}, 0

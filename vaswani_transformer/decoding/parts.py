@@ -6,6 +6,7 @@ the output, to which the results are written in order.
 
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import dropwhile, islice
 from pathlib import Path
@@ -16,7 +17,7 @@ from tqdm.auto import tqdm
 from ..data.text_files import Stamp, check_unchanged, read_lines
 from ..data.workers import LOCAL, run_tasks
 from .output import ResumableOutput
-from .streaming import LineWorker, Remarks, Window, in_windows, no_remarks, report
+from .streaming import LineWorker, Remarks, Window, in_windows, report
 
 MOST_TASKS = 1000  # of a long text they have several windows
 Files = Sequence[tuple[Path, Stamp]]  # the input, and prefixes or targets if any
@@ -39,7 +40,7 @@ def _task(make: Callable[[], LineWorker], files: Files, count: int, done: int) -
         nonlocal windows, reached
         if number < reached:
             windows = _windows(files, worker.window)
-        records, remarks, reached = [], no_remarks(), number + count
+        records, remarks, reached = [], defaultdict(list), number + count
         some = islice(dropwhile(lambda window: window.index < number, windows), count)
         worker.write(some, SimpleNamespace(write=records.append), tqdm(disable=True), remarks, done)
         for path, stamp in files:
@@ -71,7 +72,7 @@ def write_in_parts(
     Raises:
         UserError: for a mistake in a line, and as `run_tasks`; what is written by then stays.
     """
-    numbers, remarks = [], no_remarks()
+    numbers, remarks = [], defaultdict(list)
     for left in _windows(files, window, output.done):
         left.check()
         numbers.append(left.index)

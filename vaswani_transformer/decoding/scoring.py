@@ -1,15 +1,21 @@
-"""Scores of given translations: the log-probability of each of their tokens under a model."""
+"""Scores of given translations: the log-probability of each of their tokens under a model, and words' confidence.
+
+The probability of a word is that of its tokens together, and the confidence in a sentence is the mean of its words'. It
+ranks words and sentences; how many words are right it does not say, which a model over- or underestimates.
+"""
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
+from ..data.words import word_places, words_at, words_of
 from ..errors import UserError
 from ..model.settings_vaswani import length_normalization
-from .streaming import LineWorker, Remarks, Window, batches_by_length, read_ahead
+from .streaming import LineWorker, Remarks, Window, batches_by_length
 
 TOKENS_PER_BATCH = 4096
 
@@ -135,22 +141,13 @@ class TokenText:
         return self._texts[run]
 
 
-def _score(
-    model, tokenizer, pairs: Sequence[tuple[str, str]], numbers: Sequence[int], tokens_per_batch: int
-) -> list[PairScore]:
-    """Score pairs of lines with these numbers."""
-    if not pairs:
-        return []
-    sources, targets = map(list, zip(*pairs, strict=True))
-    sources, targets = tokenizer(sources)["input_ids"], tokenizer(text_target=targets)["input_ids"]
-    for number, *pair in zip(numbers, sources, targets, strict=True):
-        check_length(model.config, number, max(map(len, pair)))
-    as_text, rows = TokenText(tokenizer), score_ids(model, sources, targets, tokens_per_batch)
-    return [PairScore(as_text(target), row) for target, row in zip(targets, rows, strict=True)]
-
-
 def score_tokens(
-    model, tokenizer, sources: list[str], targets: list[str], tokens_per_batch: int = TOKENS_PER_BATCH
+    model,
+    tokenizer,
+    sources: list[str],
+    targets: list[str],
+    tokens_per_batch: int = TOKENS_PER_BATCH,
+    numbers: Sequence[int] | None = None,
 ) -> list[PairScore]:
     """Score each token of each target, given its source and the tokens before it.
 
@@ -160,13 +157,20 @@ def score_tokens(
         sources: source sentences.
         targets: one target for each source.
         tokens_per_batch: tokens a side scored at once, padding counted.
+        numbers: of their lines, for errors; from 1 if not given.
 
     Raises:
         UserError: for a sentence that is too long for the model's positions, naming its line.
         ValueError: for lists of different lengths.
     """
-    pairs = list(zip(sources, targets, strict=True))
-    return _score(model, tokenizer, pairs, range(1, len(pairs) + 1), tokens_per_batch)
+    if not (sources or targets):
+        return []
+    numbers = numbers or range(1, len(sources) + 1)
+    sources, targets = tokenizer(sources)["input_ids"], tokenizer(text_target=targets)["input_ids"]
+    for number, *pair in zip(numbers, sources, targets, strict=True):
+        check_length(model.config, number, max(map(len, pair)))
+    as_text, rows = TokenText(tokenizer), score_ids(model, sources, targets, tokens_per_batch)
+    return [PairScore(as_text(target), row) for target, row in zip(targets, rows, strict=True)]
 
 
 def score_pairs(
@@ -179,6 +183,32 @@ def score_pairs(
     """
     scores = score_tokens(model, tokenizer, sources, targets, tokens_per_batch)
     return [-score.log_probability for score in scores], [len(score.tokens) for score in scores]
+
+
+Words = list[tuple[str, float]]  # words of an output and the probability of each
+
+
+def word_probabilities(score: PairScore) -> Words:
+    """Return the words of a scored output; the end token is none, and a token of several words counts for each."""
+    tokens, text = score.tokens[:-1], "".join(score.tokens[:-1])
+    ends = list(accumulate(map(len, tokens)))
+    # A token of no text is a part of the character before it.
+    spans = [(end - max(len(token), 1), end) for token, end in zip(tokens, ends, strict=True)]
+    sums = [0.0] * len(word_places(text))
+    for words, log_probability in zip(words_at(text, spans), score.log_probabilities[:-1], strict=True):
+        for number in words:
+            sums[number] += log_probability
+    return list(zip(words_of(text), map(math.exp, sums), strict=True))
+
+
+def mean_confidence(words: Words) -> float:
+    """Return the mean probability of words; 1 for no words."""
+    return sum(probability for _, probability in words) / len(words) if words else 1.0
+
+
+def word_confidences(model, tokenizer, sources: Sequence[str], outputs: Sequence[str]) -> list[Words]:
+    """Return the words of each output of a source and their probabilities; Raises are those of `score_tokens`."""
+    return list(map(word_probabilities, score_tokens(model, tokenizer, sources, outputs)))
 
 
 class FileScorer(LineWorker):
@@ -202,21 +232,17 @@ class FileScorer(LineWorker):
         self.window, self.tokens_per_batch = window, tokens_per_batch
         self.sums: dict[str, Any] = {"pairs": 0, "tokens": 0, "log_probability": 0.0}  # of what was written
 
-    def write(
-        self, windows: Iterator[Window], output: Any, bar: Any, remarks: Remarks, done: int = 0, ahead: bool = True
-    ) -> None:
-        """Write the scores of windows, up to the first error, as `run`; updates `bar`, and has no `remarks`."""
-        for window in read_ahead(windows) if ahead else windows:
-            filled = [index for index, pair in enumerate(window.lines) if all(side.strip() for side in pair)]
-            numbers, pairs = [window.first + index for index in filled], [window.lines[index] for index in filled]
-            scores = _score(self.model, self.tokenizer, pairs, numbers, self.tokens_per_batch)
-            by_number = dict(zip(numbers, scores, strict=True))
-            first = max(window.first, done + 1)
-            records = [self._record(n, by_number.get(n)) for n in range(first, window.first + len(window.lines))]
-            output.write("".join(records))
-            self.add(records)
-            bar.update(len(records))
-            window.check()
+    def records(self, window: Window, bar: Any, remarks: Remarks) -> tuple[Window, list[str]]:
+        """Score a window; see `LineWorker`. There are no remarks."""
+        numbered = list(enumerate(window.lines, window.first))
+        filled = {number: pair for number, pair in numbered if all(side.strip() for side in pair)}
+        sides = [pair[0] for pair in filled.values()], [pair[1] for pair in filled.values()]
+        scores = score_tokens(self.model, self.tokenizer, *sides, self.tokens_per_batch, list(filled))
+        by_number = dict(zip(filled, scores, strict=True))
+        records = [self._record(number, by_number.get(number)) for number, _ in numbered]
+        self.add(records)
+        bar.update(len(records))
+        return window, records
 
     def _record(self, number: int, score: PairScore | None) -> str:
         """Return the text of line `number`, its end included; `score` is None for a pair with a blank side."""

@@ -1,18 +1,23 @@
-"""Stream lines through a model in constant memory: in windows, read ahead.
+"""Stream lines through a model in constant memory: in windows, read ahead, and in pieces where a line is too long.
 
 The lines of a window are sorted by length and translated together, and written in their own order when all are done.
 """
 
 import logging
+import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
 from tqdm.auto import tqdm
+
+from ..model.sentence_splitting_vaswani import split_into_sentences
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +44,9 @@ class Window:
             raise self.error
 
 
-Remarks = dict[str, list[int]]  # the numbers of lines to report once all are written, by what there is to report
+Remarks = defaultdict[str, list[int]]  # the numbers of lines to report once all are written, by what is reported
 SPLIT = "longer than the model takes and translated in parts"
 CUT = "translated into something that repeats itself without end, which was cut"
-
-
-def no_remarks() -> Remarks:
-    """Return remarks on no lines."""
-    return {SPLIT: [], CUT: []}
 
 
 def report(remarks: Remarks) -> None:
@@ -60,7 +60,10 @@ def report(remarks: Remarks) -> None:
 
 
 class LineWorker:
-    """Does lines, such as translating them, window by window into an output; a subclass has `write`."""
+    """Does lines, such as translating them, window by window into an output.
+
+    A subclass has `records(prepared, bar, remarks)`, which returns the window and the text to write of each line.
+    """
 
     doing, unit = "translating", "sentences"  # of the progress bar
     window = WINDOW_LINES  # lines that are sorted by length and written together
@@ -71,7 +74,6 @@ class LineWorker:
         output: Any,
         done: int = 0,
         total: int | None = None,
-        ahead: bool = True,
         progress: bool = True,
     ) -> None:
         """Do all lines: sources, or pairs of a source and its translation or the prefix of it.
@@ -81,22 +83,32 @@ class LineWorker:
             output: where to write, a `StreamOutput` or `ResumableOutput`.
             done: number of lines whose results are in the output already; they are skipped.
             total: number of lines, for the progress bar on standard error, if known.
-            ahead: whether a thread reads and prepares the next window meanwhile.
             progress: whether to show the progress bar.
 
         Raises:
             UserError: for a mistake in a line, once the lines before it are written.
         """
-        remarks, windows = no_remarks(), in_windows(lines, self.window, done)
+        remarks, windows = defaultdict(list), in_windows(lines, self.window, done)
         # smoothing=0: lines of a window come longest first, so that the latest rate says little about the rest.
         try:
             with tqdm(
                 total=total, initial=done // self.window * self.window, desc=self.doing, unit=f" {self.unit}",
                 file=sys.stderr, disable=not progress, smoothing=0,
             ) as bar:  # fmt: skip
-                self.write(windows, output, bar, remarks, done, ahead)
+                self.write(windows, output, bar, remarks, done)
         finally:
             report(remarks)
+
+    def write(self, windows: Iterator[Window], output: Any, bar: Any, remarks: Remarks, done: int) -> None:
+        """Write the records of windows, up to the first error, as `run`; updates `bar` and `remarks`."""
+        for prepared in read_ahead(map(self.prepare, windows)):
+            window, records = self.records(prepared, bar, remarks)
+            output.write("".join(records[max(0, done - window.first + 1) :]))
+            window.check()
+
+    def prepare(self, window: Window) -> Any:
+        """Return what `records` takes, in the thread that reads ahead."""
+        return window
 
 
 def batches_by_length(lengths: list[int], tokens: int) -> list[list[int]]:
@@ -155,3 +167,40 @@ def read_ahead(items: Iterable[Item]) -> Iterator[Item]:
     while (item := future.result()) is not _END:
         future = start()
         yield item
+
+
+_CLAUSE_END = re.compile(r"(?<=[,;:–—])\s+|(?<=[，；：、])")
+_TOKEN_CHARACTERS = 20  # of a token, at most; where one has more, pieces are shorter than they could be
+
+# How a sentence is divided, the mildest way first, and what joins such parts again.
+_WAYS: tuple[tuple[Callable[[str], list[str]], str], ...] = (
+    (lambda text: [clause for clause in _CLAUSE_END.split(text) if clause], " "),
+    (str.split, " "),
+    (list, ""),
+)
+
+
+def split_line(text: str, limit: int, count: Callable[[str], int], language: str = "en") -> list[str]:
+    """Divide a text into pieces of at most `limit` tokens: sentences, or clauses, words, characters of those too long.
+
+    Sentences stay alone, as a model knows them from training; smaller pieces are joined as far as they fit. Joined by
+    spaces (characters by nothing) the pieces are the text but for its white space. A single character is a piece even
+    if it has more tokens. `count` counts the tokens of a text, `language` is the code of its language.
+    """
+    return [piece for sentence in split_into_sentences(text, language) for piece in _divide(sentence, limit, count)]
+
+
+def _divide(text: str, limit: int, count: Callable[[str], int], way: int = 0) -> list[str]:
+    if count(text) <= limit or way == len(_WAYS):
+        return [text]
+    divide, joint = _WAYS[way]
+    parts = divide(text)
+    pieces, start = [], 0
+    while start < len(parts):
+        # The most parts that fit, one at least. More of them have more tokens, nearly always, and each has one or more.
+        most = start + limit * (1 if joint else _TOKEN_CHARACTERS)
+        ends = range(start + 2, min(most, len(parts)) + 1)
+        end = start + 1 + bisect_right(ends, limit, key=lambda end: count(joint.join(parts[start:end])))
+        pieces += _divide(joint.join(parts[start:end]), limit, count, way + 1)
+        start = end
+    return pieces

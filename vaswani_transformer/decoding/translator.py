@@ -16,9 +16,8 @@ from tqdm.auto import tqdm
 from ..errors import UserError
 from ..model.settings_vaswani import MAX_EXTRA_TOKENS
 from .glossary import Glossary, Progress, Terms, Tokens, term_forms
-from .long_inputs import split_line
 from .scoring import check_length, length_rule, positions, score_ids
-from .streaming import WINDOW_LINES, Window, in_windows
+from .streaming import WINDOW_LINES, Window, in_windows, split_line
 
 _ROUNDS = 4  # times that an output has to end with the same tokens to be cut; a text may repeat a word twice
 
@@ -32,7 +31,7 @@ class Hypothesis:
     log_probability: float | None = None  # log P(Y|X) under the model in nats; None if not asked for
     score: float | None = None  # what beam search ranks by, from log-probability and tokens; None as above
     repeats: bool = False  # whether the model went on repeating itself; the text has what it repeated once
-    words: list[tuple[str, float]] | None = None  # with their probabilities (`confidence.py`), if asked for
+    words: list[tuple[str, float]] | None = None  # with their probabilities (`word_probabilities`), if asked for
     alignment: str | None = None  # of source and target words, as `0-0 1-2`, if asked for
 
 

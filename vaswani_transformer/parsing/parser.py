@@ -225,9 +225,9 @@ class FileParser(FileTranslator):
         super().__init__(parser, window=window)
         self.drawn, self.pictures, self.repaired = drawn, pictures, 0
 
-    def run(self, lines: Iterable[str], *arguments) -> None:
+    def run(self, lines: Iterable[str], *arguments, **options) -> None:
         """Parse all lines; arguments and errors as of `FileTranslator.run`."""
-        super().run(checked(map(words_of, lines)), *arguments)
+        super().run(checked(map(words_of, lines)), *arguments, **options)
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:
         records = []

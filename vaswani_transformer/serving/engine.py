@@ -19,9 +19,8 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from ..decoding.glossary import Glossary, Terms, beams_for
-from ..decoding.long_inputs import split_line
 from ..decoding.scoring import positions
-from ..decoding.streaming import Window
+from ..decoding.streaming import Window, split_line
 from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
 
 LONGEST = 500  # tokens of a sentence; a longer one is divided, or its attention might fill the memory
@@ -129,7 +128,7 @@ class _Group:
     def _join(self, admitted: Sequence[int]) -> None:
         """Let sentences join the search, which are under these numbers in `running` until then."""
         from ..data.batching import PairCollator
-        from ..decoding.glossary_search import TermsSentence
+        from ..decoding.search import TermsSentence
 
         collate = PairCollator(self.engine.model.config.pad_token_id)
         pieces = list(map(self._piece, admitted))

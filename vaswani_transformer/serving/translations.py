@@ -9,8 +9,7 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import StreamingResponse
 
 from ..data.words import words_of
-from ..decoding.confidence import mean_confidence, word_confidences
-from ..decoding.scoring import score_tokens
+from ..decoding.scoring import mean_confidence, score_tokens, word_confidences
 from ..decoding.translator import Hypothesis
 from ..errors import UserError
 from .engine import Engine

@@ -1,6 +1,5 @@
 """`vaswani translate --workers`: whoever translates the parts, and in whatever order, the output is one process's."""
 
-import gzip
 import os
 import signal
 import subprocess
@@ -70,15 +69,11 @@ def test_workers_in_any_order_write_what_one_process_writes(papers_model, tmp_pa
     assert not notes_path(Path("parts")).exists()
 
 
-def test_a_packed_file_and_an_empty_one(model, source, expected, tmp_path, here):
-    (tmp_path / "in.gz").write_bytes(gzip.compress(source.read_bytes()))
-    (tmp_path / "empty").touch()
-    command = ["translate", model, *OPTIONS, "--workers", "2"]
-    assert run(*command, "--input", tmp_path / "in.gz", "--output", tmp_path / "out") == 0
-    assert (tmp_path / "out").read_bytes() == expected
-    assert run(*command, "--input", tmp_path / "empty", "--output", tmp_path / "nothing") == 0
-    assert (tmp_path / "nothing").read_bytes() == b""
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "in.gz", "nothing", "out"]
+def test_an_empty_file(model, tmp_path, here):
+    (tmp_path / "in").touch()
+    files = "--input", tmp_path / "in", "--output", tmp_path / "out"
+    assert run("translate", model, *files, *OPTIONS, "--workers", "2") == 0
+    assert (tmp_path / "out").read_bytes() == b"" and len(list(tmp_path.iterdir())) == 2
 
 
 ON_RAY = """
@@ -134,7 +129,6 @@ def test_workers_and_one_process_resume_each_other(model, source, expected, tmp_
         here.append(2)
         assert "was killed" in fails(*command, tmp_path / number, "--workers", "3")
         assert expected.startswith((tmp_path / number).read_bytes()) and lines_of(tmp_path / number) == 14
-        assert "--beams was 2 and is 3 now" in fails(*command, tmp_path / number, "--workers", "3", "--beams", "3")
         with (tmp_path / number).open("a") as file:  # as it is where one process was cut off
             file.write("another line\nhalf a li")
         here.clear()
@@ -144,7 +138,6 @@ def test_workers_and_one_process_resume_each_other(model, source, expected, tmp_
             *expected.split(b"\n")[:14],
             *expected.split(b"\n")[15:],
         ]
-        assert "it is finished" in fails(*command, tmp_path / number, "--workers", "3")
 
 
 def test_a_mistake_in_a_line_is_named_and_what_is_done_stays(model, tmp_path, fails, here, caplog):

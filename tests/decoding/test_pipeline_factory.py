@@ -88,50 +88,21 @@ class TestFactory:
             ({"model": tmp_path / "bare"}, "tokenizer .*bare"),
             ({"model": tmp_path / "no weights"}, "no weights"),
             ({"model": str(tmp_path / "nothing")}, "nothing"),
+            ({"model": marian_folder, "device": "nowhere"}, "nowhere"),
+            ({"model": marian_folder, "dtype": "float99"}, "float99"),
+            ({"model": marian_folder, "model_kwargs": {"attn_implementation": "no_such"}}, "no_such"),
+            ({"model": marian_folder, "tokenizer": ("not/here", {"local_files_only": True})}, "tokenizer not/here"),
         ]
         for options, message in cases:
             with pytest.raises(UserError, match=message) as error:
                 pipeline("translation", **options)
             assert "\n" not in str(error.value)
 
-    @pytest.mark.parametrize(
-        ("file", "content"),
-        [
-            ("config.json", {"quantization_config": {"quant_method": "gptq"}}),
-            ("model.safetensors", "half"),
-            ("tokenizer.json", "5"),
-        ],
-        ids=lambda value: str(value)[:30],
-    )
-    def test_damaged_files(self, vaswani_folder, file, content):
-        path = vaswani_folder / file
-        if isinstance(content, dict):
-            content = json.dumps({**json.loads(path.read_text()), **content})
-        path.write_text(content)
-        with pytest.raises(UserError, match=str(vaswani_folder)) as error:
-            pipeline("translation", model=vaswani_folder)
-        assert "\n" not in str(error.value)
-
     @pytest.mark.parametrize("custom", [5, ["translation"], {"translation": 5}])
     def test_an_odd_entry_of_pipelines_is_no_mistake_of_the_user(self, vaswani_folder, custom):
         path = vaswani_folder / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "custom_pipelines": custom}))
         assert isinstance(pipeline(model=vaswani_folder), Text2TextGenerationPipeline)
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"device": "nowhere"}, "nowhere"),
-            ({"dtype": "float99"}, "float99"),
-            ({"model_kwargs": {"attn_implementation": "no_such"}}, "no_such"),
-            ({"tokenizer": ("not/here", {"local_files_only": True})}, "tokenizer not/here"),
-        ],
-        ids=lambda value: str(value)[:50],
-    )
-    def test_options_that_cannot_be(self, marian_folder, options, message):
-        with pytest.raises(UserError, match=message) as error:
-            pipeline("translation", model=marian_folder, **options)
-        assert "\n" not in str(error.value)
 
     @pytest.mark.parametrize("changes", [{"framework": "pt"}, {"truncation": "only_first"}])
     def test_options_of_old(self, marian, tokenizer, marian_folder, changes):

@@ -1,4 +1,4 @@
-"""`vaswani score` and what is under it, against the model called by hand and against the search's own scores."""
+"""`vaswani score`, confidence and what is under them, against the model by hand and the search's own scores."""
 
 import json
 import math
@@ -6,26 +6,18 @@ import math
 import pytest
 import torch
 import translating
-from conftest import tiny_model
 from model_folders import PAIRS, write_model
-from translating import run
+from translating import LINES, run
 
 from vaswani_transformer import PerplexityMetric, load_model, score_pairs, score_tokens
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.decoding import scoring
-from vaswani_transformer.decoding.ensemble import Ensemble
-from vaswani_transformer.decoding.scoring import score_ids
+from vaswani_transformer.decoding.scoring import PairScore, mean_confidence, word_probabilities
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.errors import UserError
 
-fails = translating.fails
-here = translating.here
+folder, source, fails, here = translating.model, translating.source, translating.fails, translating.here
 SOURCES, TARGETS = map(list, zip(*PAIRS[:30], strict=True))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -91,16 +83,6 @@ def test_a_searchs_own_output_scores_as_in_the_search(loaded, rule, alpha):
         assert hypothesis.score == pytest.approx(hypothesis.log_probability / divisor)
 
 
-def test_an_ensembles_score_is_of_its_mean_distribution(loaded, tmp_path):
-    model, tokenizer = loaded
-    other = tiny_model(seed=9, vocab_size=model.config.vocab_size, decoder_layers=1).eval()
-    [ids], [target] = tokenizer(SOURCES[:1])["input_ids"], tokenizer(TARGETS[:1])["input_ids"]
-    [logs] = score_ids(Ensemble([model, other]), [ids], [target])
-    members = [score_ids(one, [ids], [target])[0] for one in (model, other)]
-    for mean, *own in zip(logs, *members, strict=True):
-        assert math.exp(mean) == pytest.approx(sum(map(math.exp, own)) / 2, rel=1e-4)
-
-
 @pytest.fixture
 def files(tmp_path):
     """Sources and targets, some with a blank side."""
@@ -144,19 +126,14 @@ def test_workers_and_resuming_write_what_one_process_writes(folder, files, tmp_p
 
     assert run(*command("one")) == 0
     assert run(*command("workers", "--workers", "2")) == 0
-    here.append(2)
-    assert "was killed" in fails(*command("lost", "--workers", "3"))
-    assert "is unfinished: give --resume" in fails(*command("lost"))
-    assert "--window was 5 and is 6 now" in fails(*command("lost", "--resume", "--window", "6"))
-    here.clear()
-    assert run(*command("lost", "--resume")) == 0
     score, windows = scoring.score_tokens, iter(range(3))
     with monkeypatch.context() as patch:
         patch.setattr(scoring, "score_tokens", lambda *given: score(*given) if next(windows) < 2 else interrupt())
         assert run(*command("interrupted")) == 130
     assert (tmp_path / "interrupted").read_text().count("\n") == 10
+    assert "--window was 5 and is 6 now" in fails(*command("interrupted", "--resume", "--window", "6"))
     assert run(*command("interrupted", "--resume")) == 0
-    for name in ("workers", "lost", "interrupted"):
+    for name in ("workers", "interrupted"):
         for suffix in ("", ".json"):
             assert (tmp_path / f"{name}{suffix}").read_bytes() == (tmp_path / f"one{suffix}").read_bytes() != b""
     assert not list(tmp_path.glob("*.parts")) + list(tmp_path.glob("*.unfinished.json"))
@@ -170,10 +147,6 @@ def test_mistakes(folder, files, tmp_path, fails):
     (tmp_path / "one").write_text("Ein Hund.\n")
     line = fails("score", folder, "--source", tmp_path / "source", "--target", tmp_path / "one")
     assert "source has 32 lines and" in line and "one has 1 lines" in line
-    (tmp_path / "bad").write_bytes(b"Ein Hund.\n\xff\n")
-    assert "bad, line 2" in fails("score", folder, *files[:2], "--target", tmp_path / "bad")
-    assert "nowhere" in fails("score", folder, *files[:2], "--target", tmp_path / "nowhere")
-    assert "same file" in fails("score", folder, *files, "--output", tmp_path / "source")
     assert "nowhere" in fails("score", folder, *files, "--json", tmp_path / "nowhere" / "sums.json")
     (tmp_path / "blank").write_text(" \n")
     both = ["--source", tmp_path / "blank", "--target", tmp_path / "blank"]
@@ -189,3 +162,54 @@ def test_mistakes(folder, files, tmp_path, fails):
     for score in (score_tokens, score_pairs):
         with pytest.raises(ValueError):
             score(*load_model(learned, "cpu"), [], ["Ein"])
+
+
+# Confidence: the probability of each word of a translation, and the mean of them.
+
+
+def test_words_have_the_probability_of_all_their_tokens():
+    score = PairScore(["Ein", " Hau", "s", ".", "</s>"], [-0.1, -0.2, -0.3, -0.4, -9.0])
+    assert word_probabilities(score) == [
+        ("Ein", pytest.approx(math.exp(-0.1))),
+        ("Haus.", pytest.approx(math.exp(-0.9))),
+    ]
+    assert mean_confidence(word_probabilities(score)) == pytest.approx((math.exp(-0.1) + math.exp(-0.9)) / 2)
+    assert mean_confidence([]) == 1
+
+
+def test_a_token_of_several_words_counts_for_each():
+    score = PairScore([" 我的", "电", "", "脑", "。", " x", "</s>"], [-0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -9.0])
+    assert [(word, pytest.approx(math.log(probability))) for word, probability in word_probabilities(score)] == [
+        ("我", -0.1),
+        ("的", -0.1),
+        ("电", -0.5),  # in two tokens, of which the text is that of the first
+        ("脑。", -0.9),
+        ("x", -0.6),
+    ]
+
+
+def test_the_confidence_of_a_command(folder, source, loaded, tmp_path):
+    """Each translation with the probabilities of its words and, in text, their mean."""
+    command = "translate", folder, "--input", source, "--confidence", "--output"
+    assert run(*command, tmp_path / "text") == 0 and run(*command, tmp_path / "json", "--format", "json") == 0
+    rows = [json.loads(line)["hypotheses"][0] for line in (tmp_path / "json").read_text().splitlines()]
+    for line, row in zip((tmp_path / "text").read_text().splitlines(), rows, strict=True):
+        assert line.split("\t")[0] == f"{row['confidence']:.3f}"
+    filled = [(text, row) for text, row in zip(LINES, rows, strict=True) if row["text"].strip()]
+    sources, outputs = [text for text, _ in filled], [row["text"] for _, row in filled]
+    for (_, row), score in zip(filled, score_tokens(*loaded, sources, outputs), strict=True):
+        assert " ".join(word for word, _ in row["words"]).split() == row["text"].split()
+        expected = [probability for _, probability in word_probabilities(score)]
+        assert [probability for _, probability in row["words"]] == pytest.approx(expected, rel=1e-4)
+        assert row["confidence"] == pytest.approx(sum(expected) / len(expected), rel=1e-4)
+    blank = rows[[line.strip() for line in LINES].index("")]
+    assert (blank["words"], blank["confidence"]) == ([], 1.0)
+
+
+@pytest.mark.parametrize("option", ["--confidence", "--alignments"])
+def test_a_line_that_has_no_positions_is_named_behind_the_others(option, tmp_path, fails):
+    folder = write_model(tmp_path / "model", position_encoding="learned")
+    (tmp_path / "lines").write_text("a dog\n" * 3 + "a dog " * 60 + "\na dog\n")
+    files = "--input", tmp_path / "lines", "--output", tmp_path / "out"
+    assert "line 4 has" in fails("translate", folder, *files, option)
+    assert (tmp_path / "out").read_text().count("\n") == 3

@@ -132,8 +132,6 @@ def test_what_was_drawn_is_taken_over_and_what_was_given_has_to_be_the_same(tmp_
     again.close()
     with pytest.raises(UserError, match=r"--beams was 4 and is 5 now"):
         ResumableOutput(path, {"--beams": 5, "--seed": None}, resume=True, drawn={"--seed": 99})
-    with pytest.raises(UserError, match=r"--top-k was None and is 5 now"):
-        ResumableOutput(path, {"--beams": 4, "--seed": 17, "--top-k": 5}, resume=True)
     with pytest.raises(UserError, match=r"is unfinished: give --resume"):
         ResumableOutput(path, {"--beams": 4})
 

@@ -197,14 +197,8 @@ def test_the_command(tmp_path, capsys):
     settings = yaml.safe_load((tmp_path / "out" / "decoder.yml").read_text())
     assert settings["vocabs"] == ["vocab.yml", "vocab.yml"] and settings["max-length"] == 100
     assert main([*arguments, "--overwrite", "--positions", "40"]) == 0
-    assert (
-        len(
-            arrays_of(tmp_path / "out" / "model.npz")["TransformerBatchDecoder->decoder->positionEmbedding->embeddings"]
-        )
-        == 40
-    )
-    line = error_of(load_model, tmp_path / "out")
-    assert "holds an exported model" in line
+    arrays = arrays_of(tmp_path / "out" / "model.npz")
+    assert len(arrays["TransformerBatchDecoder->decoder->positionEmbedding->embeddings"]) == 40
     line = error_of(export_model, folder, tmp_path / "int8", "marian", "int8")
     assert line == "quantization is 'int8': weights exported to marian are float32"
 
@@ -215,7 +209,6 @@ def test_the_command(tmp_path, capsys):
         ({"d_k": 7}, "d_k is 7: `type: transformer-new` of Marian has 8.0, so this model cannot be exported to it"),
         ({"attention_window": 5}, "attention_window is 5: `type: transformer-new` of Marian has None"),
         ({"layer_norm_eps": 1e-6}, "layer_norm_eps is 1e-06: `type: transformer-new` of Marian has 1e-05"),
-        ({"num_heads": 5, "d_k": 4, "d_v": 4}, "d_k is 4: `type: transformer-new` of Marian has 4.8"),
     ],
 )
 def test_what_marian_does_not_have_is_refused_by_its_name(tmp_path, changes, words):

@@ -66,6 +66,8 @@ def test_each_says_what_it_is(tmp_path, model, exported, call):
         ("export.json", {"vocab_size": 7}),
         ("config.json", {"unk_token": []}),
         ("generation_config.json", {"num_beams": 10**9}),
+        ("generation_config.json", {"no_repeat_ngram_size": 3}),
+        ("generation_config.json", {"forced_eos_token_id": 7}),
         ("generation_config.json", {"suppress_tokens": [10**6]}),
     ],
     ids=str,

@@ -223,7 +223,7 @@ def do_lines(
         if path is not None:
             lines = with_lines_of(lines, Path(path), stamps.get(other))
     total = scans[name].lines if scans else len(sentences) or None
-    worker.run(lines, output, output.done, total, progress=not interactive and total != 1)
+    worker.run(lines, output, total, progress=not interactive and total != 1)
     output.finish()
 
 

@@ -163,7 +163,7 @@ def score_tokens(
         UserError: for a sentence that is too long for the model's positions, naming its line.
         ValueError: for lists of different lengths.
     """
-    if not (sources or targets):
+    if not list(zip(sources, targets, strict=True)):
         return []
     numbers = numbers or range(1, len(sources) + 1)
     sources, targets = tokenizer(sources)["input_ids"], tokenizer(text_target=targets)["input_ids"]

@@ -72,7 +72,6 @@ class LineWorker:
         self,
         lines: Iterable[str | tuple[str, str]],
         output: Any,
-        done: int = 0,
         total: int | None = None,
         progress: bool = True,
     ) -> None:
@@ -80,22 +79,21 @@ class LineWorker:
 
         Args:
             lines: all lines.
-            output: where to write, a `StreamOutput` or `ResumableOutput`.
-            done: number of lines whose results are in the output already; they are skipped.
+            output: where to write, a `StreamOutput` or `ResumableOutput`; lines that it has already are skipped.
             total: number of lines, for the progress bar on standard error, if known.
             progress: whether to show the progress bar.
 
         Raises:
             UserError: for a mistake in a line, once the lines before it are written.
         """
-        remarks, windows = defaultdict(list), in_windows(lines, self.window, done)
+        remarks, windows = defaultdict(list), in_windows(lines, self.window, output.done)
         # smoothing=0: lines of a window come longest first, so that the latest rate says little about the rest.
         try:
             with tqdm(
-                total=total, initial=done // self.window * self.window, desc=self.doing, unit=f" {self.unit}",
+                total=total, initial=output.done // self.window * self.window, desc=self.doing, unit=f" {self.unit}",
                 file=sys.stderr, disable=not progress, smoothing=0,
             ) as bar:  # fmt: skip
-                self.write(windows, output, bar, remarks, done)
+                self.write(windows, output, bar, remarks, output.done)
         finally:
             report(remarks)
 

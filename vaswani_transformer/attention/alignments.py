@@ -13,7 +13,7 @@ from ..data.words import word_places, words_at
 from ..decoding.scoring import batches_by_length, check_length
 from ..errors import UserError
 from ..model.sentencepiece_vaswani import SEPARATOR
-from .weights import forming_attention, pass_with_attention
+from .weights import attention_of_batch, forming_attention
 
 Links = list[tuple[int, int]]  # (source word, target word), both counted from 0
 
@@ -33,7 +33,6 @@ class Pair(NamedTuple):
         return max(len(self.source_ids), len(self.target_ids))
 
 
-@torch.no_grad()
 def align(
     model, tokenizer, sources: list[str], targets: list[str], layer: int = -1, tokens_per_batch: int = 4096
 ) -> list[Links]:
@@ -64,8 +63,8 @@ def align(
     members = [forming_attention(member) for member in getattr(model, "members", [model])]
     tokenized = tokenized_pairs(model.config, tokenizer, sources, targets)
     for pairs, batch in batches_of_pairs(model, tokenized, tokens_per_batch):
-        passes = [pass_with_attention(member, batch) for member in members]
-        attention = [one_pass.cross_attentions[layer].float().mean(dim=1) for one_pass in passes]  # mean of the heads
+        attention = [attention_of_batch(member, batch)["encoder-decoder"][layer] for member in members]
+        attention = [weights.float().mean(dim=1) for weights in attention]  # mean of the heads
         for pair, weights in zip(pairs, torch.stack(attention).mean(dim=0).cpu().numpy(), strict=True):
             links[pair.index] = strongest_links(weights, pair.source_words, pair.target_words)
     return links

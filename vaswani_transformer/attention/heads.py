@@ -12,7 +12,7 @@ from ..data.tokenization import side_of
 from ..decoding.translator import Translator
 from ..errors import UserError, reading
 from .alignments import Links, Pair, batches_of_pairs, parts_in_words, strongest_links, tokenized_pairs
-from .weights import CONTINUES, KINDS, attention_of_batch, forming_attention, readable_tokens, visible
+from .weights import CONTINUES, KINDS, as_array, attention_of_batch, forming_attention, readable_tokens, visible
 
 NAMED_FROM = 0.5  # a head is named after a measure that reaches this,
 OVER_CHANCE = 1.5  # and this many times what even attention over the visible tokens would give
@@ -175,7 +175,7 @@ def name_heads(
         tokenized = tokenized_pairs(config, tokenizer, sources, targets, first)
         counted = [pair for pair in tokenized if pair.length <= MOST_TOKENS]
         for batch_pairs, batch in batches_of_pairs(reader, counted, tokens_per_batch):
-            weights = attention_of_batch(reader, batch)
+            weights = {kind: as_array(layers) for kind, layers in attention_of_batch(reader, batch).items()}
             for row, pair in enumerate(batch_pairs):
                 with reading(f"line {first + pair.index}"):
                     _add_pair(config, tokenizer, pair, alignments[pair.index], weights, row, statistics)

@@ -15,26 +15,10 @@ from ..model.local_attention_vaswani import reach
 
 
 def forming_attention(model):
-    """Return the same weights in a model for `pass_with_attention`; other threads may use `model` meanwhile."""
+    """Return the same weights in a model for `attention_of_batch`; other threads may use `model` meanwhile."""
     copied = copy_sharing_weights(model)
     copied.set_attn_implementation("eager")
     return copied
-
-
-@torch.no_grad()
-def pass_with_attention(model, batch: dict[str, torch.Tensor]):
-    """Return the output of one pass of a model of `forming_attention` over a batch of `PairCollator`.
-
-    The output's `encoder_attentions`, `decoder_attentions` and `cross_attentions` hold for each layer
-    `(batch_size, num_heads, queries, keys)`.
-    """
-    return model(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        decoder_input_ids=model.prepare_decoder_input_ids_from_labels(batch["labels"]),
-        output_attentions=True,
-        use_cache=False,
-    )
 
 
 #: The paper's three kinds of attention (Section 3.2.3), by the names that commands take.
@@ -104,7 +88,6 @@ def check_choice(name: str, chosen: Sequence[int] | None, number: int, where: st
     return sorted(set(chosen)) if chosen else list(range(1, number + 1))
 
 
-@torch.no_grad()
 def attend(model, tokenizer, source: str, target: str | None = None, **generate_options) -> AttentionWeights:
     """Return what every head of a model looks at in a sentence pair.
 
@@ -129,28 +112,41 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
         target_ids = generated[generated != model.config.pad_token_id].tolist()
         target = tokenizer.decode(target_ids, skip_special_tokens=True)
     batch = {"input_ids": inputs, "attention_mask": mask, "labels": torch.tensor([target_ids], device=model.device)}
-    arrays = {kind: weights[:, 0] for kind, weights in attention_of_batch(forming_attention(model), batch).items()}
+    layers = attention_of_batch(forming_attention(model), batch)
     return AttentionWeights(
         source=source,
         target=target,
         source_tokens=readable_tokens(side_of(tokenizer, "source"), source_ids),
         target_tokens=readable_tokens(tokenizer, target_ids),
         decoder_tokens=readable_tokens(tokenizer, [model.config.decoder_start_token_id, *target_ids[:-1]]),
-        encoder=arrays["encoder"],
-        decoder=arrays["decoder"],
-        encoder_decoder=arrays["encoder-decoder"],
+        encoder=as_array(layers["encoder"])[:, 0],
+        decoder=as_array(layers["decoder"])[:, 0],
+        encoder_decoder=as_array(layers["encoder-decoder"])[:, 0],
         window=model.config.attention_window,
     )
 
 
-def attention_of_batch(model, batch: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Return the weights of a model of `forming_attention` by kind; those of padding mean nothing.
+@torch.no_grad()
+def attention_of_batch(model, batch: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, ...]]:
+    """Return the weights of each layer by kind, from one pass of a model of `forming_attention` over a batch.
 
-    float32 `(layers, batch_size, num_heads, queries, keys)`.
+    A layer's weights are `(batch_size, num_heads, queries, keys)`; those of padding mean nothing. The batch is that of
+    `PairCollator`.
     """
-    output = pass_with_attention(model, batch)
+    output = model(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        decoder_input_ids=model.prepare_decoder_input_ids_from_labels(batch["labels"]),
+        output_attentions=True,
+        use_cache=False,
+    )
     kinds = (output.encoder_attentions, output.decoder_attentions, output.cross_attentions)
-    return {kind: torch.stack(layers).float().cpu().numpy() for kind, layers in zip(KINDS, kinds, strict=True)}
+    return dict(zip(KINDS, kinds, strict=True))
+
+
+def as_array(layers: tuple[torch.Tensor, ...]) -> np.ndarray:
+    """Return the weights of all layers, float32 `(layers, batch_size, num_heads, queries, keys)`."""
+    return torch.stack(layers).float().cpu().numpy()
 
 
 def readable_tokens(tokenizer, ids: list[int]) -> list[str]:
@@ -194,8 +190,7 @@ def token_ids(model, tokenizer, side: str, text: str) -> list[int]:
     """
     if not text.strip():
         raise UserError(f"the {side} is empty: give a sentence")
-    with reading(f"the {side}"):
-        text.encode()  # bytes of the command line that are not UTF-8
-    ids = side_of(tokenizer, side)([text.strip()])["input_ids"][0]
+    with reading(f"the {side}"):  # which may hold bytes of the command line that are not UTF-8
+        ids = side_of(tokenizer, side)([text.strip()])["input_ids"][0]
     check_length(model.config, 1, len(ids))
     return ids

@@ -13,7 +13,7 @@ _EXPERIMENTS = {
     "table2": "table2.Table2",
     "table3": "table3.Table3",
     "table4": "table4.Table4",
-    "attention": "heads.HeadStudy",
+    "attention": "table2.HeadStudy",
     "positions": "positions.Positions",
 }
 _NO_SETTINGS = ("data_dir", "output", "overwrite")  # options of their own, or what the command does by itself

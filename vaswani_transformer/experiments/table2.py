@@ -1,9 +1,16 @@
-"""Table 2: BLEU on the test sets and training cost, base and big, English to German and to French."""
+"""Table 2: BLEU on the test sets and training cost, and what the heads of its base model attend to (Section 4)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+from ..attention.heads import heads_as_markdown, name_heads
+from ..attention.page import write_attention_page
+from ..attention.weights import attend
+from ..loading import load_model
 from .base import TABLE2, Cell, Setup, markdown_table, results_table
-from .translation import SCORES, Training, TranslationExperiment, laptop_changes, training
+from .translation import SCORES, Training, TranslationExperiment, laptop_changes, test_pairs, training
 
 AVERAGE = {"keep_weights": "average"}  # Section 6.1, whatever validation prefers
 # Laptop scale: the paper's big model has three times the steps of the base model, here twice as many, so that all
@@ -12,6 +19,8 @@ AVERAGE = {"keep_weights": "average"}  # Section 6.1, whatever validation prefer
 # paper's, by its minutes: 7.5% and 4%). English-French is word pieces in the paper, too.
 STEPS, EVALUATE_EVERY = {"base": 2000, "big": 4000}, 40
 KINDS = {"de": "bpe", "fr": "wordpiece"}
+STUDIED = "en-de-base"  # the cell whose heads are named
+SENTENCES, WORDS = 3, 10  # that have a page, and about how many words they have
 
 
 class Table2(TranslationExperiment):
@@ -63,3 +72,32 @@ class Table2(TranslationExperiment):
             "The paper's table (newstest2014):",
             markdown_table(["model", "BLEU en-de", "BLEU en-fr", "FLOPs en-de", "FLOPs en-fr"], theirs),
         ])  # fmt: skip
+
+
+class HeadStudy(Table2):
+    """One cell, on the model of Table 2's base row, English to German, which is trained if it is missing."""
+
+    name = "attention"
+
+    def cells(self, setup: Setup) -> list[Training]:
+        """Return that of Table 2, on the validation set."""
+        model = next(cell for cell in super().cells(setup) if cell.name == STUDIED)
+        return [replace(model, name="heads", label="heads of the base model", paper={}, test={})]
+
+    def train(self, setup: Setup, cell: Training, folder: Path) -> None:
+        """Train the model, unless it is there."""
+        super().train(setup, cell, setup.folder(Table2.name) / STUDIED)
+
+    def measure(self, setup: Setup, cell: Training, folder: Path) -> dict[str, Any]:
+        """Name the model's heads on the validation set, and write pages of some of its sentences."""
+        model, tokenizer = load_model(setup.folder(Table2.name) / STUDIED)
+        pairs = list(zip(*test_pairs(cell), strict=True))
+        report = name_heads(model, tokenizer, pairs)
+        pairs.sort(key=lambda pair: abs(len(pair[0].split()) - WORDS))
+        for number, (source, _) in enumerate(pairs[:SENTENCES], 1):
+            write_attention_page(attend(model, tokenizer, source), folder / f"sentence-{number}.html")
+        return {"report": report}
+
+    def report(self, setup: Setup, cells: Sequence[Training], results: dict[str, dict]) -> str:
+        """Return a row for each head, as `vaswani attention --report` prints it."""
+        return heads_as_markdown(results["heads"]["figures"]["report"]) if results else "# Attention"

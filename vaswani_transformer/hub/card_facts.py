@@ -96,13 +96,7 @@ def one_line_of_text(text: str) -> str:
 
 
 def file_name(path: str) -> str:
-    """Return the last part of a path of any operating system, or of a URL without its query, which may be a key.
-
-    >>> [file_name(path) for path in ("/data/train.en", "C:\\\\Users\\\\me\\\\train.en", "data/")]
-    ['train.en', 'train.en', 'data']
-    >>> file_name("https://bucket.example/private/train.en?Signature=a/b#c")
-    'train.en'
-    """
+    """Return the last part of a path of any operating system, or of a URL without its query, which may be a key."""
     if re.match(r"[\w+.-]+://", path):
         path = re.split(r"[?#]", path)[0]
     return re.split(r"[/\\]", re.sub(r"\A[A-Za-z]:", "", path).rstrip("/\\"))[-1]

@@ -44,6 +44,7 @@ _DEFAULT = (
     "This is the model card of a 🤗 transformers model that has been pushed on the Hub. This model card has been"
     " automatically generated."
 )
+_SPACE_DEFAULT = "Check out the configuration reference at https://huggingface.co/docs/hub/spaces-config-reference"
 
 
 def escaped(value: Any) -> Any:
@@ -174,15 +175,11 @@ def is_sealed(text: str) -> bool:
     return match is not None and match[1] == _digest(text[: match.start()])
 
 
-def body_of(text: str) -> str:
-    """Return a card without its front matter."""
-    return re.sub(r"\A---\n.*?\n---\n", "", text.replace("\r\n", "\n"), flags=re.DOTALL)
-
-
 def may_be_replaced(text: str) -> bool:
-    """Return whether nobody wrote or edited this card: it is sealed, or it is transformers' default one."""
-    default = ModelCard.from_template(ModelCardData(), model_description=_DEFAULT)
-    return is_sealed(text) or body_of(text).split() == default.text.split()
+    """Return whether nobody wrote or edited this card or file: it is sealed, or transformers' or a Space's default."""
+    default = ModelCard.from_template(ModelCardData(), model_description=_DEFAULT).text
+    body = re.sub(r"\A---\n.*?\n---\n", "", text.replace("\r\n", "\n"), flags=re.DOTALL)
+    return is_sealed(text) or body.split() in (default.split(), _SPACE_DEFAULT.split())
 
 
 def describes(text: str, weights: str | None) -> bool:

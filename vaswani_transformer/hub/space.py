@@ -17,14 +17,13 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES
 from .. import __version__
 from ..errors import UserError
 from .card_facts import CardFacts
-from .model_card import body_of, is_sealed, seal
+from .model_card import may_be_replaced, seal
 
 logger = logging.getLogger(__name__)
 
 CARD, PORT = "README.md", 7860  # Spaces' default
 MOST_BYTES = 4 << 20  # of a file that is read; ours are far smaller, cards with evaluations of many test sets too
 _LONGEST_DESCRIPTION = 60  # characters, by the Hub's rule
-_DEFAULT = "Check out the configuration reference at https://huggingface.co/docs/hub/spaces-config-reference"
 _DOCKERFILE = """\
 FROM python:3.12-slim
 RUN useradd -m -u 1000 user
@@ -118,11 +117,6 @@ def _card(facts: CardFacts, description: str) -> str:
     return seal(f"---\n{data.to_yaml()}\n---\n\n{description} with the model {link}, by `vaswani serve`.")
 
 
-def _is_ours(text: str) -> bool:
-    """Return whether a file of a Space is as `vaswani push` wrote it, or as the Hub makes it."""
-    return is_sealed(text) or body_of(text).strip() == _DEFAULT
-
-
 def push_space(api: HfApi, repo_id: str, files: dict[str, str], overwrite: bool, message: str) -> Space:
     """Put the files of a Space into its repository, in one commit; a new one is private if its model is.
 
@@ -138,7 +132,7 @@ def push_space(api: HfApi, repo_id: str, files: dict[str, str], overwrite: bool,
         api.create_repo(repo_id, repo_type="space", space_sdk="docker", private=private, exist_ok=True)
         head = find_head(api, repo_id, repo_type="space")
     existing = {} if overwrite else {name: read_file(api, head, name, "space") for name in files}
-    kept = tuple(name for name, text in existing.items() if text is not None and not _is_ours(text))
+    kept = tuple(name for name, text in existing.items() if text is not None and not may_be_replaced(text))
     operations = [CommitOperationAdd(name, text.encode()) for name, text in files.items() if name not in kept]
     commit = api.create_commit(repo_id, operations, commit_message=message, repo_type="space", parent_commit=head.sha)
     if kept:

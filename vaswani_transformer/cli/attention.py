@@ -111,7 +111,8 @@ def _show(sentence: str, target: str | None, shown: Shown, load) -> None:
             raise UserError(f"the {side} has {tokens:,} tokens, too many to show, at most {_MOST_TOKENS:,}")
     weights = attend(model, tokenizer, sentence, target, **options)
     # All figures come before anything is written, since each may be refused.
-    pictures = {files[kind]: attention_figure(weights, kind, shown.layer, shown.head) for kind in files.keys() & KINDS}
+    drawn = {kind: path for kind, path in files.items() if kind in KINDS}
+    pictures = {path: attention_figure(weights, kind, shown.layer, shown.head) for kind, path in drawn.items()}
     next(iter(files.values())).parent.mkdir(parents=True, exist_ok=True)
     if "page" in files:
         kinds = [shown.kind] if shown.kind else ["encoder-decoder", "encoder", "decoder"]

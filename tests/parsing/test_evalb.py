@@ -157,7 +157,7 @@ def test_as_a_metric():
     odd = ["(ROOT (NP\n  (NN a\u2028b\u0085c)))"]  # line ends, and what only looks like one
     assert BracketMetric().compute(predictions=odd, references=odd)["bracket_f1"] == 100
     assert BracketMetric().compute(predictions=lines, references=raw)["bracket_f1"] == 100
-    with pytest.raises(UserError, match=r"references\[1\]: the tree has no word"):
+    with pytest.raises(UserError, match=r"references\[1\]: 0 trees with words"):
         BracketMetric().compute(predictions=lines, references=[lines[0], "(S (-NONE- *))"])
     with pytest.raises(UserError, match=r"predictions\[1\]"):
         BracketMetric().compute(predictions=[lines[0], "(ROOT"], references=lines)

@@ -134,7 +134,7 @@ class BracketMetric(evaluate.Metric):
     side; they are cleaned (`trees.clean`) before they are compared.
 
     Raises:
-        UserError: from `compute`, for text that is not a tree, a tree without words, and as `score_trees`.
+        UserError: from `compute`, for text that is not one tree with words, and as `score_trees`.
     """
 
     def _info(self):
@@ -155,13 +155,10 @@ class BracketMetric(evaluate.Metric):
 
 
 def _only_tree(text: str, where: str) -> Tree:
-    trees = list(parse_trees([text], where))
+    trees = [tree for tree in map(clean, parse_trees([text], where)) if tree is not None]
     if len(trees) != 1:
-        raise UserError(f"{where}: {len(trees)} trees: give one")
-    tree = clean(trees[0])
-    if tree is None:
-        raise UserError(f"{where}: the tree has no word: leave the sentence out on both sides")
-    return tree
+        raise UserError(f"{where}: {len(trees)} trees with words: give one, or leave the sentence out on both sides")
+    return trees[0]
 
 
 class Baselines:

@@ -47,11 +47,6 @@ class BracketGrammar:
         return table
 
 
-def least_tokens(words: Sequence[Sequence[int]]) -> int:
-    """Return the tokens of the smallest tree over words as of `BracketProcessor`, `</s>` included."""
-    return sum(map(len, words)) + len(words) + 1
-
-
 class BracketProcessor(LogitsProcessor):
     """Rules out every token that does not lead to a tree over the given words within the given length.
 
@@ -64,8 +59,8 @@ class BracketProcessor(LogitsProcessor):
         grammar: the tokens.
         words: for each sentence of the batch and each of its words the token ids to write for it; empty lists where
             words are not written.
-        limits: most tokens of each output, `</s>` included: at least `least_tokens` of its words, and no more than
-            `generate()` itself allows, which would otherwise cut a tree off.
+        limits: most tokens of each output, `</s>` included: at least a tag for each word, the words' tokens and
+            `</s>`, and no more than `generate()` itself allows, which would otherwise cut a tree off.
         max_open_run: see above.
     """
 

@@ -19,7 +19,7 @@ from ..recipes.recipe import Recipe, check_paths
 from ..training.run import check_trainable, join_process_group
 from ..training.run_folder import check_output
 from .augmentation import Exchange
-from .grammar import BracketGrammar, BracketProcessor, least_tokens
+from .grammar import BracketGrammar, BracketProcessor
 from .linearization import delinearize, is_tag_among_words, linearize, with_words, without_words
 from .pictures import tree_svg, tree_text
 from .tokenizer import sentence_text, split_words, train_parser_tokenizer, tree_token_ids, word_starts
@@ -88,7 +88,8 @@ class Parser(Translator):
     def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
         parts = super()._within_limits(number, text, ids)
         limit, words = self.output_limit(len(ids)), self._written_words(ids)
-        if self._grammar is not None and limit < (least := least_tokens(words)):
+        least = sum(map(len, words)) + len(words) + 1  # a tag for each word and its tokens, and `</s>`
+        if self._grammar is not None and limit < least:
             raise UserError(
                 f"line {number}: a tree over {len(words)} words takes at least {least} tokens and an output may have"
                 f" {limit}: raise --max-new-tokens, or split the sentence"

@@ -11,8 +11,7 @@ import pytest
 import torch
 from conftest import error_of
 from preparing import make, new_recipe
-from training_logs import log_of
-from training_runs import equal, kill_before_selection, weights_of
+from training_runs import equal, kill_before_selection, log_of, weights_of
 
 from vaswani_transformer import train, train_tokenizer
 from vaswani_transformer.data import prepare as preparation

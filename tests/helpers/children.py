@@ -111,10 +111,6 @@ class Children:
         self.start(work=work, **environment)
         return self.wait()
 
-    def python(self, code: str, **environment: str) -> Done:
-        """Run Python code to its end."""
-        return self.run(lambda: exec(code, {"__name__": "__main__"}), **environment)
-
 
 def run_in_child(words, folder: Path, before: Callable = lambda: None) -> tuple[int, str]:
     """Run a `vaswani` command in a copy of this process, and something before it.

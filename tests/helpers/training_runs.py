@@ -1,8 +1,9 @@
-"""Trainings that are stopped or killed, without pictures, and the weights that trainings leave.
+"""Trainings that are stopped or killed, without pictures, and the weights and logs that trainings leave.
 
 A test file takes the fixture by its name: `without_pictures = training_runs.without_pictures`.
 """
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -83,3 +84,17 @@ def is_complete(checkpoint: Path) -> bool:
         return open_checkpoint(checkpoint) is not None
     except UserError:
         return False
+
+
+def log_of(folder: Path) -> list[dict]:
+    """The lines of a training's log."""
+    return [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
+
+
+def without_clocks(folder: Path) -> list[dict]:
+    """The same without what depends on the clock, or on the steps since the last line or the start."""
+    others = ("seconds", "_runtime", "_per_second", "_preparation_time")
+    return [
+        {key: value for key, value in entry.items() if not key.endswith(others) and key not in ("loss", "padding")}
+        for entry in log_of(folder)
+    ]

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pushing
 import pytest
+import torch
 from conftest import tiny_model
 from hub_server import SPACE_TEXT, Fault, Refusal
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, snapshot_download
 from pushing import REPO, weights_of
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vaswani_transformer.hub.model_card import is_sealed
 
@@ -22,6 +24,7 @@ push = pushing.push
 scores = pushing.scores
 
 SPACE = f"spaces/{REPO}"
+AUTO = AutoModelForSeq2SeqLM, AutoTokenizer
 
 
 def test_a_pushed_model_comes_back_equal(push, forked, hub, model, tmp_path):
@@ -31,24 +34,21 @@ def test_a_pushed_model_comes_back_equal(push, forked, hub, model, tmp_path):
     assert files.keys() >= {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
     assert not files.keys() & {"recipe.yaml", "training_log.jsonl"}
     assert files["model.safetensors"] == (model / "model.safetensors").read_bytes()
-    code = f"""
-import json, pathlib, torch, vaswani_transformer
-from huggingface_hub import snapshot_download
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-for name, out in (({REPO!r}, "hub"), ({str(model)!r}, "local")):
-    options = dict(cache_dir={str(tmp_path / "cache")!r})
-    model, tokenizer = (auto.from_pretrained(name, **options) for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
-    inputs = tokenizer(["The dog sees a cat.", "Yes."], return_tensors="pt", padding=True)
-    scores = model(**inputs, decoder_input_ids=torch.zeros(2, 3, dtype=torch.long)).logits
-    print(json.dumps([model.generate(**inputs).tolist(), scores.tolist(), model.generation_config.to_dict()]))
-folder = pathlib.Path(snapshot_download({REPO!r}, cache_dir={str(tmp_path / "snapshot")!r}))
-print(folder)
-"""
-    loaded = forked.python(code, HF_TOKEN="")
+
+    def load_both():
+        results = []
+        for name in (REPO, model):
+            loaded, tokenizer = (auto.from_pretrained(name, cache_dir=tmp_path / "cache") for auto in AUTO)
+            inputs = tokenizer(["The dog sees a cat.", "Yes."], return_tensors="pt", padding=True)
+            scores = loaded(**inputs, decoder_input_ids=torch.zeros(2, 3, dtype=torch.long)).logits
+            search = loaded.generation_config.to_dict()
+            results.append([loaded.generate(**inputs).tolist(), scores.tolist(), search])
+        assert results[0] == results[1]
+        snapshot = Path(snapshot_download(REPO, cache_dir=tmp_path / "snapshot"))
+        assert {path.name: path.read_bytes() for path in snapshot.iterdir()} == files
+
+    loaded = forked.run(load_both, HF_TOKEN="")
     assert loaded.status == 0, loaded.err
-    from_hub, local, folder = loaded.out.splitlines()
-    assert from_hub == local and json.loads(from_hub)[2]["num_beams"] == json.loads(local)[2]["num_beams"]
-    assert {path.name: path.read_bytes() for path in Path(folder).iterdir()} == files
     assert any(method == "GET" and path.endswith("model.safetensors") for method, path, _ in hub.requests)
 
 
@@ -97,13 +97,11 @@ def test_weights_in_several_files_take_the_place_of_one_and_back(push, forked, h
     assert "model.safetensors" not in shards and "model.safetensors.index.json" in shards and len(shards) > 3
     assert len(weights_of(hub)) == len(shards) + 2
     assert re.search(r"^ +removed  model.safetensors$", done.out, re.MULTILINE)
-    code = f"""
-import vaswani_transformer
-from transformers import AutoModelForSeq2SeqLM
-model = AutoModelForSeq2SeqLM.from_pretrained({REPO!r}, cache_dir={str(tmp_path / "cache")!r})
-model.save_pretrained({str(tmp_path / "back")!r})
-"""
-    loaded = forked.python(code)
+
+    def load_and_save():
+        AutoModelForSeq2SeqLM.from_pretrained(REPO, cache_dir=tmp_path / "cache").save_pretrained(tmp_path / "back")
+
+    loaded = forked.run(load_and_save)
     assert loaded.status == 0, loaded.err
     push()
     assert weights_of(hub) == {"model.safetensors", "onnx/model.safetensors", "model.fp16.safetensors"}
@@ -119,38 +117,32 @@ def test_files_of_a_tokenizer_of_another_kind_go(push, hub):
 
 
 def test_the_methods_of_transformers_push_too(forked, hub, model, tmp_path):
-    code = f"""
-import vaswani_transformer
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-model, tokenizer = (auto.from_pretrained({str(model)!r}) for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
-model.push_to_hub({REPO!r})
-tokenizer.push_to_hub({REPO!r})
-again = AutoModelForSeq2SeqLM.from_pretrained({REPO!r}, cache_dir={str(tmp_path)!r})
-ids = AutoTokenizer.from_pretrained({REPO!r}, cache_dir={str(tmp_path)!r})(["The dog."], return_tensors="pt")
-assert again.generate(**ids).tolist() == model.generate(**ids).tolist()
-"""
-    done = forked.python(code)
+    def push_both():
+        loaded, tokenizer = (auto.from_pretrained(model) for auto in AUTO)
+        loaded.push_to_hub(REPO)
+        tokenizer.push_to_hub(REPO)
+        again, its_tokenizer = (auto.from_pretrained(REPO, cache_dir=tmp_path) for auto in AUTO)
+        ids = its_tokenizer(["The dog."], return_tensors="pt")
+        assert again.generate(**ids).tolist() == loaded.generate(**ids).tolist()
+
+    done = forked.run(push_both)
     assert done.status == 0, done.err
     assert hub.files(REPO)["model.safetensors"] == (model / "model.safetensors").read_bytes()
     card = hub.files(REPO)["README.md"].decode()
     assert is_sealed(card) and "| parameters |" in card and "trained from en to de" in card
 
 
-PUSH_MODEL = """
-import torch, vaswani_transformer
-from transformers import AutoModelForSeq2SeqLM
-model = AutoModelForSeq2SeqLM.from_pretrained({folder!r})
-{change}
-model.push_to_hub({repo!r})
-"""
-
-
 @pytest.fixture
 def push_model(forked, model):
     """Pushes with the method of transformers."""
 
-    def run(change: str = ""):
-        done = forked.python(PUSH_MODEL.format(folder=str(model), repo=REPO, change=change))
+    def run(change=lambda loaded: None):
+        def push_changed():
+            loaded = AutoModelForSeq2SeqLM.from_pretrained(model)
+            change(loaded)
+            loaded.push_to_hub(REPO)
+
+        done = forked.run(push_changed)
         assert done.status == 0, done.err
         return done
 
@@ -164,7 +156,9 @@ def test_the_method_of_transformers_keeps_a_card_of_someone_else(push_model, hub
     assert b"My own words" in hub.files(REPO)["README.md"] and not is_sealed(hub.files(REPO)["README.md"].decode())
 
 
-@pytest.mark.parametrize("change", ["model.half()", "model.model.shared.weight.data[5, 0] += 1e-3"])
+@pytest.mark.parametrize(
+    "change", [torch.nn.Module.half, lambda loaded: loaded.model.shared.weight.data[5, 0].add_(1e-3)]
+)
 def test_changed_weights_are_not_said_to_come_from_the_run_they_started_from(push_model, hub, change):
     push_model()
     card = hub.files(REPO)["README.md"].decode()
@@ -180,7 +174,7 @@ def test_the_method_of_transformers_keeps_what_the_command_wrote(push_model, pus
     card = hub.files(REPO)["README.md"]
     push_model()
     assert hub.files(REPO)["README.md"] == card
-    assert "scores on the card on the Hub are of other weights" in push_model("model.half()").err
+    assert "scores on the card on the Hub are of other weights" in push_model(torch.nn.Module.half).err
     data = ModelCard(hub.files(REPO)["README.md"].decode()).data
     assert data.license == "mit" and data.language == ["en", "de"] and data.datasets == ["wmt14"]
     assert data.eval_results is None
@@ -207,11 +201,7 @@ def test_a_push_without_the_options_keeps_what_they_said(push, hub, scores, mode
 
 
 def test_the_default_card_of_transformers_makes_way_unless_someone_edited_it(forked, push, hub, model):
-    stub = f"""
-from transformers import AutoTokenizer
-AutoTokenizer.from_pretrained({str(model)!r}).push_to_hub({REPO!r})
-"""
-    assert forked.python(stub).status == 0
+    assert forked.run(lambda: AutoTokenizer.from_pretrained(model).push_to_hub(REPO)).status == 0
     card = hub.files(REPO)["README.md"]
     assert b"Model Card for Model ID" in card
     assert push().err == "" and is_sealed(hub.files(REPO)["README.md"].decode())

@@ -14,7 +14,7 @@ from conftest import error_of
 from model_folders import write_model
 from pair_files import read, write, write_two
 
-from vaswani_transformer.cli import translate
+from vaswani_transformer.cli import options
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data import text_files
 from vaswani_transformer.data.text_files import LONGEST_LINE, has_undecoded, read_lines
@@ -137,10 +137,10 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path, how):
 @pytest.mark.parametrize("how", ["grows", "vanishes"])
 def test_translate_notices_a_change_after_it_has_counted_the_lines(refused, model, tmp_path, how):
     path, output = write(tmp_path / "a", "a dog\ntwo cats\n"), tmp_path / "out"
-    load = translate.load_for_decoding
+    load = options.load_for_decoding
 
     def change_before_loading():
-        translate.load_for_decoding = lambda *options: change(path, how) or load(*options)
+        options.load_for_decoding = lambda *given: change(path, how) or load(*given)
 
     problem = ": No such file" if how == "vanishes" else " has changed while it was read"
     line = refused("translate", model, "--input", path, "--output", output, before=change_before_loading)

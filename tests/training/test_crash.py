@@ -18,9 +18,8 @@ import torch
 import yaml
 from children import fork, limit_files, run_in_child, wait, wait_for
 from conftest import tiny_recipe
-from training_logs import log_of
-from training_logs import without_clocks as entries
-from training_runs import is_complete
+from training_runs import is_complete, log_of
+from training_runs import without_clocks as entries
 
 from vaswani_transformer import UserError, train
 from vaswani_transformer.training import run as training

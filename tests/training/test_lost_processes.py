@@ -17,8 +17,7 @@ from accelerate.utils import DistributedType
 from conftest import ROOT, free_port
 from safetensors.torch import load_file
 from torch import distributed
-from training_logs import log_of
-from training_runs import complete_checkpoints
+from training_runs import complete_checkpoints, log_of
 
 from vaswani_transformer import load_recipe, train
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import error_of, tiny_recipe
-from training_logs import log_of
-from training_runs import complete_checkpoints
+from training_runs import complete_checkpoints, log_of
 
 from vaswani_transformer import train
 from vaswani_transformer.data.batching import IGNORE_INDEX

@@ -12,8 +12,15 @@ import training_runs
 from conftest import tiny_recipe
 from hypothesis import given
 from hypothesis import strategies as st
-from training_logs import log_of, without_clocks
-from training_runs import complete_checkpoints, equal, kill_before_selection, stop_after, weights_of
+from training_runs import (
+    complete_checkpoints,
+    equal,
+    kill_before_selection,
+    log_of,
+    stop_after,
+    weights_of,
+    without_clocks,
+)
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
 from vaswani_transformer import UserError, VaswaniConfig, average_checkpoints, train

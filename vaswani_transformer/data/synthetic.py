@@ -9,8 +9,9 @@ made of parts that training shows in other compounds and numbers.
 
 import random
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import namedtuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -24,36 +25,11 @@ from ..errors import UserError
 WORDS = SimpleNamespace(**yaml.safe_load((resources.files(__package__) / "lexicon.yaml").read_text("utf-8")))
 
 
-class Noun(NamedTuple):
-    """A noun; verbs and adjectives select its `kind` or its English word."""
-
-    en: str
-    en_plural: str
-    de: str
-    gender: str  # "m", "f" or "n"
-    de_plural: str
-    kind: str
-
-
-class Adjective(NamedTuple):
-    """An adjective with its German predicate form, the stem that takes endings, and the nouns that it goes with."""
-
-    en: str
-    de: str
-    stem: str
-    takes: str
-
-
-class Verb(NamedTuple):
-    """A row of the verbs in `lexicon.yaml`, where the fields are described."""
-
-    en: str
-    infinitive: str
-    forms: str
-    participle: str
-    takes: str = ""
-    options: str = ""
-
+# Rows of `lexicon.yaml`, which describes them. An adjective's `de` is its predicate form, its `stem` takes endings.
+# `takes` of an adjective or verb are the kinds of noun, or the nouns by their English words, that go with it.
+Noun = namedtuple("Noun", "en en_plural de gender de_plural kind")
+Adjective = namedtuple("Adjective", "en de stem takes")
+Verb = namedtuple("Verb", "en infinitive forms participle takes options", defaults=("", ""))
 
 NOUNS = {row.split()[0]: Noun(*row.split(), kind) for kind, rows in WORDS.nouns.items() for row in rows}
 ADJECTIVES = {row.split()[0]: Adjective(*row.split(), to) for to, rows in WORDS.adjectives.items() for row in rows}
@@ -70,16 +46,13 @@ class SyntheticCorpus:
     test: list[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class Phrase:
-    """A piece of text in both languages, with its agreement, the head nouns in it and the combinations it uses."""
+class Phrase(NamedTuple):
+    """A piece of text in both languages, with the person and number that its verb agrees with."""
 
     en: str
     de: str
     agreement: str = "3sg"
-    pronoun: bool = False
-    nouns: tuple[str, ...] = ()
-    combinations: frozenset[Combination] = frozenset()
+    is_pronoun: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +61,7 @@ class Clause:
 
     subject: Phrase
     verb: Verb
-    objects: tuple[Phrase, ...] = ()
+    objects: Sequence[Phrase] = ()
     tense: str = "present"
     place: Phrase | None = None
     time: Phrase | None = None
@@ -126,43 +99,33 @@ def noun_phrase(
     column = 3 if plural else "mfn".index(noun.gender)
     en_words = [adjective.en] if adjective else []
     en_words.append(noun.en_plural if plural else noun.en)
-    *first, head = noun.en.split()
-    combinations = {("compound", first[0], head)} if first else set()
     if determiner.isdigit():
-        number = int(determiner)
-        en_determiner, de_determiner = number_words(number)
-        ending = WORDS.strong_plural[case]
-        if number > 20 and number % 10:
-            combinations.add(("number", str(number // 10), str(number % 10)))
+        (en_determiner, de_determiner), endings = number_words(int(determiner)), WORDS.strong
     elif determiner == "the":
-        en_determiner, de_determiner = "the", WORDS.definite[case].split()[column]
-        ending = WORDS.weak[case].split()[column]
+        en_determiner, de_determiner, endings = "the", WORDS.definite[case].split()[column], WORDS.weak
     else:
         en_determiner = "an" if determiner == "a" and en_words[0][0] in "aeiou" else determiner
         de_determiner = {"a": "ein", "my": "mein"}[determiner] + WORDS.indefinite[case].split()[column].strip("-")
-        ending = WORDS.mixed[case].split()[column]
+        endings = WORDS.mixed
     de_words = [de_determiner]
     if adjective:
-        combinations.add(("adjective", adjective.en, head))
-        de_words.append(adjective.stem + ending)
+        de_words.append(adjective.stem + endings[case].split()[column])
     # A dative plural takes an n unless the plural ends in n or s.
     dative_n = "n" if case == "dat" and noun.de_plural[-1] not in "ns" else ""
     de_words.append(noun.de_plural + dative_n if plural else noun.de)
-    en, de = " ".join([en_determiner, *en_words]), " ".join(de_words)
-    return Phrase(en, de, "3pl" if plural else "3sg", nouns=(head,), combinations=frozenset(combinations))
+    return Phrase(" ".join([en_determiner, *en_words]), " ".join(de_words), "3pl" if plural else "3sg")
 
 
 def pronoun(subject: str, case: str = "nom") -> Phrase:
     """Return a personal pronoun, named by its English subject form, in `case`."""
     en_object, agreement, *forms = WORDS.pronouns[subject].split()
     en, de = subject if case == "nom" else en_object, forms[("nom", "acc", "dat").index(case)]
-    return Phrase(en, de, agreement, pronoun=True)
+    return Phrase(en, de, agreement, is_pronoun=True)
 
 
 def prepositional_phrase(en: str, de: str, phrase: Phrase) -> Phrase:
     """Return a preposition with a noun phrase already in its case; "in dem" and "in das" contract to "im" and "ins"."""
-    de = re.sub("^in das ", "ins ", re.sub("^in dem ", "im ", f"{de} {phrase.de}"))
-    return replace(phrase, en=f"{en} {phrase.en}", de=de, pronoun=False)
+    return Phrase(f"{en} {phrase.en}", re.sub("^in das ", "ins ", re.sub("^in dem ", "im ", f"{de} {phrase.de}")))
 
 
 def third_person(base: str) -> str:
@@ -201,49 +164,34 @@ def german_verb(verb: Verb, tense: str, agreement: str) -> tuple[str, str]:
     return WORDS.auxiliaries[tense].split()[index], prefix + stem
 
 
-def clause(kind: str, parts: Clause, front: str = "") -> Phrase:
+def clause(kind: str, parts: Clause, front: Phrase | None = None) -> Phrase:
     """Return the words of a clause in the order of `kind`: "main", "question", "inverted" or "subordinate".
 
-    `front` moves the "time" or the "place" of a main clause to its start. "inverted" is the order of a main clause
-    that follows a subordinate clause; English then keeps the order of a statement.
+    `front` is the time or the place of a main clause that starts with it. "inverted" is the order of a main clause that
+    follows a subordinate clause; English then keeps the order of a statement.
     """
-    subject, time, place = parts.subject, parts.time, parts.place
-    fronted = {"": None, "time": time, "place": place}[front]
-    rest = [phrase for phrase in (*parts.objects, place, time) if phrase is not None and phrase is not fronted]
+    subject, fronted = parts.subject, front or Phrase("", "")
+    rest = [phrase for phrase in (*parts.objects, parts.place, parts.time) if phrase not in (None, front)]
     statement, auxiliary, remainder = english_verb(parts.verb, parts.tense, subject.agreement)
     verb_words = [auxiliary, subject.en, remainder] if kind == "question" else [subject.en, statement]
-    en = [fronted.en if fronted else "", *verb_words, *(phrase.en for phrase in rest)]
+    en = [fronted.en, *verb_words, *(phrase.en for phrase in rest)]
 
     finite, final = german_verb(parts.verb, parts.tense, subject.agreement)
     # Unstressed pronouns come first in the middle field, then the time, then noun objects and the place.
-    middle = [p.de for p in sorted(rest, key=lambda p: 0 if p.pronoun else 1 if p is time else 2)]
+    middle = [p.de for p in sorted(rest, key=lambda p: 0 if p.is_pronoun else 1 if p is parts.time else 2)]
     if kind == "subordinate":
-        separable = parts.tense == "present"
-        de = [subject.de, *middle, final + finite if separable else f"{final} {finite}"]
-    elif kind == "main":
-        opening = [fronted.de, finite, subject.de] if fronted else [subject.de, finite]
-        de = [*opening, *middle, final]
+        de = [subject.de, *middle, final + finite if parts.tense == "present" else f"{final} {finite}"]
+    elif kind == "main" and not front:
+        de = [subject.de, finite, *middle, final]
     else:
-        de = [finite, subject.de, *middle, final]
-    built = _joined(filter(None, en), filter(None, de), [subject, *rest, *filter(None, [fronted])])
-    if parts.verb.takes:  # the object follows the recipient where there is one, and precedes a direction
-        patient = parts.objects[1 if "to" in parts.verb.options.split() else 0]
-        verbs = {("verb", parts.verb.en.split()[0], noun) for noun in patient.nouns}
-        built = replace(built, combinations=built.combinations | verbs)
-    return built
+        de = [fronted.de, finite, subject.de, *middle, final]
+    return Phrase(" ".join(filter(None, en)), " ".join(filter(None, de)))
 
 
-def _joined(en: Iterable[str], de: Iterable[str], phrases: Sequence[Phrase]) -> Phrase:
-    """Return words of both languages with the nouns and combinations of the phrases in them."""
-    nouns = tuple(noun for phrase in phrases for noun in phrase.nouns)
-    combinations = frozenset().union(*(phrase.combinations for phrase in phrases))
-    return Phrase(" ".join(en), " ".join(de), nouns=nouns, combinations=combinations)
-
-
-def sentence(en: str, de: str, *clauses: Phrase, end: str = ".") -> Phrase:
-    """Return a sentence from templates such as "{0} because {1}", one slot a clause, with capital and final mark."""
+def sentence(en: str, de: str, *clauses: Phrase, end: str = ".") -> tuple[str, str]:
+    """Return a sentence of templates such as "{0} because {1}", one slot a clause, with capital and final mark."""
     en, de = en.format(*(c.en for c in clauses)) + end, de.format(*(c.de for c in clauses)) + end
-    return _joined([en[0].upper() + en[1:]], [de[0].upper() + de[1:]], clauses)
+    return en[0].upper() + en[1:], de[0].upper() + de[1:]
 
 
 @cache  # the tables never change
@@ -252,93 +200,109 @@ def allowed(takes: str) -> tuple[Noun, ...]:
     return tuple(noun for noun in NOUNS.values() if {noun.kind, noun.en} & set(takes.split()))
 
 
-def pick(rng: random.Random, items: Sequence) -> Any:
-    """Return one of the items; only `random()` is used, which Python promises to keep the same in every version."""
-    return items[int(rng.random() * len(items))]
+class Draft:
+    """A sentence that is drawn at random: `en` and `de`.
 
+    `nouns` are the English head nouns in it; `combinations` its combinations, each with the words in lower case that
+    exist through it alone, those of a compound or a number.
+    """
 
-def draw_noun_phrase(rng: random.Random, takes: str, case: str, singular: bool = False) -> Phrase:
-    """Draw a noun phrase with a noun from `takes`."""
-    noun, chance = pick(rng, allowed(takes)), rng.random()
-    adjective = None
-    if rng.random() < 0.35:
-        adjective = pick(rng, [entry for entry in ADJECTIVES.values() if noun in allowed(entry.takes)])
-    if noun.en in WORDS.compound_heads and rng.random() < 0.45:
-        noun = compound(pick(rng, list(WORDS.compound_first)), noun.en)
-    if singular or chance < 0.7:
-        return noun_phrase(pick(rng, ("the", "the", "the", "a", "a", "my")), noun, case, adjective)
-    if chance < 0.84 or noun.kind == "place":
-        return noun_phrase(pick(rng, ("the", "the", "my")), noun, case, adjective, plural=True)
-    return noun_phrase(str(2 + int(rng.random() * 98)), noun, case, adjective)
+    def __init__(self, rng: random.Random):
+        self._random = rng.random  # this alone: Python promises to keep it the same in every version
+        self.nouns: list[str] = []
+        self.combinations: dict[Combination, set[str]] = {}
+        self.en, self.de = self._sentence()
 
+    def _pick(self, items: Sequence) -> Any:
+        return items[int(self._random() * len(items))]
 
-def draw_person(rng: random.Random, case: str, takes: str = "person", avoid: Phrase | None = None) -> Phrase:
-    """Draw a noun phrase or pronoun; a pronoun of the first or second person is never also that of `avoid`."""
-    if rng.random() < 0.7:
-        return draw_noun_phrase(rng, takes, case)
-    taken = avoid.agreement[0] if avoid and avoid.agreement[0] != "3" else None
-    return pronoun(pick(rng, [en for en, row in WORDS.pronouns.items() if row.split()[1][0] != taken]), case)
+    def _noun_phrase(self, takes: str, case: str, singular: bool = False) -> Phrase:
+        """Draw a noun phrase with a noun from `takes`."""
+        noun, chance = self._pick(allowed(takes)), self._random()
+        adjective, first = None, None
+        if self._random() < 0.35:
+            adjective = self._pick([entry for entry in ADJECTIVES.values() if noun in allowed(entry.takes)])
+            self.combinations["adjective", adjective.en, noun.en] = set()
+        self.nouns.append(noun.en)
+        if noun.en in WORDS.compound_heads and self._random() < 0.45:
+            first = self._pick(list(WORDS.compound_first))
+            noun = compound(first, noun.en)
+        if singular or chance < 0.7:
+            phrase = noun_phrase(self._pick(("the", "the", "the", "a", "a", "my")), noun, case, adjective)
+        elif chance < 0.84 or noun.kind == "place":
+            phrase = noun_phrase(self._pick(("the", "the", "my")), noun, case, adjective, plural=True)
+        else:
+            number = 2 + int(self._random() * 98)
+            phrase = noun_phrase(str(number), noun, case, adjective)
+            if number > 20 and number % 10:
+                self.combinations["number", str(number // 10), str(number % 10)] = set(number_words(number))
+        if first:
+            self.combinations["compound", first, self.nouns[-1]] = {phrase.de.split()[-1].lower()}
+        return phrase
 
+    def _person(self, case: str, takes: str = "person", avoid: Phrase | None = None) -> Phrase:
+        """Draw a noun phrase or pronoun; a pronoun of the first or second person is never also that of `avoid`."""
+        if self._random() < 0.7:
+            return self._noun_phrase(takes, case)
+        taken = avoid.agreement[0] if avoid and avoid.agreement[0] != "3" else None
+        return pronoun(self._pick([en for en, row in WORDS.pronouns.items() if row.split()[1][0] != taken]), case)
 
-def draw_place(rng: random.Random, table: dict[str, tuple[str, str]], en: str, case: str) -> Phrase:
-    """Draw a phrase of place or direction with the English preposition `en` of `table`."""
-    return prepositional_phrase(en, table[en][0], draw_noun_phrase(rng, table[en][1], case, singular=True))
+    def _place(self, table: dict[str, tuple[str, str]], en: str, case: str) -> Phrase:
+        """Draw a phrase of place or direction with the English preposition `en` of `table`."""
+        return prepositional_phrase(en, table[en][0], self._noun_phrase(table[en][1], case, singular=True))
 
+    def _clause(self, tenses: Sequence[str] = TENSES) -> Clause:
+        """Draw the choices for a clause in one of the tenses."""
+        tense = self._pick(tenses)
+        if tense == "present" and self._random() < 0.2:
+            adjective = self._pick(list(ADJECTIVES.values()))
+            subject = self._noun_phrase(adjective.takes, "nom")
+            self.combinations["adjective", adjective.en, self.nouns[-1]] = set()
+            return Clause(subject, VERBS["be"], [Phrase(adjective.en, adjective.de)])
+        verb = self._pick([verb for name, verb in VERBS.items() if name not in ("be", *WORDS.matrix_verbs)])
+        options = verb.options.split()
+        subject = self._person("nom", "person animal" if "animal" in options else "person")
+        objects, place = [], None
+        if "to" in options:
+            objects.append(self._person("dat", avoid=subject))
+        if verb.takes:
+            personal = "person" in verb.takes.split() and self._random() < 0.4
+            case = "dat" if "dat" in options else "acc"
+            objects.append(self._person(case, avoid=subject) if personal else self._noun_phrase(verb.takes, case))
+            if not objects[-1].is_pronoun:
+                self.combinations["verb", verb.en.split()[0], self.nouns[-1]] = set()
+        elif "with" in options and self._random() < 0.5:
+            objects.append(prepositional_phrase("with", "mit", self._person("dat", avoid=subject)))
+        if goals := [option for option in options if option in WORDS.goals]:
+            objects.append(self._place(WORDS.goals, goals[0], "acc"))
+        elif "for" in options and self._random() < 0.4:
+            objects.append(prepositional_phrase("for", "für", self._person("acc", avoid=subject)))
+        elif "place" in options or self._random() < 0.3:
+            place = self._place(WORDS.places, self._pick(("in", "in", *WORDS.places)), "dat")
+        wanted = "modal" if tense in WORDS.modals else tense
+        rows = [row for tenses, rows in WORDS.times.items() if wanted in tenses.split() for row in rows]
+        time = Phrase(*self._pick(rows).split("/")) if self._random() < 0.35 else None
+        return Clause(subject, verb, objects, tense, place, time)
 
-def draw_clause(rng: random.Random, tenses: Sequence[str] = TENSES) -> Clause:
-    """Draw the choices for a clause in one of the tenses."""
-    tense = pick(rng, tenses)
-    if tense == "present" and rng.random() < 0.2:
-        adjective = pick(rng, list(ADJECTIVES.values()))
-        subject = draw_noun_phrase(rng, adjective.takes, "nom")
-        described = frozenset({("adjective", adjective.en, subject.nouns[0])})
-        predicate = Phrase(adjective.en, adjective.de, combinations=described)
-        return Clause(subject, VERBS["be"], (predicate,))
-    verb = pick(rng, [verb for name, verb in VERBS.items() if name != "be" and name not in WORDS.matrix_verbs])
-    options = verb.options.split()
-    subject = draw_person(rng, "nom", "person animal" if "animal" in options else "person")
-    objects, place = [], None
-    if "to" in options:
-        objects.append(draw_person(rng, "dat", avoid=subject))
-    if verb.takes:
-        personal = "person" in verb.takes.split() and rng.random() < 0.4
-        case = "dat" if "dat" in options else "acc"
-        patient = draw_person(rng, case, avoid=subject) if personal else draw_noun_phrase(rng, verb.takes, case)
-        objects.append(patient)
-    elif "with" in options and rng.random() < 0.5:
-        objects.append(prepositional_phrase("with", "mit", draw_person(rng, "dat", avoid=subject)))
-    goal = [option for option in options if option in WORDS.goals]
-    if goal:
-        objects.append(draw_place(rng, WORDS.goals, goal[0], "acc"))
-    elif "for" in options and rng.random() < 0.4:
-        objects.append(prepositional_phrase("for", "für", draw_person(rng, "acc", avoid=subject)))
-    elif "place" in options or rng.random() < 0.3:
-        place = draw_place(rng, WORDS.places, pick(rng, ("in", "in", *WORDS.places)), "dat")
-    wanted = "modal" if tense in WORDS.modals else tense
-    rows = [row for tenses, table in WORDS.times.items() if wanted in tenses.split() for row in table]
-    time = Phrase(*pick(rng, rows).split("/")) if rng.random() < 0.35 else None
-    return Clause(subject, verb, tuple(objects), tense, place, time)
-
-
-def draw_sentence(rng: random.Random) -> Phrase:
-    """Draw a sentence of any type and length."""
-    kind = rng.random()
-    if kind < 0.6:
-        parts = draw_clause(rng)
-        fronts = [name for name in ("time", "place") if getattr(parts, name)] if rng.random() < 0.6 else []
-        return sentence("{0}", "{0}", clause("main", parts, pick(rng, fronts) if fronts else ""))
-    if kind < 0.7:
-        return sentence("{0}", "{0}", clause("question", draw_clause(rng)), end="?")
-    if kind < 0.8:
-        main, sub = clause("main", draw_clause(rng)), clause("subordinate", draw_clause(rng))
-        return sentence("{0} because {1}", "{0}, weil {1}", main, sub)
-    if kind < 0.9:
-        main = clause("main", Clause(draw_person(rng, "nom"), VERBS[pick(rng, WORDS.matrix_verbs)]))
-        return sentence("{0} that {1}", "{0}, dass {1}", main, clause("subordinate", draw_clause(rng)))
-    sub, parts = clause("subordinate", draw_clause(rng, ("present",))), draw_clause(rng, ("present", "will", "can"))
-    if kind < 0.95:
-        return sentence("{0} if {1}", "{0}, wenn {1}", clause("main", parts), sub)
-    return sentence("if {0}, {1}", "wenn {0}, {1}", sub, clause("inverted", parts))
+    def _sentence(self) -> tuple[str, str]:
+        """Draw a sentence of any type and length."""
+        kind = self._random()
+        if kind < 0.6:
+            parts = self._clause()
+            fronts = [phrase for phrase in (parts.time, parts.place) if phrase] if self._random() < 0.6 else []
+            return sentence("{0}", "{0}", clause("main", parts, self._pick(fronts) if fronts else None))
+        if kind < 0.7:
+            return sentence("{0}", "{0}", clause("question", self._clause()), end="?")
+        if kind < 0.8:
+            main, sub = clause("main", self._clause()), clause("subordinate", self._clause())
+            return sentence("{0} because {1}", "{0}, weil {1}", main, sub)
+        if kind < 0.9:
+            main = clause("main", Clause(self._person("nom"), VERBS[self._pick(WORDS.matrix_verbs)]))
+            return sentence("{0} that {1}", "{0}, dass {1}", main, clause("subordinate", self._clause()))
+        sub, parts = clause("subordinate", self._clause(("present",))), self._clause(("present", "will", "can"))
+        if kind < 0.95:
+            return sentence("{0} if {1}", "{0}, wenn {1}", clause("main", parts), sub)
+        return sentence("if {0}, {1}", "wenn {0}, {1}", sub, clause("inverted", parts))
 
 
 def held_out_combinations(seed: int = 0) -> frozenset[Combination]:
@@ -357,17 +321,6 @@ def held_out_combinations(seed: int = 0) -> frozenset[Combination]:
     return frozenset(held)
 
 
-def new_words(combination: Combination) -> set[str]:
-    """Return the lower-case words that exist only through this combination, of a compound or a number."""
-    kind, a, b = combination
-    if kind == "number":
-        return set(number_words(10 * int(a) + int(b)))
-    if kind != "compound":
-        return set()
-    phrases = [noun_phrase(d, compound(a, b), case) for d in ("the", "2") for case in WORDS.definite]
-    return {phrase.de.split()[-1].lower() for phrase in phrases}
-
-
 def generate_corpus(
     train_size: int = 24_000, validation_size: int = 500, test_size: int = 500, seed: int = 0
 ) -> SyntheticCorpus:
@@ -382,12 +335,12 @@ def generate_corpus(
     def fill(name: str, size: int, kinds: set[str]) -> list[tuple[str, str]]:
         pairs, misses = [], 0
         while len(pairs) < size and misses <= PATIENCE:
-            drawn = draw_sentence(rng)
-            new, words = drawn.combinations & held, set(re.findall(r"[^\s.,?]+", f"{drawn.en} {drawn.de}"))
+            drawn = Draft(rng)
+            new, words = drawn.combinations.keys() & held, set(re.findall(r"[^\s.,?]+", f"{drawn.en} {drawn.de}"))
             usable = {kind for kind, _, _ in new} == kinds and seen.isdisjoint((drawn.en, drawn.de))
             usable &= len(drawn.en.split()) in LENGTHS and len(set(drawn.nouns)) == len(drawn.nouns)
             if usable and name != "train_size":
-                built = set().union(*map(new_words, new))
+                built = set().union(*(drawn.combinations[combination] for combination in new))
                 usable = all(word.lower() in built for word in words - known)
             misses = 0 if usable else misses + 1
             if usable:

@@ -131,11 +131,10 @@ def test_json_lines_and_parquet_have_flat_columns_or_a_translation_column(tmp_pa
         ("a.jsonl", '{"translation": {"en": "a", "fr": "b"}}', "no column 'de'; the columns are: en"),
     ],
 )  # fmt: skip
-def test_a_table_that_is_not_pairs_of_strings_is_refused(tmp_path, capfd, name, content, message):
+def test_a_table_that_is_not_pairs_of_strings_is_refused(tmp_path, name, content, message):
     path = write(tmp_path / name, content)
     answer = read(data=path, **GERMAN)
     assert isinstance(answer, str) and message in answer and str(path) in answer
-    assert "rror" not in capfd.readouterr().err  # what a library logs, beside the one line
 
 
 def test_parquet_may_hold_large_strings_and_no_nulls(tmp_path):

@@ -11,13 +11,16 @@ import pytest
 import torch
 from conftest import error_of
 from preparing import make, new_recipe
+from torch import distributed
 from training_runs import equal, kill_before_selection, log_of, weights_of
 
 from vaswani_transformer import train, train_tokenizer
 from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data.prepare import prepare_if_large
 from vaswani_transformer.data.prepared import check_recipe_matches, open_prepared
+from vaswani_transformer.distributed import Processes
 from vaswani_transformer.errors import UserError
+from vaswani_transformer.training import run
 
 small_chunks = preparing.small_chunks
 text = preparing.text
@@ -117,6 +120,15 @@ def test_a_training_stopped_while_it_prepares_or_trains_is_resumed(large, tmp_pa
     for forbidden in ("prepare", "data_sources"):
         monkeypatch.setattr(preparation, forbidden, lambda *_: pytest.fail("the text is read again"))
     assert equal(trained(large), straight) and shards_of(large) == shards
+
+
+def test_of_several_processes_the_first_prepares(large, monkeypatch):
+    folder, store = Path(large.output) / "prepared", distributed.HashStore()
+    prepare_if_large(large, folder, progress=False)
+    Processes(0, store).share("prepared", lambda: folder)
+    monkeypatch.setattr(run, "prepare_if_large", lambda *_: pytest.fail("prepared twice"))
+    pairs, _ = run.TrainingRun(large, progress=False)._load_data(Processes(1, store), resumed=False)
+    assert len(pairs) == len(open_prepared(folder).train)
 
 
 def test_data_prepared_otherwise_is_made_anew_if_asked_and_what_is_not_ours_is_left_alone(large, tmp_path):

@@ -3,6 +3,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from conftest import error_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -124,7 +125,7 @@ def test_end_of_sentence_is_appended_and_nothing_prepended(tokenizers, kind):
 
 @KINDS
 def test_smallest_vocabulary_is_the_bytes(kind):
-    tokenizer = train_tokenizer(sentences(), kind=kind, vocab_size=MIN_VOCAB_SIZE[kind])
+    tokenizer = train_tokenizer(sentences(), kind=kind, vocab_size=1)
     assert len(tokenizer) == MIN_VOCAB_SIZE[kind]
     for text in UNICODE_TEXTS:
         assert round_trip(tokenizer, text) == text
@@ -166,19 +167,9 @@ def test_partial_sequences_decode_to_a_beginning_of_the_text(tokenizers, kind):
     assert "\ufffd" in tokenizer.decode(parts[:-1])
 
 
-@pytest.mark.parametrize(
-    ("texts", "options", "message"),
-    [
-        (["a"], {"kind": "bpe", "vocab_size": 259}, "vocabulary size 259 is too small.*at least 260"),
-        (["a"], {"kind": "wordpiece", "vocab_size": 515}, "vocabulary size 515 is too small.*at least 516"),
-        ([], {}, "no text"),
-        (["", ""], {"kind": "wordpiece"}, "no text"),
-    ],
-)
-def test_training_mistakes(texts, options, message):
-    with pytest.raises(UserError, match=message) as caught:
-        train_tokenizer(texts, **options)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("texts", [[], ["", ""]])
+def test_a_vocabulary_of_no_text_is_refused(texts):
+    assert "no text" in error_of(train_tokenizer, texts)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +199,7 @@ def test_check_tokenizer_matches(tokenizers):
     check_tokenizer_matches(tokenizers["bpe"], SimpleNamespace(**right))
     check_tokenizer_matches(tokenizers["bpe"], SimpleNamespace(**{**right, "vocab_size": 424}))
     for wrong, message in [
-        ({"vocab_size": 419}, "vocabulary size 420 in the tokenizer, 419 in the model"),
+        ({"vocab_size": 419}, "vocabulary size of the source 420 in the tokenizer, 419 in the model"),
         ({"pad_token_id": 0}, "pad_token_id 1 in the tokenizer, 0 in the model"),
         ({"eos_token_id": 1}, "eos_token_id 2 in the tokenizer, 1 in the model"),
         ({"bos_token_id": None}, "bos_token_id 0 in the tokenizer, None in the model"),

@@ -68,7 +68,8 @@ def _prepare_libraries() -> None:
     warnings.filterwarnings("ignore")
     quiet = {
         "transformers.utils.logging": lambda module: (module.set_verbosity_error(), module.disable_progress_bar()),
-        "datasets.utils.logging": lambda module: module.set_verbosity_error(),
+        "datasets.utils.logging": lambda module: module.set_verbosity(logging.CRITICAL),  # errors are raised too
+        "datasets.utils.tqdm": lambda module: (sys.stderr and sys.stderr.isatty()) or module.disable_progress_bars(),
         "torch": lambda _: limit_threads(),
     }
     for module, hook in quiet.items():

@@ -7,7 +7,6 @@ import contextlib
 import glob
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -79,19 +78,12 @@ class PairSource:
 
 @contextlib.contextmanager
 def _loading(where: str) -> Iterator[None]:
-    """Report errors of `datasets`, which wraps and logs those of other libraries; show its bars on a terminal only."""
-    verbosity = datasets.logging.get_verbosity()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    if sys.stderr is None or not sys.stderr.isatty():
-        datasets.disable_progress_bars()
-    try:
-        with reading(where):
-            try:
-                yield
-            except datasets.exceptions.DatasetGenerationError as error:
-                raise (error.__cause__ or error) from None
-    finally:
-        datasets.logging.set_verbosity(verbosity)
+    """Report errors of `datasets`, which wraps those of other libraries."""
+    with reading(where):
+        try:
+            yield
+        except datasets.exceptions.DatasetGenerationError as error:
+            raise (error.__cause__ or error) from None
 
 
 def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str) -> datasets.Dataset:

@@ -201,8 +201,8 @@ class _ShardWriter:
         tokenizer = load_prepared_tokenizer(folder)
         self.folder, self.texts, self.held_out, self.shard_pairs = folder, texts, held_out, shard_pairs
         self._encode = pair_encoder(tokenizer, limits["max_length"], limits["max_length_ratio"])
-        self._ids = pa.list_(pa.type_for_alias(_token_type(tokenizer)))
-        self._length_type = _length_type(limits)
+        self._ids = pa.list_(pa.uint16() if max(vocabulary_sizes(tokenizer)) <= 2**16 else pa.int32())
+        self._length_type = np.uint16 if limits["max_length"] < 2**16 else np.int32
 
     def __call__(self, number: int) -> dict[str, Any]:
         """Write a shard unless it is there.
@@ -242,14 +242,6 @@ class _ShardWriter:
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
 
 
-def _token_type(tokenizer: Any) -> str:
-    return "uint16" if max(vocabulary_sizes(tokenizer)) <= 2**16 else "int32"
-
-
-def _length_type(limits: dict) -> str:
-    return "uint16" if limits["max_length"] < 2**16 else "int32"
-
-
 def _write_index(folder: Path, part: str, shards: list[dict[str, Any]], limits: dict) -> dict:
     """Write the lengths of all pairs of a part into one file; return the part's entry in the manifest."""
     status = np.sum([shard["status"] for shard in shards], 0)
@@ -276,8 +268,6 @@ def _finish(folder: Path, settings: dict, results: list[dict[str, Any]]) -> dict
         **settings,
         "files": {path: size for path, (size, _) in settings["files"].items()},
         "tokenizer": {"sha256": tokenizer_sha256(tokenizer), "entries": len(tokenizer)},
-        "token_type": _token_type(tokenizer),
-        "length_type": _length_type(limits),
         "parts": {part: _write_index(folder, part, shards, limits) for part, shards in parts.items()},
     }
     write_text(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")

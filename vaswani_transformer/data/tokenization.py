@@ -34,10 +34,6 @@ _CONTINUING_BYTES = [_CONTINUING_PREFIX + symbol for symbol in _BYTE_ALPHABET]
 # WordPiece tries all lengths from every position, so its time grows faster than the square of the length of a "word",
 # which may be a whole line where there are no spaces (Chinese, base64). Cutting at this many bytes bounds it.
 _MAX_WORD_BYTES = 100
-_MIN_VOCAB_SIZE = {
-    "bpe": len(SPECIAL_TOKENS) + len(_BYTE_ALPHABET),
-    "wordpiece": len(SPECIAL_TOKENS) + len(_BYTE_ALPHABET) + len(_CONTINUING_BYTES),
-}
 
 
 def train_tokenizer(
@@ -57,7 +53,8 @@ def train_tokenizer(
         texts: Source and target sentences together; read once, lazily. Empty strings are ignored.
         kind: ``"bpe"`` (byte-pair encoding, as for English-German) or ``"wordpiece"`` (as for English-French).
         vocab_size: Number of tokens, special tokens included; default 37,000 for ``"bpe"`` and 32,000 for
-            ``"wordpiece"``. The tokenizer has fewer where the texts do not hold so many distinct pieces.
+            ``"wordpiece"``. The tokenizer has fewer where the texts do not hold so many distinct pieces, and never
+            fewer than the special tokens and all bytes: 260, and 516 for ``"wordpiece"``.
         length: Number of texts, only for the progress bar.
         show_progress: Show the progress bars of `tokenizers`.
 
@@ -65,14 +62,9 @@ def train_tokenizer(
         The tokenizer; ``len(tokenizer)`` is its number of tokens, `save_pretrained` writes it into a folder.
 
     Raises:
-        UserError: `vocab_size` is too small to hold every byte, or there is no text.
+        UserError: There is no text.
     """
     vocab_size = DEFAULT_VOCAB_SIZE[kind] if vocab_size is None else vocab_size
-    if vocab_size < _MIN_VOCAB_SIZE[kind]:
-        raise UserError(
-            f"vocabulary size {vocab_size} is too small: a {kind} vocabulary holds all bytes and the special tokens, "
-            f"give at least {_MIN_VOCAB_SIZE[kind]}"
-        )
     sentences = filter(None, texts)
     first = next(sentences, None)
     if first is None:
@@ -243,10 +235,7 @@ def check_tokenizer_matches(tokenizer: PreTrainedTokenizerBase, config: Any) -> 
     in_model = config.vocab_size, getattr(config, "target_vocab_size", config.vocab_size)
     for side, size, limit in zip(SIDES, vocabulary_sizes(tokenizer), in_model, strict=True):
         if size > limit:
-            which = f" of the {side}" if has_two_sides(tokenizer) or in_model[0] != in_model[1] else ""
-            faults.append(f"vocabulary size{which} {size} in the tokenizer, {limit} in the model")
-            if not which:
-                break  # the same on the other side
+            faults.append(f"vocabulary size of the {side} {size} in the tokenizer, {limit} in the model")
     for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
         in_tokenizer, in_model = getattr(tokenizer, name), getattr(config, name)
         # Tokenizers of other toolkits may have no beginning, which `decoder_start_token_id` of the model is.

@@ -30,7 +30,7 @@ def tokenizer(
     *files: Annotated[Path_, REQUIRED],
     output: Path_,
     kind: Literal["bpe", "wordpiece"] = "bpe",
-    vocab_size: Annotated[int | None, within(1, 10**9)] = None,
+    vocab_size: Annotated[int | None, options.within(1, 10**9)] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Train a shared subword vocabulary on text files.

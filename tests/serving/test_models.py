@@ -66,19 +66,17 @@ def test_a_broken_model_is_not_available_and_the_others_are(make, folder, loaded
 
 
 def test_each_is_loaded_once_when_it_is_first_asked_for(make, folder):
-    load, events = counting()
+    load, loads = counting()
     app = make(f"en-de={folder}", f"de-en={folder}", load=load)
-    models = app.state.service.models
+    assert not loads
 
     async def run():
         async with client_of(app) as client:
-            assert not events
             wanted = [{"q": one, "source": "en", "target": "de"} for one in SENTENCES]
-            answers = await asyncio.gather(*(client.post("/translate", json=one) for one in wanted))
-            assert {answer.status_code for answer in answers} == {200}
+            return await asyncio.gather(*(client.post("/translate", json=each) for each in wanted))
 
-    asyncio.run(run())
-    assert len(events) == 1 and [place.name for place in models.loaded] == ["en-de"]
+    assert {answer.status_code for answer in asyncio.run(run())} == {200}
+    assert len(loads) == 1 and [place.name for place in app.state.service.models.loaded] == ["en-de"]
 
 
 def test_the_least_recently_used_is_unloaded(make, folder, loaded):

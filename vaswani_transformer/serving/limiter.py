@@ -82,7 +82,9 @@ class RequestLimiter:
             if not (isinstance(error, Exception) or is_panic(error)):
                 raise
             if not isinstance(error, HTTPException):
-                self._log_failure(error)
+                source = "".join(traceback.format_tb(error.__traceback__))
+                message = f": {error}" if self.log_text else ""  # which may hold what a user sent
+                logger.error(f"{type(error).__name__}{message}\n{source}")
                 error = HTTPException(500)
             if not status:
                 await error_response(error.status_code, error.detail, error.headers)(scope, receive, noting)
@@ -142,11 +144,6 @@ class RequestLimiter:
         shown = {name: value for name, value in notes.items() if name != "texts" or self.log_text}
         rest = "".join(f" {name}={json.dumps(value, ensure_ascii=False)}" for name, value in shown.items())
         logger.info(f"{client} {scope['method']} {path} {status} {1000 * seconds:.0f} ms{rest}")
-
-    def _log_failure(self, error: Exception) -> None:
-        """Log where an error came from; what it says may hold what a user sent."""
-        places = "".join(traceback.format_tb(error.__traceback__))
-        logger.error(f"{type(error).__name__}{f': {error}' if self.log_text else ''}\n{places}")
 
 
 def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -96,7 +96,7 @@ def test_each_room_says_what_lives_there(room):
 ROOM_LINES = {
     "model": 4238, "data": 3290, "training": 2484, "importing": 1697, "cli": 2043, "decoding": 1930,
     "experiments": 1155, "serving": 1444, "hub": 917, "export": 1145, "parsing": 1167, "documents": 1064,
-    "attention": 783, "recipes": 404, "evaluation": 295,
+    "attention": 789, "recipes": 404, "evaluation": 295,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1535, 26877, 11.6
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 30940, 2500, 14000

@@ -27,11 +27,17 @@ def write_attention_page(
     layer: int = 1,
     head: int | None = None,
 ) -> None:
-    """Write an HTML page of all layers and heads, each weight `w` to within `(sqrt(w) + 0.001) / 255`.
+    """Write `attention_page`, with its arguments and errors, to the HTML file `page`."""
+    write_text(Path(page), attention_page(weights, kinds, layer, head))
+
+
+def attention_page(
+    weights: AttentionWeights, kinds: Sequence[str] = tuple(KINDS), layer: int = 1, head: int | None = None
+) -> str:
+    """Return the page. It holds all layers and heads, each weight `w` to within `(sqrt(w) + 0.001) / 255`.
 
     Args:
         weights: of a sentence pair.
-        page: the file.
         kinds: those of `KINDS` that can be chosen, the one shown first in front.
         layer: shown first, from 1.
         head: shown first, from 1; the mean of the heads when not given.
@@ -71,7 +77,7 @@ def write_attention_page(
     title = html.escape(" ".join(weights.source.split())[:80])
     template = (resources.files(__package__) / "page.html").read_text(encoding="utf-8")
     before, between, after = re.split("@TITLE@|@DATA@", template)  # at once: a sentence may hold a mark too
-    write_text(Path(page), "".join([before, title, between, text, after]))
+    return "".join([before, title, between, text, after])
 
 
 def _packed(weights: np.ndarray) -> str:

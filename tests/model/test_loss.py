@@ -41,18 +41,6 @@ def test_equals_the_label_smoother_of_transformers(epsilon, dtype, items):
     torch.testing.assert_close(gradient, their_gradient, rtol=tolerance, atol=1e-7)
 
 
-@pytest.mark.parametrize("label", [VOCABULARY, 1000, -1])
-def test_labels_that_are_no_token_ids(label):
-    logits, labels = example()
-    labels[1, 2] = label
-    with pytest.raises(IndexError, match=f"Target {label} is out of bounds"):
-        label_smoothed_cross_entropy(logits, labels)
-    hidden, weight, labels = projection_example()
-    labels[3] = label
-    with pytest.raises(RuntimeError, match=f"index {label} is out of bounds"):
-        projected_cross_entropy(hidden, weight, labels)
-
-
 @pytest.mark.parametrize("epsilon", [-0.1, 1.0, 1.5, float("nan")])
 def test_smoothing_out_of_range(epsilon):
     with pytest.raises(ValueError, match="at least 0 and below 1"):

@@ -32,16 +32,7 @@ class CountingTrainer(VaswaniTrainer):
         return super().get_batch_samples(*args)
 
 
-class ReadingTrainer(CountingTrainer):
-    """Looks at the loss of each micro-batch."""
-
-    def training_step(self, *args, **kwargs):
-        loss = super().training_step(*args, **kwargs)
-        self.last = float(loss)
-        return loss
-
-
-def waiting_by_step(folder, monkeypatch, trainer_class=CountingTrainer, **settings) -> list[list[str]]:
+def waiting_by_step(folder, monkeypatch, **settings) -> list[list[str]]:
     """What waits for the device in each step of a training of two parts a step."""
     waiting = WaitingOperations()
     complete(monkeypatch, waiting)
@@ -59,7 +50,7 @@ def waiting_by_step(folder, monkeypatch, trainer_class=CountingTrainer, **settin
         LearningCurveCallback(lambda: None),
         TrainingProgressCallback(log),
     ]
-    trainer = trainer_class(model=model, args=arguments, train_dataset=make_pairs(60), callbacks=callbacks)
+    trainer = CountingTrainer(model=model, args=arguments, train_dataset=make_pairs(60), callbacks=callbacks)
     trainer.accelerator.device_placement = False
     trainer.by_step, trainer.waiting = [], waiting
     assert next(trainer.model.parameters()).device == META
@@ -85,9 +76,4 @@ def test_no_step_waits_for_the_device_but_one_that_is_logged(tmp_path, monkeypat
     by_step = waiting_by_step(tmp_path, monkeypatch, **settings)
     quiet = by_step[: LOGGED - 1] + by_step[LOGGED:-1]  # the last one ends the training, which sums losses up
     assert list(itertools.chain(*quiet)) == []
-    assert by_step[LOGGED - 1]
-
-
-def test_a_step_that_waits_is_found_with_its_line(tmp_path, monkeypatch):
-    first = waiting_by_step(tmp_path, monkeypatch, ReadingTrainer)[0]
-    assert len(first) == 2 and all("_local_scalar_dense" in line and ".py:" in line for line in first)
+    assert any("_local_scalar_dense" in line and ".py:" in line for line in by_step[LOGGED - 1])

@@ -221,15 +221,17 @@ class _Search:
 
     def _best(self, log_probs: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return log-probability, beam and token of each sentence's best `count` continuations, or of drawn ones."""
-        vocab_size = log_probs.shape[1]
-        total = (log_probs.view(*self._values.shape, vocab_size) + self._values[..., None]).flatten(1)
         if self.settings.do_sample:
+            total = (log_probs.view(*self._values.shape, -1) + self._values[..., None]).flatten(1)
             indices = total.softmax(dim=-1).multinomial(count)
             values, order = total.gather(1, indices).sort(dim=1, descending=True)
             indices = indices.gather(1, order)
-        else:
-            values, indices = total.topk(count)
-        return values, indices // vocab_size, indices % vocab_size
+            return values, indices // log_probs.shape[1], indices % log_probs.shape[1]
+        # First those of each beam: on a CPU a third of the time of all beams at once.
+        best, tokens = log_probs.topk(min(count, log_probs.shape[1]))
+        total = (best.view(*self._values.shape, -1) + self._values[..., None]).flatten(1)
+        values, indices = total.topk(count)
+        return values, indices // best.shape[1], tokens.view(len(total), -1).gather(1, indices)
 
     def _continuations(self, log_probs: torch.Tensor) -> list[tuple[list, ...]]:
         """Return the arguments of each sentence's `BeamSentence.extend`: enough to continue if all others end."""

@@ -25,6 +25,15 @@ WINDOW_LINES = 2000  # more lines need less padding, fewer lines are written soo
 WINDOW_CHARACTERS = 10_000_000  # a window of longer lines has fewer of them: its tokens need about 1 GB
 _NAMED = 10  # lines of which something is reported that are named one by one
 _END = object()
+_CLAUSE_END = re.compile(r"(?<=[,;:–—])\s+|(?<=[，；：、])")
+_TOKEN_CHARACTERS = 20  # of a token, at most; where one has more, pieces are shorter than they could be
+
+# How a sentence is divided, the mildest way first, and what joins such parts again.
+_WAYS: tuple[tuple[Callable[[str], list[str]], str], ...] = (
+    (lambda text: [clause for clause in _CLAUSE_END.split(text) if clause], " "),
+    (str.split, " "),
+    (list, ""),
+)
 
 Item = TypeVar("Item")
 
@@ -69,11 +78,7 @@ class LineWorker:
     window = WINDOW_LINES  # lines that are sorted by length and written together
 
     def run(
-        self,
-        lines: Iterable[str | tuple[str, str]],
-        output: Any,
-        total: int | None = None,
-        progress: bool = True,
+        self, lines: Iterable[str | tuple[str, str]], output: Any, total: int | None = None, progress: bool = True
     ) -> None:
         """Do all lines: sources, or pairs of a source and its translation or the prefix of it.
 
@@ -165,17 +170,6 @@ def read_ahead(items: Iterable[Item]) -> Iterator[Item]:
     while (item := future.result()) is not _END:
         future = start()
         yield item
-
-
-_CLAUSE_END = re.compile(r"(?<=[,;:–—])\s+|(?<=[，；：、])")
-_TOKEN_CHARACTERS = 20  # of a token, at most; where one has more, pieces are shorter than they could be
-
-# How a sentence is divided, the mildest way first, and what joins such parts again.
-_WAYS: tuple[tuple[Callable[[str], list[str]], str], ...] = (
-    (lambda text: [clause for clause in _CLAUSE_END.split(text) if clause], " "),
-    (str.split, " "),
-    (list, ""),
-)
 
 
 def split_line(text: str, limit: int, count: Callable[[str], int], language: str = "en") -> list[str]:

@@ -30,9 +30,9 @@ _NOT_FOLLOWED = {
     "begin_suppress_tokens", "forced_bos_token_id", "constraints", "force_words_ids", "sequence_bias",
     "exponential_decay_length_penalty", "watermarking_config",
 }  # fmt: skip
-# Further values at which these do nothing; the search ends on a bound, with which "never" is as False.
+# Further values at which settings do nothing; the search ends on a bound, with which "never" is as False.
 _NEUTRAL = {"repetition_penalty": 1, "encoder_repetition_penalty": 1, "num_beam_groups": 1, "guidance_scale": 1,
-            "early_stopping": "never"}  # fmt: skip
+            "early_stopping": "never", "renormalize_logits": True, "use_cache": True}  # fmt: skip
 
 
 def read_settings(folder: str | Path) -> SimpleNamespace:

@@ -258,11 +258,7 @@ class StopAndSaveCallback(TrainerCallback):
         """Forget the reasons: the next checkpoint has its own."""
         self.save_reasons = set()
 
-    def on_train_end(self, args, state, control, **kwargs):
-        """Restore the earlier signal handlers."""
-        self.restore()
-
     def restore(self) -> None:
-        """Restore the earlier signal handlers; also called after an error."""
+        """Restore the earlier signal handlers; for whoever called `Trainer.train`, since that may end in an error."""
         while self._earlier_handlers:
             signal.signal(*self._earlier_handlers.popitem())

@@ -66,12 +66,10 @@ def attention(
         target: its translation (with --report: a file; default: the model's own)
         device: cpu, cuda, cuda:1, mps, ...; auto: an accelerator if any
     """
-    from ..exported import refuse_exported
     from ..loading import load_model
 
     if (sentence is None) == (report.report is None):
         raise UserError("give either a SENTENCE or a file of sentences with --report FILE")
-    refuse_exported(model)
 
     def load() -> tuple[Any, Any, dict[str, Any]]:
         loaded, tokenizer = load_model(model, device)

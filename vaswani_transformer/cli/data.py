@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..data.cleaning_options import CleaningRules
-from ..recipes.recipe import DATA, TOKENIZER, load_recipe
+from ..recipes.recipe import DATA, TOKENIZER, describe, load_recipe, read_recipe, recipe_names
 from . import options
 from .options import REQUIRED, Engine, Overwrite, Path_, Quiet, RecipeName, Workers
 
@@ -75,10 +75,8 @@ def prepare(
     from ..data.tokenized_pairs import FilterCounts
 
     no_limit = dict.fromkeys(("tokens_per_batch", "tokens_per_device"), 10**9)  # batches are made in training
-    manifest = prepare_data(
-        options.read_recipe(recipe, fields, **no_limit), output, workers, progress=not quiet, overwrite=overwrite,
-        engine=engine,
-    )  # fmt: skip
+    settings = options.read_recipe(recipe, fields, **no_limit)
+    manifest = prepare_data(settings, output, workers, not quiet, overwrite=overwrite, engine=engine)
     for label, part in (("training", "train"), ("validation", "validation")):
         print(f"{label}: {FilterCounts(**manifest['parts'][part]['counts'])}")
     print(f"prepared: {output}")
@@ -135,8 +133,6 @@ def recipes(name: str | None = None, /) -> None:
     Args:
         name: print this recipe
     """
-    from ..recipes.recipe import describe, read_recipe, recipe_names
-
     if name:
         print(read_recipe(name)[0], end="")
         return

@@ -1,7 +1,6 @@
 """The commands that compare a model with given translations: `vaswani evaluate` and `score`."""
 
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,8 +40,6 @@ def evaluate(
         paper_bleu: also BLEU as the paper computed it: Moses' tokens of this language (de, fr, ...), German compounds
             split
     """
-    from tqdm.auto import tqdm
-
     from ..data.pair_readers import read_pairs
     from ..data.parallel_text import FORMATS, pair_source, suffix
     from ..decoding.scoring import score_pairs
@@ -73,10 +70,7 @@ def evaluate(
     # What was read is hashed before anything is written.
     record = files.record_of(model, source, reference, translator, settings, test_set) if json else {}
     losses, counts = score_pairs(loaded, tokenizer, *map(list, zip(*filled, strict=True)))
-    started = time.monotonic()
-    with tqdm(total=len(sources), desc="translating", unit=" sentences", file=sys.stderr) as bar:
-        translations = list(translator.translate(sources, progress=bar))
-    seconds = time.monotonic() - started
+    translations, seconds = files.timed("translating", partial(translator.translate, sources), len(sources))
     scores = score_translations(translations, references) | {"perplexity": perplexity(losses, counts)}
     if paper_bleu:
         scores["paper_bleu"] = score_as_the_paper(translations, references, paper_bleu)

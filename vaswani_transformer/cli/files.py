@@ -5,11 +5,14 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
+
+from tqdm.auto import tqdm
 
 from ..data.text_files import TextScan, decode_lines, read_lines
 from ..decoding.file_translator import with_lines_of
@@ -102,6 +105,13 @@ def check_work(read: Mapping[str, str | None], writing: Writing, **written: str 
         options = " and ".join(f"{flag(name)} FILE" for name in read if name in ("input", "source", "target"))
         raise UserError(f"--resume and --workers are for files on the disk: give {options} and --output FILE")
     check_files(read, {"output": writing.output, **written})
+
+
+def timed(doing: str, decode: Callable[..., Iterator[Any]], total: int) -> tuple[list, float]:
+    """Return all that `decode` yields for sentences, with a progress bar meanwhile, and the seconds that it took."""
+    started = time.monotonic()
+    with tqdm(total=total, desc=doing, unit=" sentences", file=sys.stderr, smoothing=0) as bar:
+        return list(decode(progress=bar)), time.monotonic() - started
 
 
 def write_result(path: str, text: str | bytes) -> None:

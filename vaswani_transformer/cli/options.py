@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 from ..errors import UserError
 from ..hardware import MOST_WORKERS
 from ..model.settings_vaswani import SETTING_RANGES, broken_range
-from ..recipes.recipe import Recipe, field_type
+from ..recipes.recipe import Recipe, field_type, load_recipe
 
 
 def _refuse_empty(_, value) -> None:
@@ -160,8 +160,6 @@ def recipe_options(is_wanted: Callable[[dataclasses.Field], bool] = lambda field
 
 def read_recipe(name: str, options: Any, **more: Any) -> Recipe:
     """Return a recipe with the fields that the options give, and `more`."""
-    from ..recipes.recipe import load_recipe
-
     return load_recipe(name, {name: value for name, value in vars(options).items() if value is not None} | more)
 
 

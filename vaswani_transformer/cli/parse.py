@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -172,7 +171,9 @@ def evaluate(
             settings = vars(search) | {"precision": computing.precision, "no_constrained": not constrained or None}
             record = files.record_of(model, trees, trees, parser, settings, test_set, "parse evaluate")
             record["generation"]["constrained"] = constrained
-        parses, extra = _parse_gold(parser, gold)
+        parses, seconds = files.timed("parsing", partial(parser.parse, [tree.words() for tree in gold]), len(gold))
+        well_formed = 100 * sum(parse.well_formed for parse in parses) / len(parses)
+        parses, extra = [parse.tree for parse in parses], {"well_formed": well_formed, "seconds": round(seconds, 1)}
     scores = score_trees(gold, parses) | extra
     rows = {
         kind: score_trees(gold, [make(labels, tree.words()) for tree in gold])
@@ -184,18 +185,6 @@ def evaluate(
     _print_table({name: scores} | rows)
     if "seconds" in extra:
         print(f"{scores['sentences']:,} sentences parsed in {extra['seconds']:.1f} s")
-
-
-def _parse_gold(parser, gold: list) -> tuple[list, dict[str, float]]:
-    """Return the model's trees for the words of gold trees, and the share of well-formed outputs and seconds."""
-    from tqdm.auto import tqdm
-
-    started = time.monotonic()
-    with tqdm(total=len(gold), desc="parsing", unit=" sentences", file=sys.stderr) as bar:
-        parses = list(parser.parse((tree.words() for tree in gold), progress=bar))
-    well_formed = 100 * sum(parse.well_formed for parse in parses) / len(parses)
-    extra = {"well_formed": well_formed, "seconds": round(time.monotonic() - started, 1)}
-    return [parse.tree for parse in parses], extra
 
 
 _COLUMNS = {

@@ -1,7 +1,7 @@
 """The command that serves models to other programs: `vaswani serve`."""
 
 import signal
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -52,13 +52,9 @@ def serve(
     from ..serving.service import Limits
 
     places = find_models(list(models))
-
-    def load(folder: Path, needs: Sequence[str] = ()):
-        return load_for_decoding(folder, computing.device, computing.precision, needs=needs)
-
     app = make_app(
         places,
-        load,
+        partial(load_for_decoding, device=computing.device, precision=computing.precision),
         limits=Limits(max_characters, queue, timeout),
         most_models=max_models,
         tokens_per_batch=computing.tokens_per_batch,

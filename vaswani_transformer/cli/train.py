@@ -39,24 +39,18 @@ def train(
     Args:
         dry_run: print what it takes (tokens, FLOPs, memory, time by a trial of ten steps), and end
     """
-    from ..training.run import train as train_recipe
-
-    settings = options.read_recipe(recipe, fields)
-    if dry_run:
-        _print_plan(settings)
-    else:
-        _train(partial(train_recipe, settings, progress=not quiet))
-
-
-def _print_plan(recipe) -> None:
     import datasets
 
     from ..training.plan import describe_plan, make_plan
+    from ..training.run import train as train_recipe
 
-    datasets.disable_progress_bars()
-    processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun
-    if is_first_process():
-        print(describe_plan(make_plan(recipe, processes)))
+    settings = options.read_recipe(recipe, fields)
+    if not dry_run:
+        _train(partial(train_recipe, settings, progress=not quiet))
+    elif is_first_process():
+        datasets.disable_progress_bars()
+        processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun
+        print(describe_plan(make_plan(settings, processes)))
 
 
 def _train(run: Callable[[], Any]) -> None:

@@ -12,8 +12,9 @@ from cyclopts import Parameter
 from ..data.text_files import has_undecoded
 from ..documents.formats import FORMATS
 from ..errors import UserError
+from ..files import file_sha256
 from . import options
-from .files import Work, check_work, do_lines, open_output, scan_files, settings_of, write_result
+from .files import Work, check_work, do_lines, open_output, scan_files, settings_of, timed, write_result
 from .options import AnyModel, Path_, Sampling, Search, Together, group, within
 
 
@@ -95,8 +96,6 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
 
 def _translate_lines(model: str, sentences: tuple[str, ...], request: Request) -> None:
     """Translate sentences, a file or standard input, in this process or by workers."""
-    from ..files import file_sha256
-
     files, work = request.files, request.work
     read = {"input": files.input, "prefix": files.prefix}
     scans = scan_files(read, files.glossary)
@@ -125,8 +124,6 @@ def _translate_lines(model: str, sentences: tuple[str, ...], request: Request) -
 
 def _translate_document(model: str, request: Request) -> None:
     """Translate a document; the model is loaded when it is known to be one."""
-    from tqdm.auto import tqdm
-
     from ..documents.formats import aligner, translate_document
 
     files, written, output = request.files, request.written, request.work.output
@@ -135,8 +132,8 @@ def _translate_document(model: str, request: Request) -> None:
     translator = functools.cache(lambda: load(model, request).translator)
 
     def translate(sentences: list[str]) -> list[str]:
-        with tqdm(total=len(sentences), desc="translating", unit=" sentences", file=sys.stderr, smoothing=0) as bar:
-            return list(translator().translate(sentences, request.work.window, bar))
+        decode = functools.partial(translator().translate, sentences, request.work.window)
+        return timed("translating", decode, len(sentences))[0]
 
     def align(sources: list[str], targets: list[str]) -> list:
         return aligner(translator().model, translator().tokenizer)(sources, targets)

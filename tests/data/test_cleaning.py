@@ -233,11 +233,6 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path, capsys):
     assert "a.en" in capsys.readouterr().err
     recipe = recipe_of(tmp_path, [("a dog", "ein Hund")])
     options = ["--data-dir", str(tmp_path), "--output", str(tmp_path / "out"), "--quiet", "--workers", "1"]
-    assert (
-        main(["clean", str(tmp_path / "r.yaml"), *options, "--scores", str(tmp_path / "s"), "--minimum-score", "1"])
-        == 2
-    )
-    assert "No such file" in capsys.readouterr().err
     for wrong in (
         ["--length-ratio", "nan"],
         ["--near-duplicates", "1"],

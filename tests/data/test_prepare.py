@@ -48,7 +48,7 @@ def test_prepared_pairs_equal_those_of_training_from_text_pair_by_pair(recipe, t
         assert prepared.counts(part) == counts
         mapped: PreparedPairs = getattr(prepared, part)
         assert len(mapped) == len(expected) == manifest["parts"][part]["pairs"]
-        for row, wanted in zip(mapped.__getitems__(range(len(mapped))), expected, strict=True):
+        for row, wanted in zip(map(mapped.__getitem__, range(len(mapped))), expected, strict=True):
             assert row["input_ids"].tolist() == wanted["input_ids"] and row["labels"].tolist() == wanted["labels"]
         columns = expected.with_format("numpy")
         for side, lengths in zip(("source", "target"), mapped.lengths, strict=True):

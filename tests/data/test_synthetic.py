@@ -146,10 +146,9 @@ def test_held_out_combinations_are_only_in_test(corpus):
 
 
 def test_write_corpus(tmp_path):
-    corpus = generate_corpus(200, 10, 10)
-    paths = write_corpus(corpus, tmp_path / "new" / "folder")
-    assert list(paths) == ["train.en", "train.de", "validation.en", "validation.de", "test.en", "test.de"]
+    corpus, folder = generate_corpus(200, 10, 10), tmp_path / "new" / "folder"
+    write_corpus(corpus, folder)
     for split, pairs in vars(corpus).items():
-        en, de = (paths[f"{split}.{lang}"].read_text(encoding="utf-8") for lang in ("en", "de"))
+        en, de = ((folder / f"{split}.{language}").read_text(encoding="utf-8") for language in ("en", "de"))
         assert en.endswith("\n") and "\r" not in en
         assert list(zip(en.splitlines(), de.splitlines(), strict=True)) == pairs

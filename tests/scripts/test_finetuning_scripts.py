@@ -205,9 +205,9 @@ def test_schedules_of_the_accelerate_loop_peak_at_the_learning_rate(monkeypatch,
 def style(tmp_path_factory) -> Path:
     """Text whose German has a style of its own: no capitals, and exclamation marks."""
     path = tmp_path_factory.mktemp("style")
-    for file in write_corpus(generate_corpus(2000, 40, 40), path).values():
-        if file.suffix == ".de":
-            file.write_text(file.read_text(encoding="utf-8").lower().replace(".\n", "!\n"), encoding="utf-8")
+    write_corpus(generate_corpus(2000, 40, 40), path)
+    for file in path.glob("*.de"):
+        file.write_text(file.read_text(encoding="utf-8").lower().replace(".\n", "!\n"), encoding="utf-8")
     return path
 
 

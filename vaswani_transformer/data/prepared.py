@@ -9,7 +9,6 @@ of source and target tokens of every pair, `(2, pairs)`. `datasets` copies the f
 import hashlib
 import tempfile
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -108,13 +107,9 @@ class PreparedPairs:
         shard = self._shard(number).items()
         return {name: values[offsets[row] : offsets[row + 1]] for name, (offsets, values) in shard}
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
-        """Return several pairs; a DataLoader asks for those of a batch at once."""
-        return [self[index] for index in indices]
-
     def as_dataset(self) -> datasets.Dataset:
         """Return all pairs in memory, with the columns of `tokenize_pairs`; for a part that is small."""
-        rows = self.__getitems__(range(len(self)))
+        rows = [self[index] for index in range(len(self))]
         columns = {name: [row[name].astype(np.int32) for row in rows] for name in ("input_ids", "labels")}
         columns |= zip(("source_length", "target_length"), self.lengths.astype(np.int32), strict=True)
         return datasets.Dataset.from_dict(columns, features=TOKEN_FEATURES)

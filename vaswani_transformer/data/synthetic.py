@@ -24,7 +24,6 @@ from ..errors import UserError
 
 WORDS = SimpleNamespace(**yaml.safe_load((resources.files(__package__) / "lexicon.yaml").read_text("utf-8")))
 
-
 # Rows of `lexicon.yaml`, which describes them. An adjective's `de` is its predicate form, its `stem` takes endings.
 # `takes` of an adjective or verb are the kinds of noun, or the nouns by their English words, that go with it.
 Noun = namedtuple("Noun", "en en_plural de gender de_plural kind")
@@ -361,13 +360,11 @@ def generate_corpus(
     return SyntheticCorpus(train, validation, test)
 
 
-def write_corpus(corpus: SyntheticCorpus, folder: str | Path) -> dict[str, Path]:
-    """Write "train.en", "train.de", "validation.en" and so on in UTF-8, one sentence a line; returns name to path."""
+def write_corpus(corpus: SyntheticCorpus, folder: str | Path) -> None:
+    """Write "train.en", "train.de", "validation.en" and so on in UTF-8, one sentence a line."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {}
     for split, pairs in vars(corpus).items():
         for column, language in enumerate(("en", "de")):
-            path = paths[f"{split}.{language}"] = folder / f"{split}.{language}"
-            path.write_bytes("".join(pair[column] + "\n" for pair in pairs).encode("utf-8"))
-    return paths
+            lines = "".join(pair[column] + "\n" for pair in pairs)
+            (folder / f"{split}.{language}").write_bytes(lines.encode("utf-8"))

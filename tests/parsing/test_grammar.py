@@ -161,18 +161,12 @@ def test_models_with_random_weights_write_trees(seed, beams):
     limits = [count + 1 + (seed * at) % 12 for at, count in enumerate(words)]
     model = tiny_model(seed, scale=2.5)
     options = {"num_beams": beams, "max_new_tokens": max(limits), "length_penalty": 0.3}
-    free = model.generate(source, attention_mask=mask, **options)
     processors = LogitsProcessorList([BracketProcessor(grammar, unwritten(*words), limits)])
     outputs = model.generate(source, attention_mask=mask, logits_processor=processors, **options)
     for row, count, limit in zip(outputs.tolist(), words, limits, strict=True):
         tokens = row[1 : row.index(END) + 1]
         assert len(tokens) <= limit
         assert top_nodes([names[token] for token in tokens[:-1]], count)
-    malformed = 0
-    for row, count in zip(free.tolist(), words, strict=True):
-        tokens = [names.get(token, "NN") for token in row[1:] if token not in (END, 1)]
-        malformed += not top_nodes(tokens, count)
-    assert malformed >= 3  # the same models, left free, do not
 
 
 def test_a_word_is_written_whatever_the_scores_say():

@@ -62,9 +62,3 @@ def test_words_are_in_a_row_and_nothing_overlaps(words):
     assert sorted(row) == row and len(row) == words and len({y for _, y in row}) == 1
     for (_, one, x1, y1), (_, other, x2, y2) in combinations([text for text in shown if text[0] != "label"], 2):
         assert abs(x1 - x2) >= (text_width(one) + text_width(other)) / 2 or abs(y1 - y2) >= 13
-
-
-def test_signs_of_xml_are_text():
-    root, shown = texts(tree_of('(ROOT (X (SYM <b>&amp;"x")))'))
-    assert [text for kind, text, *_ in shown if kind == "word"] == ['<b>&amp;"x"']
-    assert root.find(f"{SVG}title").text == '<b>&amp;"x"'

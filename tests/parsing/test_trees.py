@@ -153,10 +153,6 @@ def test_cleaning_leaves_one_root(outer):
     assert str(clean(read(outer.format(dirty))[0])) == "(ROOT (S (NP (PRP it)) (VP (VBZ is) (-LRB- -LRB-))))"
 
 
-def test_a_tree_of_traces_has_nothing_left():
-    assert clean(read("(ROOT (S (NP (-NONE- *)) (VP (-NONE- *?*))))")[0]) is None
-
-
 @given(clean_trees())
 def test_cleaning_twice_changes_no_more(tree):
     once = clean(tree)

@@ -16,6 +16,7 @@ from exporting_models import (
     save_trained_model,
     small_tokenizer,
 )
+from model_folders import change
 from passes import OTHER_TOOLKITS
 
 from vaswani_transformer import (
@@ -154,8 +155,7 @@ def test_the_search_settings_of_imported_models_are_followed(tmp_path, trained, 
         "max_length": limit,
     }  # fmt: skip
     changed = shutil.copytree(exported, tmp_path / "changed")
-    path = changed / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    change(changed, "generation_config.json", **settings)
     model.generation_config.update(**settings, max_extra_tokens=None)
     # CTranslate2 gives the probability of these tokens to the others; transformers does so if it is asked.
     expected = all_hypotheses(model, tokenizer, SOURCES, renormalize_logits=True)

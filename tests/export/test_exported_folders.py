@@ -1,12 +1,12 @@
 """The folder of an exported model given where a model is needed: what it is, and what can be done with it."""
 
 import dataclasses
-import json
 import shutil
 
 import pytest
 from conftest import error_of
 from exporting_models import save_model, small_tokenizer
+from model_folders import change
 
 from vaswani_transformer import export_model, load_ensemble, load_model, pipeline, publish
 from vaswani_transformer.export.engine import load_exported
@@ -74,5 +74,5 @@ def test_each_says_what_it_is(tmp_path, model, exported, call):
 )
 def test_an_edited_one_is_refused_in_one_line(whole, tmp_path, name, values):
     folder = shutil.copytree(whole, tmp_path / "x")
-    (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | values))
+    change(folder, name, **values)
     assert str(folder) in error_of(load_exported, folder, "cpu")

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import translating
 from exporting_models import PAIRS, SOURCES, save_model, small_tokenizer
+from model_folders import change
 from translating import run
 
 from vaswani_transformer import CTranslate2Translator, Translator, export_model, load_tokenizer
@@ -89,8 +90,7 @@ def test_what_ctranslate2_cannot_follow_is_computed_in_float32(
     (tmp_path / "terms").write_text("dog\tHund\n")
     searching = {name: changes.pop(name) for name in list(changes) if name == "no_repeat_ngram_size"}
     folder = save_model(tmp_path / "model", small_tokenizer(), **changes)
-    path = folder / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | searching))
+    change(folder, "generation_config.json", **searching)
     command = ["translate", folder, "--input", source, "--device", "cpu", "--max-new-tokens", "9", *options]
     assert run(*command, "--output", "float32", "--precision", "float32") == 0
     caplog.clear()

@@ -3,11 +3,10 @@
 A test file takes a fixture of these by its name: `model = translating.model`.
 """
 
-import json
 import shutil
 
 import pytest
-from model_folders import PAIRS, write_model
+from model_folders import PAIRS, change, write_model
 
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.decoding import parts
@@ -26,10 +25,8 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def papers_model(repetition_free, tmp_path_factory):
     """The folder of a model whose search is the paper's, for files that call `model` above `repetition_free`."""
-    folder = tmp_path_factory.mktemp("plain") / "model"
-    shutil.copytree(repetition_free, folder)
-    path = folder / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"no_repeat_ngram_size": None}))
+    folder = shutil.copytree(repetition_free, tmp_path_factory.mktemp("plain") / "model")
+    change(folder, "generation_config.json", no_repeat_ngram_size=None)
     return folder
 
 

@@ -14,6 +14,7 @@ import torch
 from conftest import tiny_model
 from hub_server import SPACE_TEXT, Fault, Refusal
 from huggingface_hub import ModelCard, snapshot_download
+from model_folders import change
 from pushing import REPO, weights_of
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -58,13 +59,12 @@ def test_a_pushed_model_comes_back_equal(push, forked, hub, model, tmp_path):
 def test_the_settings_of_imported_tokenizers_come_along(push, hub, model, tmp_path, moses):
     """Without them the published model would cut texts in another way."""
     folder = shutil.copytree(model, tmp_path / "imported")
-    path = folder / "tokenizer_config.json"
     settings = {"known_tokens": [300, 290], "split_special_tokens": True, "source_lang": "en", "target_lang": "pt_BR"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings | {"moses": moses}))
+    change(folder, "tokenizer_config.json", **settings, moses=moses)
     assert push(folder=folder).err == ""
     published = json.loads(hub.files(REPO)["tokenizer_config.json"])
     assert published.items() >= {**settings, "moses": moses}.items()
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"moses": {"languages": ["en", "/home/me"]}}))
+    change(folder, "tokenizer_config.json", moses={"languages": ["en", "/home/me"]})
     assert "moses of tokenizer_config.json" in push(folder=folder).err
 
 
@@ -249,10 +249,9 @@ def test_a_space_needs_languages_unless_it_is_a_parsers(push, hub, model, tmp_pa
     (folder / "recipe.yaml").unlink()
     assert "known are en: give --language twice" in push("--space", "--language", "en", folder=folder, status=2).err
     assert not hub.repositories
-    settings = folder / "tokenizer_config.json"
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     trees = {"tree_tokens": [token[1:] for token in vocabulary if token.startswith("Ġ") and len(token) > 1][:3]}
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | trees))
+    change(folder, "tokenizer_config.json", **trees)
     push("--space", folder=folder)
     assert b'main(["serve", folder,' in hub.files(SPACE)["app.py"]
     assert not hub.repositories[SPACE].private

@@ -286,12 +286,3 @@ def test_files_that_are_damaged(tmp_path):
     state = dict(some_state())
     del state["decoder.embed_tokens.weight"]
     assert "decoder.embed_tokens.weight" in error_of(fairseq.read, write(tmp_path, state))
-
-
-def test_several_checkpoints_in_a_folder(tmp_path):
-    path = write(tmp_path, some_state())
-    path.rename(tmp_path / "checkpoint1.pt")
-    write(tmp_path, some_state()).rename(tmp_path / "checkpoint2.pt")
-    assert "holds 2 models" in error_of(fairseq.read, tmp_path)
-    write(tmp_path, some_state())
-    assert fairseq.read(tmp_path).config.d_model == 24

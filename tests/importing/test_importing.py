@@ -8,7 +8,7 @@ import torch
 from conftest import error_of, tiny_model
 from hub_server import Fault, Refusal, Repository
 from huggingface_hub import ModelCard, constants
-from safetensors.torch import load_file
+from model_folders import pickle_weights
 
 from vaswani_transformer import load_model, train_tokenizer
 from vaswani_transformer.cli.main import main
@@ -36,8 +36,7 @@ def folder(model, tokenizer, tmp_path):
     folder = tmp_path / "source"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
+    pickle_weights(folder)
     return folder
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import error_of
 from import_differences import compare, marian_positions, marianmt, separate_marianmt
+from model_folders import change
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -25,12 +26,6 @@ def original(tmp_path_factory):
 def folder(original, tmp_path):
     """A copy of it, to be changed."""
     return shutil.copytree(original, tmp_path / "source")
-
-
-def change(folder, **values):
-    """Change entries of config.json."""
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **values}))
 
 
 @pytest.mark.parametrize("format", [marianmt, separate_marianmt, marian_positions])
@@ -66,7 +61,7 @@ def test_pickled_weights_of_an_older_folder(folder, tmp_path):
     torch.save(weights, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     (folder / "generation_config.json").unlink()
-    change(folder, num_beams=4, max_length=20, bad_words_ids=[[60]])
+    change(folder, "config.json", num_beams=4, max_length=20, bad_words_ids=[[60]])
     import_model(folder, tmp_path / "out")
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("expected", "out"))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
@@ -108,7 +103,7 @@ def test_positions_are_marians_unless_transformers_trained_it(folder, left, posi
     ids=str,
 )
 def test_what_cannot_be_imported(folder, tmp_path, changes, message):
-    change(folder, **changes)
+    change(folder, "config.json", **changes)
     line = error_of(import_model, folder, tmp_path / "out")
     assert message.replace("{config}", f"{folder}/config.json") in line
     assert not (tmp_path / "out").exists()
@@ -124,7 +119,7 @@ def test_weights_that_are_cut_off_or_gone(folder, tmp_path):
 
 def test_licence_languages_and_source(folder, tmp_path):
     (folder / "README.md").write_text("---\nlicense: apache-2.0\nlanguage:\n- en\n- fr\n---\nA model.\n")
-    change(folder, _name_or_path="/tmp/Helsinki-NLP/opus-mt-fr-en")
+    change(folder, "config.json", _name_or_path="/tmp/Helsinki-NLP/opus-mt-fr-en")
     facts = import_model(folder, tmp_path / "out").facts
     assert (facts.toolkit, facts.license, facts.languages) == ("Marian", "apache-2.0", ("fr", "en"))
     assert facts.source == "https://huggingface.co/Helsinki-NLP/opus-mt-fr-en"

@@ -219,16 +219,3 @@ def test_a_damaged_line_of_the_log_is_dropped_and_a_torn_last_one_is_not_mention
     messages = [record.getMessage() for record in caplog.records]
     assert [f"line {number} of" in message for number, message in zip(range(2, 8), messages, strict=True)] == [True] * 6
     assert resume()[0] == 0
-
-
-def test_averaging_looks_at_the_files_too(run, tmp_path):
-    weights = checkpoint(run, 6) / "model.safetensors"
-    for name in ("../../x.safetensors", 3, None):
-        if name is None:
-            os.mkfifo(weights)
-        else:
-            weights.with_name("model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-            weights.unlink(missing_ok=True)
-        with pytest.raises(UserError, match="checkpoint-6"):
-            average_models([checkpoint(run, 4), checkpoint(run, 6)], tmp_path / "average")
-    assert not (tmp_path / "average").exists()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vaswani_transformer import UserError
 from vaswani_transformer.json_and_yaml import parse_json, parse_yaml, read_json, read_yaml
-from vaswani_transformer.recipes.recipe import Recipe, convert, load_recipe
+from vaswani_transformer.recipes.recipe import convert, load_recipe
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -109,9 +109,3 @@ def test_text_in_quotes_stays_text(tmp_path):
 def test_whole_numbers_fit_64_bits(value):
     with pytest.raises(UserError, match="whole number"):
         convert("max_steps", value)
-
-
-def test_all_defaults_pass():
-    for name, value in vars(Recipe()).items():
-        if value is not None:
-            assert convert(name, value) == value

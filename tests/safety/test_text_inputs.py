@@ -150,11 +150,6 @@ def test_translate_notices_a_change_after_it_has_counted_the_lines(refused, mode
 # Tables
 
 
-def test_other_columns_may_share_a_name(tmp_path):
-    path = write(tmp_path / "a.csv", ",,source,target\n1,2,a,b\n")
-    assert read(data=path) == [("a", "b")]
-
-
 def test_a_pair_of_surrogates_in_json_is_a_letter(tmp_path):
     path = write(tmp_path / "a.jsonl", json.dumps({"source": "😀", "target": "b"}) + "\n")
     assert "\\ud83d" in path.read_text() and read(data=path) == [("😀", "b")]

@@ -7,6 +7,7 @@ on text and rules, not on the workers; a part that is judged is not judged again
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -95,7 +96,7 @@ def clean(
         settings = {"recipe": {name: getattr(recipe, name) for name in (*DATA_FIELDS, "seed")}, "rules": asdict(rules)}
         settings |= {"part": PART, "files": {str(path): file_stamp(path) for path in files}}
         settings = json.loads(json.dumps(settings))
-        if (output.path / MANIFEST).is_file() and not overwrite:
+        if os.path.lexists(output.path / MANIFEST) and not overwrite:
             return _finished(output.path, settings)
         text, validation = train.undecoded().load(), validation and validation.load()
         output.note()

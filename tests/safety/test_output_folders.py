@@ -133,6 +133,14 @@ def test_overwriting_removes_what_is_ours_and_nothing_else(recipe, trained, tmp_
     assert (folder / "checkpoints" / "notes").is_symlink()
 
 
+def test_a_tokenizer_does_not_replace_a_model(models, text, tmp_path, fails):
+    assert main(["average", *map(str, models), "--output", str(tmp_path / "model")]) == 0
+    before = contents(tmp_path)
+    words = ["tokenizer", text / "train.en", "--output", tmp_path / "model", "--overwrite"]
+    assert "it holds something else" in fails(*words)
+    assert contents(tmp_path) == before
+
+
 # Links in the place of folders
 
 

@@ -93,6 +93,7 @@ def _in_processes(make: Callable[[], Task], numbers: Sequence[int], workers: int
 
 def _start(started: Any, workers: int) -> None:
     """Give a worker process its share of the machine, and end it with its parent."""
+    tqdm.set_lock(threading.RLock())  # its own has a semaphore, of which a process that is ended leaves a warning
     with started.get_lock():
         os.environ["LOCAL_RANK"] = str(started.value)  # by which it takes a GPU
         started.value += 1
@@ -113,8 +114,7 @@ def _on_ray(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> I
         import ray.data
 
     class Worker:
-        def __init__(self):
-            self.task = None
+        task = None
 
         def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
             try:

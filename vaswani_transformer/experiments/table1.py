@@ -60,29 +60,22 @@ class Recurrence(nn.LSTM):
         return super().forward(states)[0]
 
 
-class Convolution(nn.Module):
-    """A centred convolution over positions that keeps width and length; the kernel, the paper's k, is odd.
+class Convolution(nn.Conv1d):
+    """A centred convolution over positions that keeps width and length; the kernel, the paper's k, is odd."""
 
-    `separable`: one kernel for each channel, then a matrix product, as in the last paragraph of Section 4.
-    """
-
-    def __init__(self, width: int, kernel: int, dilation: int = 1, separable: bool = False):
-        super().__init__()
-        sizes = {"padding": dilation * (kernel // 2), "dilation": dilation, "groups": width if separable else 1}
-        self.layer = nn.Conv1d(width, width, kernel, **sizes)
-        self.mix = nn.Linear(width, width) if separable else nn.Identity()
+    def __init__(self, width: int, kernel: int, dilation: int):
+        super().__init__(width, width, kernel, padding=dilation * (kernel // 2), dilation=dilation)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Map `(batch_size, length, width)` to the same shape."""
-        return self.mix(self.layer(states.transpose(1, 2)).transpose(1, 2))
+        return super().forward(states.transpose(1, 2)).transpose(1, 2)
 
 
 @dataclass(frozen=True)
 class LayerKind:
-    """A row of Table 1, or a variant of one."""
+    """A row of Table 1."""
 
     label: str
-    row: str  # of the paper's table that it belongs to
     complexity: str  # operations a layer, the paper's O(...)
     path: str  # longest path between two positions, the paper's O(...)
     # From n, d, k and r: multiplications with an addition in its matrix products, `complexity` with its constants.
@@ -94,13 +87,8 @@ class LayerKind:
     sequential: str = "O(1)"  # operations that must follow each other, the paper's O(...)
 
 
-def _stacked(length: int, reach: int) -> int:
-    """Return the layers of the same reach that cross a sequence."""
-    return math.ceil((length - 1) / reach)
-
-
 def _dilated(length: int, kernel: int, neighbourhood: int) -> int:
-    """Return the layers of dilation 1, k, k^2, ... that do: together they reach (k^L - 1) / 2 to either side."""
+    """Return the layers of dilation 1, k, k^2, ... that cross a sequence: together they reach (k^L - 1) / 2 positions."""
     layers = 0
     while (kernel**layers - 1) // 2 < length - 1:
         layers += 1
@@ -109,25 +97,17 @@ def _dilated(length: int, kernel: int, neighbourhood: int) -> int:
 
 KINDS = {
     "self-attention": LayerKind(
-        "self-attention", "Self-attention", "O(n²·d)", "O(1)", lambda n, d, k, r: 2 * n * n * d,
+        "self-attention", "O(n²·d)", "O(1)", lambda n, d, k, r: 2 * n * n * d,
         lambda d, k, r: Attention(), lambda n, k, r: 1),
     "lstm": LayerKind(
-        "recurrent (LSTM)", "Recurrent", "O(n·d²)", "O(n)", lambda n, d, k, r: 8 * n * d * d,
+        "recurrent (LSTM)", "O(n·d²)", "O(n)", lambda n, d, k, r: 8 * n * d * d,
         lambda d, k, r: Recurrence(d, d, batch_first=True), lambda n, k, r: n - 1, "O(n)"),
-    "convolution": LayerKind(
-        "convolutional, contiguous", "Convolutional", "O(k·n·d²)", "O(n/k)", lambda n, d, k, r: k * n * d * d,
-        lambda d, k, r: Convolution(d, k), lambda n, k, r: _stacked(n, k // 2)),
     "convolution-dilated": LayerKind(
-        "convolutional, dilated", "Convolutional", "O(k·n·d²)", "O(log_k(n))", lambda n, d, k, r: k * n * d * d,
+        "convolutional, dilated", "O(k·n·d²)", "O(log_k(n))", lambda n, d, k, r: k * n * d * d,
         lambda d, k, r: Convolution(d, k, dilation=k), _dilated),
-    "convolution-separable": LayerKind(
-        "convolutional, separable", "Convolutional", "O(k·n·d + n·d²)", "O(n/k)",
-        lambda n, d, k, r: k * n * d + n * d * d,
-        lambda d, k, r: Convolution(d, k, separable=True), lambda n, k, r: _stacked(n, k // 2)),
     "self-attention-restricted": LayerKind(
-        "self-attention, restricted", "Self-attention (restricted)", "O(r·n·d)", "O(n/r)",
-        lambda n, d, k, r: 2 * (r + 1) * n * d,
-        lambda d, k, r: Attention(neighbourhood=r), lambda n, k, r: _stacked(n, r // 2)),
+        "self-attention, restricted", "O(r·n·d)", "O(n/r)", lambda n, d, k, r: 2 * (r + 1) * n * d,
+        lambda d, k, r: Attention(neighbourhood=r), lambda n, k, r: math.ceil((n - 1) / (r // 2))),
 }  # fmt: skip
 
 
@@ -177,7 +157,7 @@ class Table1(Experiment):
         return [
             Cell(name, kind.label, SCALES[setup.scale] | {"layer": name},
                  {"complexity": kind.complexity, "sequential": kind.sequential, "path": kind.path,
-                  "layers": kind.layers_needed(*PATH)}, kind.row)
+                  "layers": kind.layers_needed(*PATH)})
             for name, kind in KINDS.items()
         ]  # fmt: skip
 

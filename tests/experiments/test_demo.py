@@ -10,15 +10,13 @@ from conftest import ROOT
 
 
 @pytest.mark.slow
-def test_demo_learns_unseen_combinations_and_leaves_what_it_names(tmp_path):
+def test_demo_learns_unseen_combinations_and_draws(tmp_path):
     folder = tmp_path / "demo_output"
     command = [sys.executable, "-m", "vaswani_transformer", "demo"]
     done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     bleu = float(re.search(r"unseen test sentences: BLEU ([0-9.]+)", done.stdout)[1])
     assert bleu >= 90
-    for name in re.findall(r"^     (demo_output\S*)   ", done.stdout, flags=re.M):
-        assert (tmp_path / name).exists(), name
     for picture in (folder / "attention.png", folder / "model" / "learning_curve.png"):
         assert picture.read_bytes()[:4] == b"\x89PNG"
     log = [json.loads(line) for line in (folder / "model" / "training_log.jsonl").read_text().splitlines()]

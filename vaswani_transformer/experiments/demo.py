@@ -35,24 +35,15 @@ def run_demo(folder: Path, seed: int) -> None:
         for english, german in corpus.test[:: len(corpus.test) // 2][:2]:
             say(f"     {english}  ->  {german}")
         say("2. Training a Transformer on them (Ctrl-C stops it; the same command resumes it):")
-        drawn = _train_and_show(folder, output, corpus, seed)
+        _train_and_show(folder, output, corpus, seed)
         model, data = folder / "model", folder / "data"
-        say(f"4. Done in {duration(time.monotonic() - started)}. What there is now:")
-        say(f"     {model}   the model: AutoModelForSeq2SeqLM.from_pretrained loads it")
-        if drawn:
-            say(f"     {model / 'learning_curve.png'}   losses, BLEU and learning rate over training")
-            say(f"     {folder / 'attention.png'}   what the decoder attends to while it translates: {drawn}")
-        say(f"     {model / 'training_log.jsonl'}   every logged step")
-        say(f"     {data}   the corpus")
-        say("   What to type next:")
+        say(f"4. Done in {duration(time.monotonic() - started)}. What to type next:")
         say(f"     vaswani translate {model} '{corpus.test[-1][0]}'")
         say(f"     vaswani evaluate {model} --source {data / 'test.en'} --reference {data / 'test.de'}")
-        text = "--train-source YOUR.en --train-target YOUR.de"
-        say(f"     vaswani train small {text} --output runs/mine   # your own text")
 
 
-def _train_and_show(folder: Path, output: OutputFolder, corpus: SyntheticCorpus, seed: int) -> str | None:
-    """Train and test the model; returns the sentence whose attention is drawn, if it is."""
+def _train_and_show(folder: Path, output: OutputFolder, corpus: SyntheticCorpus, seed: int) -> None:
+    """Train and test the model, and draw its attention to a sentence."""
     # Imported here, since they take seconds: what is printed before is on the screen at once.
     from ..attention.pictures import draw_attention
     from ..attention.weights import attend
@@ -82,10 +73,10 @@ def _train_and_show(folder: Path, output: OutputFolder, corpus: SyntheticCorpus,
         mark = "right" if translation == reference else f"wrong: {reference}"
         say(f"     {source}\n       -> {translation}   [{mark}]")
     if not can_draw():
-        return None
+        return
     right = [source for source, translation, reference in shown if translation == reference]
     sentence = min(right or sources, key=lambda source: abs(len(source.split()) - 9))
     output.claim(picture := "attention.png")
     weights = attend(model, tokenizer, sentence)
     draw_attention(weights, "encoder-decoder", folder / picture, [model.config.decoder_layers])
-    return sentence
+    say(f"   {folder / picture} shows what the decoder attends to while it translates: {sentence}")

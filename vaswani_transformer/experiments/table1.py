@@ -88,7 +88,7 @@ class LayerKind:
 
 
 def _dilated(length: int, kernel: int, neighbourhood: int) -> int:
-    """Return the layers of dilation 1, k, k^2, ... that cross a sequence: together they reach (k^L - 1) / 2 positions."""
+    """Return the layers of dilation 1, k, k^2, ... across a sequence: L of them reach (k^L - 1) / 2 to either side."""
     layers = 0
     while (kernel**layers - 1) // 2 < length - 1:
         layers += 1

@@ -184,17 +184,17 @@ class OutputFolder:
 
 
 @contextlib.contextmanager
-def written_at_once(output: str | Path, overwrite: bool, last: str, kind: str = "", more: str = RECIPE) -> Iterator[Path]:
+def written_at_once(output: str | Path, overwrite: bool, last: str, kind: str = "", no: str = RECIPE) -> Iterator[Path]:
     """Yield a folder for the files of a model, which move to `output` at the end; `last` means that all are there.
 
-    With `overwrite` they replace all that is listed, if `kind` is (by default `last`), and `more` (a training) is not.
+    With `overwrite` they replace all that is listed, if `kind` is (by default `last`), and `no` (a training) is not.
 
     Raises:
         UserError: as `locked`, and for an output that holds something else, or something without `overwrite`.
     """
     with locked(output):
         folder = OutputFolder(output)
-        is_kind = (kind or last) in folder and more not in folder
+        is_kind = (kind or last) in folder and no not in folder
         if not is_empty(folder.path) and not (overwrite and is_kind):
             advice = "--overwrite replaces what this command wrote there" if is_kind else "it holds something else"
             raise UserError(f"output {output} is not empty: give another folder ({advice})")

@@ -45,7 +45,7 @@ def tokenizer(
     from ..data.tokenization import train_tokenizer
     from ..output_folder import written_at_once
 
-    with written_at_once(output, overwrite, last="tokenizer.json", more="generation_config.json") as staging:
+    with written_at_once(output, overwrite, last="tokenizer.json", no="generation_config.json") as staging:
         lines = chain.from_iterable(read_lines(Path(file)) for file in files)
         trained = train_tokenizer(lines, kind=kind, vocab_size=vocab_size, show_progress=sys.stderr.isatty())
         trained.save_pretrained(staging)

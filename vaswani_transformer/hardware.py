@@ -110,16 +110,16 @@ def choose_precision(precision: str) -> dict[str, bool]:
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # names and numbers of <malloc.h>
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory() -> None:
     """Let glibc keep freed blocks for the next step instead of giving them back to the kernel.
 
-    By default each large tensor of a step is fresh memory that the kernel has to clear first.
-    Returns whether the allocator took the settings; elsewhere than on Linux with glibc nothing happens.
+    By default each large tensor of a step is fresh memory that the kernel has to clear first. Elsewhere than on Linux
+    with glibc nothing happens.
     """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
+    if platform.libc_ver()[0] == "glibc":
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def available_cpus() -> list[int]:

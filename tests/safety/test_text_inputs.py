@@ -137,10 +137,10 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path, how):
 @pytest.mark.parametrize("how", ["grows", "vanishes"])
 def test_translate_notices_a_change_after_it_has_counted_the_lines(refused, model, tmp_path, how):
     path, output = write(tmp_path / "a", "a dog\ntwo cats\n"), tmp_path / "out"
-    load = options.load_for_decoding
+    load = options.Computing.load
 
     def change_before_loading():
-        options.load_for_decoding = lambda *given: change(path, how) or load(*given)
+        options.Computing.load = lambda *given, **more: change(path, how) or load(*given, **more)
 
     problem = ": No such file" if how == "vanishes" else " has changed while it was read"
     line = refused("translate", model, "--input", path, "--output", output, before=change_before_loading)

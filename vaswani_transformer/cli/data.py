@@ -11,12 +11,11 @@ from ..recipes.recipe import DATA, TOKENIZER, describe, load_recipe, read_recipe
 from . import options
 from .options import REQUIRED, Engine, Overwrite, Path_, Quiet, RecipeName, Workers
 
-_OF_TEXT = (
-    "train_source", "train_target", "train_data", "validation_source", "validation_target", "validation_data",
-    "data_dir", "data_config", "train_split", "validation_split", "source_column", "target_column", "seed",
-)  # fmt: skip
 _NOT_PREPARED = ("prepared", "expected_pairs", "expected_source_length", "expected_target_length")
-TextOptions = options.recipe_options(lambda field: field.name in _OF_TEXT)
+_NOT_CLEANED = (*_NOT_PREPARED, "validation_size", "max_length", "max_length_ratio")
+TextOptions = options.recipe_options(
+    lambda field: field.name == "seed" or (field.metadata["group"] == DATA and field.name not in _NOT_CLEANED)
+)
 PrepareOptions = options.recipe_options(
     lambda field: (
         field.name in ("seed", "from_model")

@@ -61,7 +61,7 @@ def evaluate(
     if not filled:
         raise UserError(f"{source} and {reference} hold blank lines only: nothing to evaluate")
     sources, references = map(list, zip(*pairs, strict=True))
-    loaded, tokenizer = options.load_for_decoding(model, computing)
+    loaded, tokenizer = computing.load(model)
     translator = Translator(loaded, tokenizer, computing.tokens_per_batch, **options.generate_options(loaded, search))
     settings = vars(search) | {"precision": computing.precision, "paper_bleu": paper_bleu}
     settings |= {name: value for name, value in columns.items() if f"{value}_column" != name}
@@ -91,7 +91,7 @@ def _load_scorer(
     """Return the model and how its scores are written, a `FileScorer`; workers call this too."""
     from ..decoding.scoring import FileScorer, length_rule
 
-    loaded, tokenizer = options.load_for_decoding(model, computing)
+    loaded, tokenizer = computing.load(model)
     rule = length_rule(loaded.generation_config, {"length_penalty": length_penalty})
     return FileScorer(loaded, tokenizer, rule, as_json, tokens, window, computing.tokens_per_batch)
 

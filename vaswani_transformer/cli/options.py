@@ -100,6 +100,13 @@ class Computing:
     tokens_per_batch: Annotated[int, within(1, 10**9)] = 2048
     """source tokens in a batch"""
 
+    def load(self, folder: str, **needs: Any) -> tuple[Any, Any]:
+        """Return the model or the ensemble, ready to decode, and its tokenizer; `needs` are other options, by field."""
+        from ..export.engine import load_for_decoding
+
+        folders = [folder, *self.ensemble]
+        return load_for_decoding(folders, self.device, self.precision, combine=self.combine, needs=flags_given(needs))
+
 
 @group("model")
 @dataclass
@@ -117,23 +124,22 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def is_given(value: Any) -> bool:
-    """Return whether an option was given, which by default is None, false or empty."""
-    return value is not None and value is not False and value != [] and value != ()
+def flags_given(options: Mapping[str, Any]) -> list[str]:
+    """Return those of these options that were given, of which each is None, false or empty by default."""
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    return [flag(name) for name, value in given.items() if value not in ([], ())]
 
 
 def exclude(what: str, others: Mapping[str, Any]) -> None:
     """Raise `UserError` if one of these options is given beside `what`, which cannot be combined with it."""
-    for name, value in others.items():
-        if is_given(value):
-            raise UserError(f"{what} and {flag(name)} cannot be combined: leave one of them out")
+    for option in flags_given(others):
+        raise UserError(f"{what} and {option} cannot be combined: leave one of them out")
 
 
 def require(what: str, holds: bool, others: Mapping[str, Any]) -> None:
     """Raise `UserError` if one of these options is given and what it is for, `what`, is not."""
-    for name, value in others.items() if not holds else ():
-        if is_given(value):
-            raise UserError(f"{flag(name)} is for {what}: give that too, or leave {flag(name)} out")
+    for option in flags_given(others) if not holds else ():
+        raise UserError(f"{option} is for {what}: give that too, or leave {option} out")
 
 
 def recipe_options(is_wanted: Callable[[dataclasses.Field], bool] = lambda field: True) -> type:
@@ -161,18 +167,6 @@ def recipe_options(is_wanted: Callable[[dataclasses.Field], bool] = lambda field
 def read_recipe(name: str, options: Any, **more: Any) -> Recipe:
     """Return a recipe with the fields that the options give, and `more`."""
     return load_recipe(name, {name: value for name, value in vars(options).items() if value is not None} | more)
-
-
-def load_for_decoding(model: str, computing: Computing, needs: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
-    """Return the model or the ensemble that the options name, ready to decode, and its tokenizer.
-
-    `needs` are further options, by field, of which those that are given cannot be followed by CTranslate2.
-    """
-    from ..export.engine import load_for_decoding as load
-
-    folders = [model, *computing.ensemble]
-    given = [flag(name) for name, value in (needs or {}).items() if is_given(value)]
-    return load(folders, computing.device, computing.precision, combine=computing.combine, needs=given)
 
 
 def generate_options(

@@ -73,7 +73,7 @@ def _load_parser(folder: str, constrained: bool, search: Search, computing: Comp
 
     for member in (folder, *computing.ensemble):
         refuse_exported(member)
-    model, tokenizer = options.load_for_decoding(folder, computing, {"constrained": constrained})
+    model, tokenizer = computing.load(folder, constrained=constrained)
     settings = {"constrained": constrained, "tokens_per_batch": computing.tokens_per_batch}
     return Parser(model, tokenizer, **settings, **options.generate_options(model, search))
 

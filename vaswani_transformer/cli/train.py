@@ -1,8 +1,6 @@
 """The commands that train: `vaswani train`, `vaswani distill` and `vaswani demo`."""
 
 import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,16 +44,15 @@ def train(
 
     settings = options.read_recipe(recipe, fields)
     if not dry_run:
-        _train(partial(train_recipe, settings, progress=not quiet))
+        _print_trained(train_recipe(settings, progress=not quiet))
     elif is_first_process():
         datasets.disable_progress_bars()
         processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun
         print(describe_plan(make_plan(settings, processes)))
 
 
-def _train(run: Callable[[], Any]) -> None:
-    """Run a training; print what came of it."""
-    result = run()
+def _print_trained(result: Any) -> None:
+    """Print what came of a training."""
     if not is_first_process():
         return
     labels = {"eval_loss": "loss", "eval_perplexity": "perplexity", "eval_bleu": "BLEU (greedy)"}
@@ -104,7 +101,7 @@ def distill(
         options.exclude("--interpolate", {"text": text})
     recipe = options.read_recipe(student, fields)
     teaching = TeacherOptions(beams, sample, interpolate, keep, teacher_precision)
-    _train(partial(train_student, list(teachers), recipe, teaching, text, not quiet, workers))
+    _print_trained(train_student(list(teachers), recipe, teaching, text, not quiet, workers))
 
 
 def demo(*, output: Path_ = "demo_output", seed: int = 0) -> None:

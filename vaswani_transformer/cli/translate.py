@@ -163,9 +163,8 @@ def load(folder: str, request: Request):
 
     files, written = request.files, request.written
     needs = {"sample": request.sampling.sample, "alignments": written.alignments}
-    needs |= {"glossary": files.glossary, "prefix": files.prefix}
     glossary = None if files.glossary is None else read_glossary(files.glossary)
-    model, tokenizer = options.load_for_decoding(folder, request.computing, needs)
+    model, tokenizer = request.computing.load(folder, **needs, glossary=files.glossary, prefix=files.prefix)
     settings = options.generate_options(model, request.search, request.sampling, written.nbest)
     seed = request.sampling.seed
     if seed is None and (request.sampling.sample or model.generation_config.do_sample):

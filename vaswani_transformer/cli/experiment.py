@@ -10,10 +10,10 @@ from .options import SEVERAL, Path_
 # Module and class in `experiments`, which are imported once they are needed.
 _EXPERIMENTS = {
     "table1": "table1.Table1",
-    "table2": "table2.Table2",
-    "table3": "table3.Table3",
+    "table2": "translation.Table2",
+    "table3": "translation.Table3",
     "table4": "table4.Table4",
-    "attention": "table2.HeadStudy",
+    "attention": "translation.HeadStudy",
     "positions": "positions.Positions",
 }
 _NO_SETTINGS = ("data_dir", "output", "overwrite")  # options of their own, or what the command does by itself

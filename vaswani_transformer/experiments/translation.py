@@ -1,11 +1,15 @@
-"""Cells that train a translation model and score it: Tables 2 and 3 consist of them."""
+"""Trainings of translation models: Tables 2 and 3, and what the heads of Table 2's base model attend to (Section 4)."""
 
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+from ..attention.heads import heads_as_markdown, name_heads
+from ..attention.page import write_attention_page
+from ..attention.weights import attend
 from ..data.recipe_data import data_sources
 from ..decoding.scoring import score_pairs
 from ..decoding.translator import Translator
@@ -22,7 +26,7 @@ from ..training.flops import model_flops
 from ..training.plan import EXPECTED_FILL
 from ..training.run import train
 from ..training.run_folder import LOG
-from .base import Cell, Experiment, Setup
+from .base import TABLE2, TABLE3, Cell, Experiment, Setup, markdown_table, results_table
 
 # Fields that do not change the result: where a run is, what it reads, how much of a batch one device takes.
 PLACES = ("data_dir", "output", "overwrite", "prepared", "tokens_per_device", "data_workers", "report_to")
@@ -39,6 +43,20 @@ SCORES = {
     "sacreBLEU": "{bleu:.2f}", "BLEU, as the paper": "{paper_bleu:.2f}", "parameters": "{parameters:,}",
     "minutes": "{minutes:.1f}",
 }  # fmt: skip
+AVERAGE = {"keep_weights": "average"}  # Section 6.1, whatever validation prefers
+# Table 2 at laptop scale: the paper's big model has three times the steps of the base model, here twice as many, so
+# that all tables end within three hours on two cores. A checkpoint at each evaluation: those averaged must be of the
+# end of training, where weights hardly move. The last 5 of base are its last tenth, the last 20 of big its last fifth
+# (the paper's, by its minutes: 7.5% and 4%). English-French is word pieces in the paper, too.
+TABLE2_STEPS, EVALUATE_EVERY = {"base": 2000, "big": 4000}, 40
+KINDS = {"de": "bpe", "fr": "wordpiece"}
+STUDIED = "en-de-base"  # the cell whose heads are named
+SENTENCES, WORDS = 3, 10  # that have a page, and about how many words they have
+SEEDS = 3  # of Table 3's base model: their range shows which differences may be chance
+LAST = {"average_checkpoints": 0, "keep_weights": "last"}  # Table 3 is without averaging (its caption)
+TABLE3_STEPS = {"base": 2000, "big": 6000}  # at laptop scale; big has three times as many, in the paper and here
+SMOOTHING = {"table3-d-smoothing-0.0": 0.0, "table3-d-smoothing-0.2": 0.2}  # 0.1 in the others
+DROPOUT = {"table3-d-dropout-0.0": 0.0, "table3-d-dropout-0.2": 0.2, "big": 0.3}  # likewise
 
 
 def laptop_changes(preset: str, language: str) -> dict[str, Any]:
@@ -139,3 +157,132 @@ def score_model(folder: Path, sources: list[str], references: list[str], languag
         "parameters": model.num_parameters(),
         "sentences": len(sources),
     }
+
+
+class Table2(TranslationExperiment):
+    """Four trainings: base and big, to German and to French.
+
+    Paper scale: the shipped recipes, scored on newstest2014 (3,003 sentences). Laptop scale: the same on Multi30k with
+    a smaller model (`laptop_changes`), smaller batches and fewer steps, scored on test_2016_flickr.
+    """
+
+    name = "table2"
+
+    def cells(self, setup: Setup) -> list[Training]:
+        """Return base, then big; each to German, then to French."""
+        cells, small = [], setup.scale == "laptop"
+        for size, row in (("base", TABLE2[-2]), ("big", TABLE2[-1])):
+            for language in ("de", "fr"):
+                changes, test = AVERAGE, {"validation_split": "test"}
+                if small:
+                    changes = AVERAGE | laptop_changes(size if language == "de" else f"{size}-en-fr", language)
+                    changes |= {"tokenizer_kind": KINDS[language], "evaluate_every": EVALUATE_EVERY}
+                    changes |= {"max_steps": TABLE2_STEPS[size]}
+                    sides = {"source": "en", "target": language}
+                    test = {f"validation_{side}": f"test_2016_flickr.{code}.gz" for side, code in sides.items()}
+                paper = {"paper_bleu": getattr(row, f"bleu_{language}"), "flops": getattr(row, f"flops_{language}")}
+                cells.append(training(
+                    setup, f"wmt14-en-{language}-{size}", changes, name=f"en-{language}-{size}", group=language,
+                    label=f"{row.model}, en-{language}", paper=paper, language=language, test=test,
+                ))  # fmt: skip
+        return cells
+
+    def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
+        """Return ours beside the paper's row, then the paper's table."""
+        columns = SCORES | {
+            "FLOPs, time x devices x peak": "{flops_by_time:.1e}", "FLOPs, counted": "{flops_counted:.1e}",
+            "peak, TFLOPS": "{sustained_tflops:.2f}",
+            "paper: BLEU": "{paper[paper_bleu]:.1f}", "FLOPs": "{paper[flops]:.1e}",
+        }  # fmt: skip
+        notes = (
+            f"Test set: {'test_2016_flickr of Multi30k' if setup.scale == 'laptop' else 'newstest2014'}; the paper:"
+            " newstest2014. sacreBLEU makes its own tokens (13a), the paper's BLEU is multi-bleu.perl on Moses' tokens"
+            " with German compounds put apart at hyphens: compare figures of one kind only. Cost by the paper's method"
+            " (footnote 5): seconds of training times devices times the sustained TFLOPS of one, measured here."
+            " Counted: the model's matrix products, forward and backward, without padding."
+        )
+        names = ("bleu_de", "bleu_fr", "flops_de", "flops_fr")
+        theirs = [[row.model, *(f"{getattr(row, name) or '-'}" for name in names)] for row in TABLE2]
+        return "\n\n".join([
+            f"# Table 2, {setup.scale} scale", results_table(cells, results, columns), notes,
+            "The paper's table (newstest2014):",
+            markdown_table(["model", "BLEU en-de", "BLEU en-fr", "FLOPs en-de", "FLOPs en-fr"], theirs),
+        ])  # fmt: skip
+
+
+class HeadStudy(Table2):
+    """One cell, on the model of Table 2's base row, English to German, which is trained if it is missing."""
+
+    name = "attention"
+
+    def cells(self, setup: Setup) -> list[Training]:
+        """Return that of Table 2, on the validation set."""
+        model = next(cell for cell in super().cells(setup) if cell.name == STUDIED)
+        return [replace(model, name="heads", label="heads of the base model", paper={}, test={})]
+
+    def train(self, setup: Setup, cell: Training, folder: Path) -> None:
+        """Train the model, unless it is there."""
+        super().train(setup, cell, setup.folder(Table2.name) / STUDIED)
+
+    def measure(self, setup: Setup, cell: Training, folder: Path) -> dict[str, Any]:
+        """Name the model's heads on the validation set, and write pages of some of its sentences."""
+        model, tokenizer = load_model(setup.folder(Table2.name) / STUDIED)
+        pairs = list(zip(*test_pairs(cell), strict=True))
+        report = name_heads(model, tokenizer, pairs)
+        pairs.sort(key=lambda pair: abs(len(pair[0].split()) - WORDS))
+        for number, (source, _) in enumerate(pairs[:SENTENCES], 1):
+            write_attention_page(attend(model, tokenizer, source), folder / f"sentence-{number}.html")
+        return {"report": report}
+
+    def report(self, setup: Setup, cells: Sequence[Training], results: dict[str, dict]) -> str:
+        """Return a row for each head, as `vaswani attention --report` prints it."""
+        return heads_as_markdown(results["heads"]["figures"]["report"]) if results else "# Attention"
+
+
+class Table3(TranslationExperiment):
+    """Rows (A) to (E), base and big; the base model with three seeds.
+
+    Paper scale: the recipe of the base or the big model with the row's sizes. Laptop scale: the same on Multi30k with
+    the row's sizes in small (`laptop_changes`), smaller batches and fewer steps.
+    """
+
+    name = "table3"
+
+    def cells(self, setup: Setup) -> list[Training]:
+        """Return one for each row; further seeds of the base model follow it."""
+        cells, small = [], setup.scale == "laptop"
+        for row in TABLE3:
+            size, changes = "big" if row.preset == "big" else "base", {"preset": row.preset}
+            if small:
+                changes = laptop_changes(row.preset, "de") | {"evaluate_every": 500, "max_steps": TABLE3_STEPS[size]}
+            changes |= {"label_smoothing": SMOOTHING.get(row.preset, 0.1), "dropout": DROPOUT.get(row.preset, 0.1)}
+            name, label = row.preset.removeprefix("table3-"), row.label
+            label = f"({row.group}) {label}" if len(row.group) == 1 else label
+            paper = {key: getattr(row, key) for key in ("perplexity", "bleu", "millions") if getattr(row, key)}
+            for seed in range(SEEDS if row.preset == "base" else 1):
+                if seed:
+                    name, label = f"base-seed-{seed}", f"base, seed {seed}"
+                cells.append(training(
+                    setup, f"wmt14-en-de-{size}", LAST | changes | {"seed": seed}, name=name, label=label,
+                    group=row.group, paper=paper,
+                ))  # fmt: skip
+        return cells
+
+    def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
+        """Return perplexity, BLEU and parameters of each row, ours and the paper's."""
+        columns = {
+            "PPL": "{perplexity:.2f}", **SCORES, "paper: PPL": "{paper[perplexity]:.2f}", "BLEU": "{paper[bleu]:.1f}",
+            "params": "{paper[millions]} M",
+        }  # fmt: skip
+        notes = "Perplexity a word piece, not comparable between vocabularies; BLEU as in Table 2."
+        if setup.scale == "laptop":
+            notes += (
+                " Here: Multi30k English-German, validation set; the paper: WMT 2014, newstest2013. Row labels are the"
+                " paper's sizes."
+            )
+        bases = [results[cell.name]["figures"] for cell in cells if cell.group == "base" and cell.name in results]
+        for key in ("perplexity", "paper_bleu") if bases else ():
+            values = [base[key] for base in bases]
+            spread = (max(values) - min(values)) / 2
+            notes += f" {key} of {len(bases)} seeds of the base: {mean(values):.2f} ± {spread:.2f}, which is chance."
+        return "\n\n".join([f"# Table 3, {setup.scale} scale", results_table(cells, results, columns), notes])

@@ -7,7 +7,6 @@ from test_trainer import make_model, make_pairs
 from waiting import META, WaitingOperations, complete
 
 from vaswani_transformer.training.callbacks import (
-    LearningCurveCallback,
     StopAndSaveCallback,
     TrainingLogCallback,
     TrainingProgressCallback,
@@ -47,7 +46,6 @@ def waiting_by_step(folder, monkeypatch, **settings) -> list[list[str]]:
     callbacks = [
         log,
         StopAndSaveCallback(log, max_minutes=60, checkpoint_minutes=10),
-        LearningCurveCallback(lambda: None),
         TrainingProgressCallback(log),
     ]
     trainer = CountingTrainer(model=model, args=arguments, train_dataset=make_pairs(60), callbacks=callbacks)

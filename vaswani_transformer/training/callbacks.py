@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -24,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 TENSORBOARD = "tensorboard"  # a folder of a run
 EVENTS = f"{TENSORBOARD}/events.out.tfevents.*"
-CURVE_SECONDS = 60.0  # between two pictures of the learning curve
 _SHOWN = (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU"))
 
 
@@ -83,20 +81,6 @@ class TrainingProgressCallback(TrainerCallback):
         if self.bar is not None:
             self.bar.close()
             self.bar = None
-
-
-class LearningCurveCallback(TrainerCallback):
-    """Calls `draw` during training, after a validation and once in `CURVE_SECONDS` at most."""
-
-    def __init__(self, draw: Callable[[], object]):
-        self.draw = draw
-        self._drawn = time.monotonic()
-
-    def on_evaluate(self, args, state, control, **kwargs):
-        """Draw, unless the last picture, or the start, is recent."""
-        if state.is_world_process_zero and time.monotonic() - self._drawn >= CURVE_SECONDS:
-            self.draw()
-            self._drawn = time.monotonic()
 
 
 class NoteEventsCallback(TrainerCallback):

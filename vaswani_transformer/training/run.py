@@ -35,7 +35,6 @@ from ..output_folder import locked_together
 from ..recipes.recipe import AUTO, Recipe, check_recipe
 from .callbacks import (
     TENSORBOARD,
-    LearningCurveCallback,
     NoteEventsCallback,
     ResumableEarlyStoppingCallback,
     StopAndSaveCallback,
@@ -339,6 +338,8 @@ class TrainingRun:
             self.stopper.restore()
         if self.stopper.received is not None and trainer.state.global_step < trainer.state.max_steps:
             trainer.accelerator.wait_for_everyone()  # another may still be removing files
+            if trainer.is_world_process_zero():
+                self._draw_learning_curve()
             raise TrainingStopped(trainer.state.global_step, self.stopper.received)
 
     def _has_ended(self, state: TrainerState) -> bool:
@@ -378,7 +379,7 @@ class TrainingRun:
         self.stopper = StopAndSaveCallback(
             self.log, recipe.max_minutes, recipe.checkpoint_minutes, averaged_from(recipe)
         )
-        callbacks = [self.log, LearningCurveCallback(self._draw_learning_curve), self.stopper]
+        callbacks = [self.log, self.stopper]
         if self.progress:
             callbacks.append(TrainingProgressCallback(self.log, recipe.max_minutes))
         if recipe.early_stopping:

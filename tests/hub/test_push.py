@@ -254,6 +254,7 @@ def test_a_space_needs_languages_unless_it_is_a_parsers(push, hub, model, tmp_pa
     change(folder, "tokenizer_config.json", **trees)
     push("--space", folder=folder)
     assert b'main(["serve", folder,' in hub.files(SPACE)["app.py"]
+    assert b"Draws the trees" in hub.files(SPACE)["README.md"]
     assert not hub.repositories[SPACE].private
     assert json.loads(hub.files(REPO)["tokenizer_config.json"]).items() >= trees.items()
 

@@ -18,7 +18,6 @@ from huggingface_hub import HfApi
 from pushing import REPO
 
 from vaswani_transformer import VaswaniConfig, __version__
-from vaswani_transformer.errors import UserError
 from vaswani_transformer.hub.card_facts import CardFacts
 from vaswani_transformer.hub.model_card import is_sealed
 from vaswani_transformer.hub.space import push_space, space_files
@@ -34,9 +33,9 @@ def texts(hub) -> dict[str, str]:
     return {name: hub.files(SPACE)[name].decode() for name in NAMES}
 
 
-def files_of(*languages: str, revision: str = "main", is_parser: bool = False) -> dict[str, str]:
+def files_of(*languages: str, revision: str = "main") -> dict[str, str]:
     facts = CardFacts(REPO, VaswaniConfig(), 0, languages=languages, license="mit")
-    return space_files(facts, revision, is_parser)
+    return space_files(facts, revision, is_parser=False)
 
 
 @pytest.fixture
@@ -74,15 +73,6 @@ def test_the_files_of_a_space(monkeypatch):
     fetched, words, status = arguments_of(files["app.py"], monkeypatch)
     assert fetched == [REPO, {"revision": "größer"}] and status == 0
     assert words == ["serve", "en-de=FOLDER", "--host", "0.0.0.0", "--port", "7860"]
-
-
-def test_the_languages_have_to_be_known_and_a_parser_has_none(monkeypatch):
-    for languages, known in (((), "none"), (("en",), "en"), (("en", "de", "fr"), "en, de, fr")):
-        with pytest.raises(UserError, match=f"known are {known}: give --language twice"):
-            files_of(*languages)
-    files = files_of(is_parser=True)
-    _, words, _ = arguments_of(files["app.py"], monkeypatch)
-    assert words[:2] == ["serve", "FOLDER"] and "Draws the trees" in files["README.md"]
 
 
 def test_files_that_someone_wrote_or_edited_stay(write, hub, caplog):

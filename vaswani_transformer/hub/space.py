@@ -78,12 +78,18 @@ def space_files(facts: CardFacts, revision: str, is_parser: bool) -> dict[str, s
     else:
         known = ", ".join(facts.languages) or "none"
         raise UserError(f"a Space needs two languages, the source first, and known are {known}: give --language twice")
+    data = SpaceCardData(
+        title=facts.name, emoji="🌍", colorFrom="blue", colorTo="gray", sdk="docker", app_port=PORT,
+        short_description=description[:_LONGEST_DESCRIPTION], models=[facts.repo_id], license=facts.license,
+    )  # fmt: skip
+    link = f"[{facts.repo_id}](https://huggingface.co/{facts.repo_id})"
+    card = f"---\n{data.to_yaml()}\n---\n\n{description} with the model {link}, by `vaswani serve`."
     texts = {
         "app.py": _APP.format(repo_id=facts.repo_id, revision=revision, model=model, port=PORT),
         "requirements.txt": _REQUIREMENTS.format(version=__version__),
         "Dockerfile": _DOCKERFILE,
     }
-    return {CARD: _card(facts, description)} | {name: seal(text, "# {}") for name, text in texts.items()}
+    return {CARD: seal(card)} | {name: seal(text, "# {}") for name, text in texts.items()}
 
 
 def find_head(
@@ -106,15 +112,6 @@ def read_file(api: HfApi, head: ModelInfo | SpaceInfo, name: str, repo_type: str
     with tempfile.TemporaryDirectory() as folder:
         path = api.hf_hub_download(head.id, name, repo_type=repo_type, revision=head.sha, local_dir=folder)
         return Path(path).read_text(encoding="utf-8", errors="replace")
-
-
-def _card(facts: CardFacts, description: str) -> str:
-    data = SpaceCardData(
-        title=facts.name, emoji="🌍", colorFrom="blue", colorTo="gray", sdk="docker", app_port=PORT,
-        short_description=description[:_LONGEST_DESCRIPTION], models=[facts.repo_id], license=facts.license,
-    )  # fmt: skip
-    link = f"[{facts.repo_id}](https://huggingface.co/{facts.repo_id})"
-    return seal(f"---\n{data.to_yaml()}\n---\n\n{description} with the model {link}, by `vaswani serve`.")
 
 
 def push_space(api: HfApi, repo_id: str, files: dict[str, str], overwrite: bool, message: str) -> Space:

@@ -8,8 +8,8 @@ from sentencepiece_models import trained
 from vaswani_transformer import Ensemble, UserError, VaswaniTokenizer, align, attend, pharaoh, train_tokenizer
 from vaswani_transformer.attention.alignments import tokens_and_words
 from vaswani_transformer.data.words import words_of
+from vaswani_transformer.importing.fairseq_vocabulary import word_backend
 from vaswani_transformer.importing.sentencepiece import backend
-from vaswani_transformer.importing.subword_nmt import word_backend
 
 TEXT = ["the old black dog sees an apple", "der alte schwarze Hund sieht einen Apfel", "naïve 中文 words"]
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import FSMTTokenizer
 
 from vaswani_transformer import VaswaniTokenizer
-from vaswani_transformer.importing import subword_nmt
+from vaswani_transformer.importing.fairseq_vocabulary import merges_backend
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 MULTI30K = SHARED_DATA / "multi30k"
@@ -60,7 +60,7 @@ class Case:
         pieces = dict.fromkeys(piece for word in words for piece in self.pieces(word))
         kept = [piece for number, piece in enumerate(pieces) if number % 7]
         self.ids = {token: number for number, token in enumerate((*SPECIAL, *kept))}
-        self.backend = subword_nmt.backend(self.path, self.ids)
+        self.backend = merges_backend(self.path, self.ids)
 
     def pieces(self, word: str) -> list[str]:
         return reference(word, self.merges)
@@ -141,5 +141,5 @@ def test_against_subword_nmt(tmp_path):
 def test_files_that_hold_no_merges(tmp_path, content, words):
     path = tmp_path / "codes"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    error = error_of(subword_nmt.backend, path, {token: number for number, token in enumerate(SPECIAL)})
+    error = error_of(merges_backend, path, {token: number for number, token in enumerate(SPECIAL)})
     assert str(path) in error and all(word in error for word in words)

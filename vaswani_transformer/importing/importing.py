@@ -1,6 +1,7 @@
 """Models of other toolkits as model folders of ours: `vaswani import`."""
 
 import contextlib
+import fnmatch
 import inspect
 import json
 import re
@@ -11,6 +12,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from httpx import TransportError
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import OfflineModeIsEnabled
 
 from ..data.tokenization import refuse_special_files
 from ..errors import UserError, reading
@@ -25,7 +29,6 @@ from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import written_at_once
 from ..training.run_folder import IMPORT
 from . import fairseq, fsmt, marian, marianmt, pickles
-from .download import download, is_hub_name
 from .source import Facts, Imported, model_type
 
 #: Modules of this room, in the order in which they are asked; the options of
@@ -36,6 +39,10 @@ _NOT_OURS = (
     "NLLB, M2M100, mBART, Pegasus, T5, OpenNMT, Eole and Argos Translate normalise before each sublayer, and BART"
     " normalises embeddings, which the paper's architecture does not; what was converted for CTranslate2 stays there"
 )
+# Kinds of weights, of which the first that is there is taken; Hub repositories often hold the same weights in several.
+_WEIGHTS_OF_HUB = ("*.safetensors", "pytorch_model*.bin", "*.npz", "*.pt", "*.ckpt")
+# What may accompany them. training_args.bin is never read: that it exists shows that transformers' Trainer was at work.
+_BESIDE = ("*.json", "*.txt", "*.model", "*.spm", "*.yml", "*.yaml", "README.md", "training_args.bin")
 
 
 class Import(NamedTuple):
@@ -80,8 +87,9 @@ def import_model(
     options = {name: value for name, value in options.items() if value}
     with written_at_once(output, overwrite, last=WEIGHTS, kind=IMPORT) as staging:
         path, page = Path(source), ""
-        if is_hub_name(str(source)) and not path.exists():
-            path, page = download(str(source)), f"https://huggingface.co/{source}"
+        is_hub_name = re.fullmatch(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", str(source), re.ASCII) is not None
+        if is_hub_name and not path.exists():
+            path, page = _download(str(source)), f"https://huggingface.co/{source}"
         format = _format_of(path)
         _check_options(format, options)
         with reading(path), quiet_transformers():
@@ -89,6 +97,24 @@ def import_model(
             imported.facts.source = page or imported.facts.source or path.resolve().name
             parameters = _write(imported, staging, Path(output).resolve().name)
     return Import(Path(output).absolute(), format.NAME, parameters, imported.facts, imported.tokenizer is not None)
+
+
+def _download(name: str) -> Path:
+    """Return the folder, in the cache of `huggingface_hub`, of a model on the Hub.
+
+    Raises:
+        UserError: for a name that the Hub does not know or does not show to this user, and without a connection, unless
+            the cache has the model.
+    """
+    with reading(name):
+        try:
+            files = [file for file in HfApi().list_repo_files(name) if "/" not in file]
+        except (OfflineModeIsEnabled, TransportError):
+            # Of one file, since the cached copy lacks those that were not chosen.
+            return Path(snapshot_download(name, allow_patterns="README.md", local_files_only=True))
+        weights = next((kind for kind in _WEIGHTS_OF_HUB if fnmatch.filter(files, kind)), "")
+        chosen = [file for kind in (weights, *_BESIDE) for file in fnmatch.filter(files, kind)]
+        return Path(snapshot_download(name, allow_patterns=chosen))
 
 
 def _format_of(source: Path) -> ModuleType:

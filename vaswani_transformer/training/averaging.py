@@ -21,13 +21,12 @@ _NO_DIFFERENCE = {"_name_or_path", "transformers_version", "use_cache", "archite
 _NO_DIFFERENCE |= {"label_smoothing"}  # of training alone
 
 
-def average_checkpoints(folders: Sequence[str | Path], checked: bool = False) -> dict[str, torch.Tensor]:
+def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor]:
     """Return the mean of each weight over checkpoints, summed in float64 and returned in the first one's type.
 
     Args:
         folders: one or more checkpoints, each with `model.safetensors`. Besides the result, one weight of one
             checkpoint at a time is in memory.
-        checked: whether their files have been compared with their sums before, so that they need not be read twice.
 
     Raises:
         UserError: for a missing file, one that has changed since a training wrote it, or weights of other names or
@@ -35,8 +34,7 @@ def average_checkpoints(folders: Sequence[str | Path], checked: bool = False) ->
     """
     files = []
     for folder in map(Path, folders):
-        if not checked:
-            check_contents(folder, weights_only=True)
+        check_contents(folder, weights_only=True)
         with reading(folder):
             refuse_special_files(folder)  # a pipe would be waited for
             files.append(safe_open(folder / WEIGHTS, framework="pt"))

@@ -29,7 +29,6 @@ from ..files import is_local
 from ..hardware import choose_precision, default_num_workers, keep_freed_memory, on_cpu, use_tf32
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
-from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..model.packed_sentences_vaswani import can_use_flash_attention
 from ..output_folder import locked_together
 from ..recipes.recipe import AUTO, Recipe, check_recipe
@@ -96,8 +95,8 @@ def make_tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool = Fals
 
 def tokenized_pairs(
     recipe: Recipe, tokenizer_of: Callable[[datasets.Dataset], PreTrainedTokenizerBase]
-) -> tuple[datasets.Dataset, datasets.Dataset, str]:
-    """Return training and validation pairs of a recipe's text as token ids, and in words how many training pairs.
+) -> tuple[PreTrainedTokenizerBase, datasets.Dataset, datasets.Dataset, str]:
+    """Return tokenizer, training and validation pairs of a recipe's text, and in words how many training pairs.
 
     Args:
         recipe: names the text, and limits the lengths of its pairs.
@@ -111,7 +110,7 @@ def tokenized_pairs(
         logger.info("%s data: %s", name, count)
         parts.append(pairs)
         counts.append(str(count))
-    return *parts, counts[0]
+    return tokenizer, *parts, counts[0]
 
 
 def join_process_group(recipe: Recipe) -> None:
@@ -254,7 +253,10 @@ class TrainingRun:
             if recipe.from_model is not None and checkpoint is None:
                 read_model_of(recipe.from_model)  # mistakes are found before the data is read
             train, validation = self._load_data(processes, checkpoint is not None)
-        model = self._initial_model(checkpoint)
+        if recipe.from_model is None:
+            model = new_model(recipe, self.tokenizer)
+        else:  # a checkpoint has all of it: the model that was started from is not read again
+            model = model_of_folder(recipe, checkpoint or recipe.from_model, weights=checkpoint is None)
         parameters, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
         logger.info("model: %s parameters, vocabulary %s", f"{parameters:,}", f"{model.config.vocab_size:,}")
         if recipe.from_model is not None:
@@ -278,14 +280,6 @@ class TrainingRun:
             return TrainingResult(self.folder, trainer.state.global_step, self.log.seconds(), metrics, averaged, kept)
         finally:
             _end_workers(trainer)
-
-    def _initial_model(self, checkpoint: Path | None) -> VaswaniForConditionalGeneration:
-        recipe = self.recipe
-        if recipe.from_model is None:
-            return new_model(recipe, self.tokenizer)
-        if checkpoint is not None:  # which has all of it: the model that was started from is not read again
-            return model_of_folder(recipe, checkpoint, weights=False)
-        return model_of_folder(recipe, recipe.from_model)
 
     def _prepared_folder(self, processes: Processes, resumed: bool) -> str | Path | None:
         """Return the prepared data of the recipe, or in the run's own folder that of large text; None for less."""
@@ -311,12 +305,10 @@ class TrainingRun:
             for name, part in (("training", TRAIN), ("validation", VALIDATION)):
                 logger.info("%s data: %s", name, prepared.counts(part))
             return prepared.train, prepared.validation.as_dataset()
-        train, validation, _ = tokenized_pairs(recipe, lambda train: self._share_tokenizer(processes, train, resumed))
+        self.tokenizer, train, validation, _ = tokenized_pairs(
+            recipe, lambda train: processes.share("tokenizer", lambda: make_tokenizer(recipe, train, resumed))
+        )
         return train, validation
-
-    def _share_tokenizer(self, processes: Processes, train: datasets.Dataset, resumed: bool):
-        self.tokenizer = processes.share("tokenizer", lambda: make_tokenizer(self.recipe, train, resumed))
-        return self.tokenizer
 
     def _train(self, trainer: VaswaniTrainer, checkpoint: Path | None) -> None:
         """Train to the end, from a checkpoint if there is one; raises `TrainingStopped` after a signal."""

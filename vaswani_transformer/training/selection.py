@@ -115,9 +115,9 @@ def _label(name: str, paths: list[Path]) -> str:
 
 
 def _load_average(trainer: VaswaniTrainer, paths: list[Path], processes: Processes, name: str) -> None:
-    """Load the average of checkpoints that `_candidates` has checked: process 0 reads them, and the others wait."""
+    """Load the average of checkpoints: process 0 reads them, and the others wait."""
     weights = {}
-    processes.share(name, lambda: weights.update(average_checkpoints(paths, checked=True)))
+    processes.share(name, lambda: weights.update(average_checkpoints(paths)))
     put_weights(trainer.model, weights)
 
 

@@ -75,7 +75,7 @@ def test_files_for_the_hub_import_installed_libraries_and_siblings_only(name):
     assert {other[0] for other in own} <= {"model"}
     assert others - set(sys.stdlib_module_names) <= {
         "torch", "transformers", "huggingface_hub", "safetensors", "tokenizers",
-        "sacremoses",  # tried by words_vaswani alone, for the models that need it
+        "sacremoses",  # tried by tokenization_vaswani alone, for the models that need it
         "sentencex",  # tried where a pipeline has to split sentences
         "triton",  # comes with torch for CUDA; loss_kernel_vaswani does without where it is missing
     }  # fmt: skip

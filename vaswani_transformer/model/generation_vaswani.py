@@ -50,17 +50,14 @@ class SentenceLengthCriteria(StoppingCriteria):
     """
 
     def __init__(self, max_lengths: torch.Tensor, pad_token_id: torch.Tensor | None):
-        self.max_lengths, self.shortest = max_lengths, int(max_lengths.min())
+        self.max_lengths = max_lengths
         if pad_token_id is not None:
             # transformers fills ended rows with padding if some criterion has this attribute.
             self.eos_token_id = None
 
     def __call__(self, input_ids: torch.Tensor, scores: tuple[torch.Tensor] | None, **kwargs) -> torch.Tensor:
         """Return whether each of `(rows, length)` hypotheses is at its limit, `(rows,)`."""
-        length = input_ids.shape[1]
-        if length < self.shortest:
-            return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
-        return length >= of_each_row(self.max_lengths, input_ids)
+        return input_ids.shape[1] >= of_each_row(self.max_lengths, input_ids)
 
 
 class SentenceEndProcessor(LogitsProcessor):

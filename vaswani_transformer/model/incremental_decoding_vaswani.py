@@ -18,12 +18,14 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMode
 
-from .layers_vaswani import VaswaniAttention, VaswaniDecoderLayer, VaswaniSinusoidalPositions, attention
+from .layers_vaswani import VaswaniAttention, VaswaniDecoderLayer, attention
 from .linear_vaswani import Projection, has_hooks, has_own_methods
 from .local_attention_vaswani import reach
 
 _ROOM = 32  # target tokens that the buffers have room for at first
 _MANY = 16  # sentences, from which on plain products are faster on a CPU than torch's kernel for few queries each
+# After self-attention, encoder-decoder attention and feed-forward sublayer.
+_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
 _MODES = (
     GenerationMode.GREEDY_SEARCH,
     GenerationMode.SAMPLE,
@@ -76,12 +78,7 @@ class _Layer:
     def __init__(self, layer: VaswaniDecoderLayer):
         self.self_attn, self.encoder_attn = _Attention(layer.self_attn), _Attention(layer.encoder_attn)
         self.fc1, self.fc2 = Projection(layer.fc1), Projection(layer.fc2)
-        self.norms = self.norms_of(layer)
-
-    @staticmethod
-    def norms_of(layer: VaswaniDecoderLayer) -> tuple[nn.Module, nn.Module, nn.Module]:
-        """Return the layer norms after self-attention, encoder-decoder attention and feed-forward sublayer."""
-        return layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm
+        self.norms = [getattr(layer, name) for name in _NORMS]
 
 
 def _normalize(norm: nn.LayerNorm, states: torch.Tensor) -> torch.Tensor:
@@ -148,8 +145,6 @@ class IncrementalDecoder:
         if min(starts) != max(starts):  # each row has one new token
             positions = torch.tensor([cache.length - own for own in starts], device=embeddings.device)
             encoding = encodings(positions.repeat_interleave(cache.beams), end)[:, None]
-        elif isinstance(encodings, VaswaniSinusoidalPositions) and end <= encodings.num_positions:
-            encoding = encodings.table[start:end]
         else:
             encoding = encodings(torch.arange(start, end, device=embeddings.device), end)
         return (embeddings * self.stack.embed_scale + encoding.to(embeddings.dtype)).flatten(0, 1)
@@ -418,7 +413,7 @@ def _is_as_built(model) -> bool:
     decoder = model.model.decoder
     kinds = [(layer, VaswaniDecoderLayer) for layer in decoder.layers]
     kinds += [(part, VaswaniAttention) for layer in decoder.layers for part in (layer.self_attn, layer.encoder_attn)]
-    kinds += [(norm, nn.LayerNorm) for layer in decoder.layers for norm in _Layer.norms_of(layer)]
+    kinds += [(getattr(layer, name), nn.LayerNorm) for layer in decoder.layers for name in _NORMS]
     kinds += [] if decoder.layer_norm is None else [(decoder.layer_norm, nn.LayerNorm)]
     return (
         all(type(module) is kind for module, kind in kinds)

@@ -296,8 +296,19 @@ class VaswaniDecoder(VaswaniStack):
             past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
         self_attention_cache = None if past_key_values is None else past_key_values.self_attention_cache
         if target_offsets is None:
-            hidden_states, causal_mask, encoder_attention_mask = self._embed_and_mask(
-                embeddings, attention_mask, encoder_hidden_states, encoder_attention_mask, self_attention_cache
+            length = embeddings.shape[1]
+            past = self_attention_cache.get_seq_length() if self_attention_cache is not None else 0
+            # A static cache counts in a tensor; its capacity bounds the positions without waiting for the device.
+            end = self_attention_cache.get_max_length() if isinstance(past, torch.Tensor) else past + length
+            hidden_states = self.embed(embeddings, torch.arange(length, device=embeddings.device) + past, end)
+            causal_mask = self.self_attention_mask(
+                hidden_states, attention_mask, is_causal=True, past_key_values=self_attention_cache
+            )
+            encoder_attention_mask = create_bidirectional_mask(
+                config=self.config,
+                inputs_embeds=hidden_states,
+                attention_mask=self.expand_padding_mask(encoder_attention_mask),
+                encoder_hidden_states=encoder_hidden_states,
             )
         else:
             targets = place_sentences(target_offsets, embeddings.shape[1], max_length)
@@ -317,27 +328,6 @@ class VaswaniDecoder(VaswaniStack):
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.output_of(hidden_states), past_key_values=past_key_values
         )
-
-    def _embed_and_mask(
-        self, embeddings, attention_mask, encoder_hidden_states, encoder_attention_mask, self_attention_cache
-    ) -> tuple:
-        """Return the first layer's input of a padded batch, and the masks of the target and of the source."""
-        length = embeddings.shape[1]
-        past_length = self_attention_cache.get_seq_length() if self_attention_cache is not None else 0
-        # A static cache counts in a tensor; its capacity bounds the positions without waiting for the device.
-        end = self_attention_cache.get_max_length() if isinstance(past_length, torch.Tensor) else past_length + length
-        position_ids = torch.arange(length, device=embeddings.device) + past_length
-        hidden_states = self.embed(embeddings, position_ids, end)
-        causal_mask = self.self_attention_mask(
-            hidden_states, attention_mask, is_causal=True, past_key_values=self_attention_cache
-        )
-        encoder_attention_mask = create_bidirectional_mask(
-            config=self.config,
-            inputs_embeds=hidden_states,
-            attention_mask=self.expand_padding_mask(encoder_attention_mask),
-            encoder_hidden_states=encoder_hidden_states,
-        )
-        return hidden_states, causal_mask, encoder_attention_mask
 
 
 class VaswaniModel(VaswaniPreTrainedModel):

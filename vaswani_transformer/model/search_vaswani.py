@@ -332,7 +332,10 @@ class Search(_Search):
         running = [sentence for sentence in self.sentences if not sentence.is_done]
         logits = self.cache.decoder.logits(self._input, self.cache)[:, -1]
         if self.settings.num_beams == 1:
-            self._extend_greedily(logits)
+            self._input = self._constrain(logits).argmax(dim=-1, keepdim=True)
+            for sentence, (token,) in zip(self.sentences, self._input.tolist(), strict=True):
+                if not sentence.is_done:
+                    sentence.extend(token)
         else:
             self._extend_beams(logits.float().log_softmax(dim=-1))
         done = [sentence for sentence in running if sentence.is_done]
@@ -381,12 +384,6 @@ class Search(_Search):
                 for token in settings.forced_end_ids:
                     grouped[last, :, token] = 0
         return scores
-
-    def _extend_greedily(self, logits: torch.Tensor) -> None:
-        self._input = self._constrain(logits).argmax(dim=-1, keepdim=True)
-        for sentence, (token,) in zip(self.sentences, self._input.tolist(), strict=True):
-            if not sentence.is_done:
-                sentence.extend(token)
 
     def _advance(self, tokens: torch.LongTensor, origins: torch.LongTensor) -> None:
         self._input = tokens[:, None]

@@ -7,10 +7,38 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from .sentencepiece_vaswani import SentencePieceText
-from .words_vaswani import MosesText
 
 _TARGET_FILE = "target_tokenizer.json"
 _SIDES = ("source", "target")
+
+
+class MosesText:
+    """Moses' rules for words, as the package sacremoses has them: a text is rewritten before the backend reads it.
+
+    Args:
+        language: an ISO 639-1 code; for one that it does not know, sacremoses takes the rules of English.
+        aggressive_dash_splits: write `a-b` as `a @-@ b`.
+        escape: write `'` as `&apos;` and so on.
+
+    Raises:
+        ImportError: sacremoses is not installed.
+    """
+
+    def __init__(self, language: str, aggressive_dash_splits: bool = False, escape: bool = True):
+        try:
+            from sacremoses import MosesDetokenizer, MosesTokenizer
+        except ImportError as error:
+            raise ImportError("this model's texts are tokenised by Moses' rules: pip install sacremoses") from error
+        self._tokenizer, self._detokenizer = MosesTokenizer(lang=language), MosesDetokenizer(lang=language)
+        self._settings = {"aggressive_dash_splits": aggressive_dash_splits, "escape": escape, "return_str": True}
+
+    def __call__(self, text: str) -> str:
+        """Return the tokens of a text with spaces between them."""
+        return self._tokenizer.tokenize(text, **self._settings)
+
+    def back(self, text: str) -> str:
+        """Return the text of tokens with spaces between them."""
+        return self._detokenizer.detokenize(text.split())
 
 
 class TwoSidedCall:
@@ -123,7 +151,7 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
         return {token: number for token, number in vocabulary.items() if number < target.known_tokens[0]}
 
     def rewritten(self, text):
-        """Return a text, or texts in lists, as the backend of this side must get them: see the rewriters' modules."""
+        """Return a text, or texts in lists, as the backend of this side must get them: see `MosesText` and `SentencePieceText`."""
         rewriters = self._rewriters_of_side()
         if not rewriters or text is None:
             return text

@@ -151,7 +151,7 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
         return {token: number for token, number in vocabulary.items() if number < target.known_tokens[0]}
 
     def rewritten(self, text):
-        """Return a text, or texts in lists, as the backend of this side must get them: see `MosesText` and `SentencePieceText`."""
+        """Return a text, or texts in lists, as the backend of this side must get them: by Moses, by SentencePiece."""
         rewriters = self._rewriters_of_side()
         if not rewriters or text is None:
             return text

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.generation import GenerationMode
 
 from .layers_vaswani import VaswaniAttention, VaswaniDecoderLayer, attention
 from .linear_vaswani import Projection, has_hooks, has_own_methods
@@ -26,13 +25,7 @@ _ROOM = 32  # target tokens that the buffers have room for at first
 _MANY = 16  # sentences, from which on plain products are faster on a CPU than torch's kernel for few queries each
 # After self-attention, encoder-decoder attention and feed-forward sublayer.
 _NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
-_MODES = (
-    GenerationMode.GREEDY_SEARCH,
-    GenerationMode.SAMPLE,
-    GenerationMode.ASSISTED_GENERATION,
-    GenerationMode.BEAM_SEARCH,
-    GenerationMode.BEAM_SAMPLE,
-)
+_MODES = ("greedy_search", "sample", "assisted_generation", "beam_search", "beam_sample")
 
 
 class _Attention:
@@ -384,7 +377,7 @@ def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, -torch.inf)
 
 
-def can_decode_incrementally(model, generation_config, generation_mode: GenerationMode, model_kwargs: dict) -> bool:
+def can_decode_incrementally(model, generation_config, generation_mode: str, model_kwargs: dict) -> bool:
     """Return whether `IncrementalDecoder` computes what the model's own forward would in this `generate()`.
 
     It does not in training, if layers are observed, replaced (linear ones may be of any class) or spread over devices,

@@ -51,12 +51,12 @@ from .run_folder import (
     LOG,
     PREPARED,
     TOKENIZER,
-    began_with,
     check_contents,
     check_output,
     checkpoints_kept,
     claim_output,
     content_hashes,
+    earlier_hashes,
 )
 from .selection import choose_length_penalty, select_weights
 from .trainer import VaswaniTrainer, VaswaniTrainingArguments
@@ -226,27 +226,15 @@ def _end_workers(trainer: VaswaniTrainer) -> None:
 
 
 class TrainingRun:
-    """A recipe on its way: data, tokenizer, model, trainer; `run()` does it all. The arguments are those of `train`."""
+    """A recipe on its way: data, tokenizer, model, trainer. The arguments are those of `train`."""
 
     def __init__(self, recipe: Recipe, progress: bool = True):
         self.recipe, self.progress = recipe, progress
         check_recipe(recipe)
         self.folder = Path(recipe.output)
 
-    def run(self) -> TrainingResult:
+    def run(self, processes: Processes) -> TrainingResult:
         """Train, select the weights, write the model folder."""
-        if on_cpu():
-            keep_freed_memory()
-        use_tf32()
-        mode = torch.get_deterministic_debug_mode()
-        try:
-            join_process_group(self.recipe)
-            with joined_processes() as processes, locked_together(self.folder):
-                return self._run(processes)
-        finally:
-            torch.set_deterministic_debug_mode(mode)  # which the recipe may have had changed for all of the process
-
-    def _run(self, processes: Processes) -> TrainingResult:
         recipe = self.recipe
         with processes.first_process_first():  # one process reads and tokenizes, the others find it in the cache
             checkpoint = processes.share("checkpoint", lambda: check_output(recipe))
@@ -287,7 +275,8 @@ class TrainingRun:
         if self.recipe.prepared is not None:
             return self.recipe.prepared
         if resumed:
-            is_same = (made_here / MANIFEST).exists() and began_with(self.folder, open_prepared(made_here).train)
+            began_with = earlier_hashes(self.folder).get("training data")  # a folder may be of a run before
+            is_same = (made_here / MANIFEST).exists() and open_prepared(made_here).train.sha256() == began_with
             return made_here if is_same else None
         return processes.share("prepared", lambda: prepare_if_large(self.recipe, made_here, self.progress))
 
@@ -420,4 +409,14 @@ def train(recipe: Recipe, progress: bool = True) -> TrainingResult:
     """
     if not progress or (sys.stderr is not None and not sys.stderr.isatty()):
         datasets.disable_progress_bars()
-    return TrainingRun(recipe, progress).run()
+    run = TrainingRun(recipe, progress)
+    if on_cpu():
+        keep_freed_memory()
+    use_tf32()
+    mode = torch.get_deterministic_debug_mode()
+    try:
+        join_process_group(recipe)
+        with joined_processes() as processes, locked_together(run.folder):
+            return run.run(processes)
+    finally:
+        torch.set_deterministic_debug_mode(mode)  # which the recipe may have had changed for all of the process

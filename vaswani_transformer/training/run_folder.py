@@ -121,20 +121,15 @@ def content_hashes(tokenizer, train: datasets.Dataset, validation: datasets.Data
     }
 
 
-def _earlier_hashes(folder: Path) -> dict[str, str]:
+def earlier_hashes(folder: Path) -> dict[str, str]:
     """Return the `content_hashes` that the run in `folder` started with."""
     with reading(folder / CHECKPOINTS / CONTENTS):
         return dict(read_json(folder / CHECKPOINTS / CONTENTS))
 
 
-def began_with(folder: Path, train: datasets.Dataset | PreparedPairs) -> bool:
-    """Return whether the interrupted run in `folder` started with these training pairs."""
-    return _earlier_hashes(folder).get("training data") == _data_sha256(train)
-
-
 def check_contents(folder: Path, hashes: dict[str, str]) -> None:
     """Refuse to resume on another tokenizer or other data than the run in `folder` started with."""
-    earlier = _earlier_hashes(folder)
+    earlier = earlier_hashes(folder)
     if changed := [name for name, value in hashes.items() if earlier.get(name) != value]:
         raise UserError(
             f"the {' and the '.join(changed)} changed since the interrupted training in {folder} started: restore the"

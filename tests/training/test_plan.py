@@ -17,8 +17,7 @@ from vaswani_transformer import TokenBatchSampler, VaswaniConfig, VaswaniForCond
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.recipes.recipe import Recipe, load_recipe
 from vaswani_transformer.training.checkpoints import Checkpoint, averaged_from, to_average
-from vaswani_transformer.training.flops import model_flops
-from vaswani_transformer.training.plan import EXPECTED_FILL, describe_plan, make_plan
+from vaswani_transformer.training.plan import EXPECTED_FILL, describe_plan, make_plan, model_flops
 
 
 def counted_flops(config: VaswaniConfig, pairs: int, source_length: int, target_length: int, backward: bool) -> int:

@@ -22,8 +22,7 @@ from ..output_folder import OutputFolder
 from ..recipes.recipe import Recipe, load_recipe, model_config
 from ..training.callbacks import read_training_log
 from ..training.checkpoints import WEIGHTS
-from ..training.flops import model_flops
-from ..training.plan import EXPECTED_FILL
+from ..training.plan import EXPECTED_FILL, model_flops
 from ..training.run import train
 from ..training.run_folder import LOG
 from .base import TABLE2, TABLE3, Cell, Experiment, Setup, markdown_table, results_table

@@ -13,7 +13,7 @@ import datasets
 import numpy as np
 import torch
 from accelerate import PartialState
-from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback
+from transformers import PreTrainedTokenizerBase, PrinterCallback
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 from transformers.trainer_callback import TrainerState
 
@@ -355,7 +355,6 @@ class TrainingRun:
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = str(self.folder / TENSORBOARD)
         trainer.remove_callback(PrinterCallback)
-        trainer.remove_callback(ProgressCallback)
         self.log = TrainingLogCallback(self.folder / LOG)
         self.stopper = StopAndSaveCallback(
             self.log, recipe.max_minutes, recipe.checkpoint_minutes, averaged_from(recipe)

@@ -294,13 +294,6 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self._logged_at = time.monotonic()
         self._logged_tokens, self._logged_positions = self.tokens_seen.copy(), self.positions_seen.copy()
 
-    def restore_progress(self) -> None:
-        """Restore from the checkpoint what a resumed log continues from: the tokens seen."""
-        if self.state.global_step and (stored := self.state.stateful_callbacks.get(type(self).__name__)):
-            with reading(f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"):
-                self.tokens_seen[:] = stored["attributes"]["tokens_seen"]
-                self.positions_seen[:] = stored["attributes"]["positions_seen"]
-
     # Checkpoints, in the form that `checkpoints` describes
 
     def _save_checkpoint(self, model, trial) -> None:
@@ -401,7 +394,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
 
 class _StartCallback(TrainerCallback):
-    """Starts the clock, and sets the sampler's epoch, which shards hide from the Trainer."""
+    """Starts the clock, restores the tokens seen, and sets the sampler's epoch, which shards hide from the Trainer."""
 
     def __init__(self, trainer: VaswaniTrainer):
         self.trainer = trainer
@@ -410,8 +403,12 @@ class _StartCallback(TrainerCallback):
         if args.world_size > 1:
             torch.manual_seed(args.seed + args.process_index)  # or all would drop the same units
         state.compute_steps(args, state.max_steps)  # a state from a checkpoint has the intervals of then
-        self.trainer.restore_progress()
-        self.trainer.start_clock()
+        trainer = self.trainer
+        if state.global_step and (stored := state.stateful_callbacks.get(type(trainer).__name__)):
+            with reading(f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"):
+                trainer.tokens_seen[:] = stored["attributes"]["tokens_seen"]
+                trainer.positions_seen[:] = stored["attributes"]["positions_seen"]
+        trainer.start_clock()
 
     def on_epoch_begin(self, args, state, control, **kwargs):
         sampler = self.trainer.batch_sampler

@@ -15,7 +15,6 @@ from vaswani_transformer.recipes.recipe import (
     AUTO,
     Recipe,
     convert,
-    describe,
     field_type,
     load_recipe,
     model_config,
@@ -52,8 +51,8 @@ def test_shipped_recipes(name):
     assert recipe.output == f"runs/{name}"
     assert recipe.keep_weights == "better"  # validation decides
     assert model_config(recipe, recipe.vocab_size).vocab_size == recipe.vocab_size
-    assert len(describe(name)) > 20
-    assert not describe(name).startswith("#")
+    first_line = read_recipe(name)[0].partition("\n")[0]  # which `vaswani recipes` shows
+    assert first_line.startswith("# ") and len(first_line) > 20
     for field in FIELDS:  # every value has the type of its field
         value, (kind, optional) = getattr(recipe, field), field_type(field)
         is_automatic = value == "auto" and field in (*AUTOMATIC, "length_penalty")
@@ -127,7 +126,7 @@ def test_the_papers_recipes_are_the_papers_field_by_field(name):
 def test_the_papers_recipes_say_where_each_value_is_from(name):
     """Every line with a value stands under a comment that names a section or says that the paper has none."""
     text, _ = read_recipe(name)
-    assert describe(name).startswith("The paper's")
+    assert text.startswith("# The paper's")
     sources = ("Section", "Table", "paper names", "in the paper")
     comment, in_comment = "", False
     for line in text.splitlines():

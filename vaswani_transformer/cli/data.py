@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..data.cleaning_options import CleaningRules
-from ..recipes.recipe import DATA, TOKENIZER, describe, load_recipe, read_recipe, recipe_names
+from ..recipes.recipe import DATA, TOKENIZER, load_recipe, read_recipe, recipe_names
 from . import options
 from .options import REQUIRED, Engine, Overwrite, Path_, Quiet, RecipeName, Workers
 
@@ -137,7 +137,8 @@ def recipes(name: str | None = None, /) -> None:
         return
     names = recipe_names()
     for each in names:
-        print(f"{each:{max(map(len, names))}}  {describe(each)}")
+        first_line = read_recipe(each)[0].partition("\n")[0]
+        print(f"{each:{max(map(len, names))}}  {first_line.lstrip('# ')}")
 
 
 def presets() -> None:

@@ -91,7 +91,9 @@ def import_model(
         if is_hub_name and not path.exists():
             path, page = _download(str(source)), f"https://huggingface.co/{source}"
         format = _format_of(path)
-        _check_options(format, options)
+        for name in sorted(options.keys() - inspect.signature(format.read).parameters):
+            option = {"vocabularies": "--vocabulary", "bpe_codes": "--bpe-codes"}.get(name, f"--{name}")
+            raise UserError(f"{option} does not apply to {format.NAME}: leave it out")
         with reading(path), quiet_transformers():
             imported = format.read(path, **options)
             imported.facts.source = page or imported.facts.source or path.resolve().name
@@ -130,13 +132,6 @@ def _format_of(source: Path) -> ModuleType:
     described = described if source.exists() else "which does not exist, and is not a name owner/name on the Hub"
     known = "; ".join(format.NAME for format in FORMATS)
     raise UserError(f"{source} ({described}) is in no format that can be imported. Known are: {known}. {_NOT_OURS}")
-
-
-def _check_options(format: ModuleType, options: Iterable[str]) -> None:
-    for name in options:
-        if name not in inspect.signature(format.read).parameters:
-            option = {"vocabularies": "--vocabulary", "bpe_codes": "--bpe-codes"}.get(name, f"--{name}")
-            raise UserError(f"{option} does not apply to {format.NAME}: leave it out")
 
 
 def _write(imported: Imported, staging: Path, name: str) -> int:

@@ -259,12 +259,6 @@ def recipe_names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
-def describe(name: str) -> str:
-    """Return the first comment line of a shipped recipe."""
-    text = (resources.files(__package__) / f"{name}.yaml").read_text(encoding="utf-8")
-    return text.splitlines()[0].lstrip("# ")
-
-
 def read_recipe(name_or_path: str) -> tuple[str, str]:
     """Return the text of a recipe, shipped or one's own, and a name for it.
 

@@ -50,13 +50,6 @@ class TrainingProgressCallback(TrainerCallback):
         if self.bar is not None:
             self.bar.update(state.global_step - self.bar.n)
 
-    def seconds_left(self, state) -> float:
-        """Return the seconds to the last step or the time limit at this session's pace, after one step or more."""
-        seconds = self.log.seconds()
-        pace = (seconds - self.first_seconds) / (state.global_step - self.first_step)
-        left = (state.max_steps - state.global_step) * pace
-        return max(0.0, min(left, 60 * self.max_minutes - seconds)) if self.max_minutes else left
-
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Show the logged step in the bar, or without a terminal as a line; a validation as a line."""
         if self.bar is None or not logs:
@@ -64,7 +57,12 @@ class TrainingProgressCallback(TrainerCallback):
         if "loss" in logs:
             loss, rate = f"loss {logs['loss']:.3f}", f"rate {logs['learning_rate']:.2e}"
             speed = f"{logs['target_tokens_per_second']:,.0f} tok/s"
-            left = f"{duration(self.seconds_left(state))} left"
+            seconds = self.log.seconds()
+            pace = (seconds - self.first_seconds) / (state.global_step - self.first_step)  # of this session
+            seconds_left = (state.max_steps - state.global_step) * pace
+            if self.max_minutes:
+                seconds_left = max(0.0, min(seconds_left, 60 * self.max_minutes - seconds))
+            left = f"{duration(seconds_left)} left"
             if not self.bar.disable:
                 self.bar.set_postfix_str(f"{loss}, {rate}, {speed}, {left}")
                 return

@@ -91,7 +91,7 @@ def test_a_length_penalty_is_chosen_for_beams_alone(source, recipe, tmp_path):
     for number, (beams, chosen) in enumerate([(None, {None}), (2, set(LENGTH_PENALTIES))]):
         fields |= {"length_penalty": "auto", "num_beams": beams, "output": str(tmp_path / str(number))}
         search = GenerationConfig.from_pretrained(train(changed(recipe, **fields), progress=False).folder)
-        assert search.num_beams == (beams or 1) and search.length_penalty in chosen
+        assert (search.num_beams or 1) == (beams or 1) and search.length_penalty in chosen
 
 
 def test_all_weights_learn_with_the_recipes_dropout(source, recipe):

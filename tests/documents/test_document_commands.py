@@ -60,7 +60,7 @@ def test_the_language_is_that_of_the_model(model, tmp_path, monkeypatch):
     (tmp_path / "in").write_text("Am 3. Oktober.")
     sentences = []
 
-    def translate(translator, texts, *rest):
+    def translate(translator, texts, *rest, **options):
         sentences[:] = texts
         return texts
 

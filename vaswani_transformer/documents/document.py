@@ -171,13 +171,7 @@ class _Block:
     """Sentences without a fixed piece between them; spans begin and end within."""
 
     def __init__(self, pieces: list[Piece], document: Document, language: str):
-        self.closes: dict[Piece, Piece] = {}  # the second tag of each first one
-        opened: list[Piece] = []
-        for piece in pieces:
-            if piece.kind is Kind.OPEN:
-                opened.append(piece)
-            elif piece.kind is Kind.CLOSE:
-                self.closes[opened.pop()] = piece
+        self.closes = _closes(pieces)
         self.sentences: list[_Sentence] = []
         stack: Stack = ()
         for part in _sentences(_with_kept(pieces), language):
@@ -213,13 +207,8 @@ class Translation:
         ]  # fmt: skip
         flat = [block for blocks in self._blocks for block in blocks if isinstance(block, _Block)]
         self._sentences = [s for block in flat for s in block.sentences if any(map(str.isalpha, s.text))]
+        self.sentences = [sentence.text for sentence in self._sentences]  # white space is single spaces
         self._translations: dict[_Sentence, str] = {}  # of those that change
-        self._marked: list[_Sentence] = []  # those of them with markup in them
-
-    @property
-    def sentences(self) -> list[str]:
-        """The sentences to translate; white space is single spaces."""
-        return [sentence.text for sentence in self._sentences]
 
     def take(self, translations: Iterable[str]) -> tuple[list[str], list[str]]:
         """Take the translations of `sentences`; returns the sentences and translations that are to be aligned."""
@@ -243,7 +232,9 @@ def _blocks(pieces: list[Piece]) -> Iterator[Piece | list[Piece]]:
     """Yield the fixed pieces, and the runs of others between them; a tag without its other one is fixed too."""
     for is_fixed, run in groupby(pieces, key=lambda piece: piece.kind is Kind.FIXED):
         run = list(run)
-        if not is_fixed and (unmatched := _unmatched(run)):
+        closes = _closes(run)
+        unmatched = {p for p in run if p.kind in (Kind.OPEN, Kind.CLOSE)}.difference(closes, closes.values())
+        if unmatched:
             yield from _blocks([replace(p, kind=Kind.FIXED) if p in unmatched else p for p in run])
         elif is_fixed:
             yield from run
@@ -251,21 +242,19 @@ def _blocks(pieces: list[Piece]) -> Iterator[Piece | list[Piece]]:
             yield run
 
 
-def _unmatched(pieces: list[Piece]) -> set[Piece]:
-    """Return the tags of spans that do not end where they should."""
-    opened, unmatched, names = [], set(), Counter()
+def _closes(pieces: list[Piece]) -> dict[Piece, Piece]:
+    """Return the second tag of each first one; tags of spans that do not end where they should are not there."""
+    opened, closes, names = [], {}, Counter()
     for piece in pieces:
         if piece.kind is Kind.OPEN and len(opened) < _DEEPEST:
             opened.append(piece)
             names[piece.name] += 1
-        elif piece.kind is Kind.OPEN or (piece.kind is Kind.CLOSE and not names[piece.name]):
-            unmatched.add(piece)
-        elif piece.kind is Kind.CLOSE:
+        elif piece.kind is Kind.CLOSE and names[piece.name]:
             while (last := opened.pop()).name != piece.name:
-                unmatched.add(last)
                 names[last.name] -= 1
             names[piece.name] -= 1
-    return unmatched.union(opened)
+            closes[last] = piece
+    return closes
 
 
 def _with_kept(pieces: list[Piece]) -> list[Piece]:

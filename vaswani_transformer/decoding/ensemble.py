@@ -15,7 +15,7 @@ from ..data.tokenization import tokenizer_sha256
 from ..errors import UserError
 from ..loading import load_model
 from ..model.generation_vaswani import VaswaniGenerationMixin
-from ..model.modeling_vaswani import VaswaniPreTrainedModel, shift_right
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 
 #: How the members' log-probabilities of the next token, `(members, ...)`, are averaged.
 COMBINATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -155,9 +155,7 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
             encoder_last_hidden_state=encoder_outputs[0],
         )
 
-    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return `shift_right` with the members' special tokens."""
-        return shift_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
+    prepare_decoder_input_ids_from_labels = VaswaniForConditionalGeneration.prepare_decoder_input_ids_from_labels
 
     def save_pretrained(self, *args, **kwargs):
         """Raise `UserError`: an ensemble is not saved."""

@@ -9,7 +9,6 @@ so that they are in the sentence, not behind it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import NamedTuple
 
@@ -190,10 +189,6 @@ class Terms:
             if term in lacking:
                 lacking[term] = min(lacking[term], len(self.forms[term][form]) - done)
         return sum(lacking.values())
-
-    def lacks_in(self, ids: Iterable[int]) -> int:
-        """Return the same for a whole output."""
-        return self.lacks(reduce(self.after, ids, Progress()))
 
     def wanted(self, progress: Progress) -> set[int]:
         """Return the tokens that bring a hypothesis on."""

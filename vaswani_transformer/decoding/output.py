@@ -122,6 +122,7 @@ class ResumableOutput:
         write_text(self._notes, json.dumps(self.settings, indent=1) + "\n")
 
     def _resume(self, lines_per_record: int, drawn: dict[str, Any]) -> None:
+        """Find the end of the last whole record, after which the file is written on."""
         notes, now = read_json(self._notes), self.settings
         with reading(self._notes):
             now |= {name: type(value)(notes[name]) for name, value in drawn.items()}
@@ -132,7 +133,12 @@ class ResumableOutput:
                     f"{self.path} cannot be resumed: {change}; give what it was started with, or delete it and"
                     f" {self._notes.name} to start again"
                 )
-        self.done, end = _whole_records(self.path, lines_per_record)
+        end = position = 0  # in bytes
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                position += len(line)
+                if number % lines_per_record == 0 and line.endswith(b"\n"):
+                    self.done, end = self.done + 1, position
         self._file.truncate(end)
         self._file.seek(end)
 
@@ -151,14 +157,3 @@ class ResumableOutput:
     def close(self) -> None:
         """Close the file; unless it is finished, it can be resumed."""
         self._file.close()
-
-
-def _whole_records(path: Path, lines_per_record: int) -> tuple[int, int]:
-    """Return the number of whole records that a file starts with, and their bytes."""
-    records, end, position = 0, 0, 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            position += len(line)
-            if number % lines_per_record == 0 and line.endswith(b"\n"):
-                records, end = records + 1, position
-    return records, end

@@ -1,6 +1,5 @@
 """The search of a `Translator` by a model: its pieces become token ids, by `generate()` or an open search."""
 
-import contextlib
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -15,6 +14,9 @@ from .glossary import Progress, Terms, beams_for
 from .streaming import batches_by_length
 
 _JOINING = 4  # sentences join a search when a fourth of its places is free: the encoder is faster with several at once
+# Devices on which batches that sentences only leave are faster than batches that stay full to the end, which need fewer
+# steps but no fewer rows: on a CPU the rows take the time, and rows of different length make attention slower.
+_ONLY_LEAVING = {"cpu"}
 _RATHER, _EMPTY = math.log(0.5), -1.0e9  # log-probabilities of an end that is likelier than not, of no hypothesis
 
 
@@ -40,49 +42,39 @@ class ForcedPrefixes(LogitsProcessor):
         return scores
 
 
-def continuous_batching_pays(model) -> bool:
-    """Return whether batches that stay full to the end are faster than batches that sentences only leave.
+def search_pieces(translator, pieces: list, window: int) -> Iterator[tuple[int, list[list[int]]]]:
+    """Yield the number of each piece and the ids of its hypotheses, best first, without the start token and padding.
 
-    They need fewer steps and no fewer rows of them. On a CPU it is the rows that take the time, and rows of different
-    length make attention slower.
+    With a seed it starts from the random state of that and of the window's number; afterwards torch's is what it was.
     """
-    return model.device.type != "cpu"
-
-
-@contextlib.contextmanager
-def seeded(device: torch.device, seed: int, window: int) -> Iterator[None]:
-    """Start from the random state of a seed and the number of a window; afterwards torch's is what it was."""
-    with torch.random.fork_rng([] if device.type == "cpu" else [device]):
-        torch.manual_seed((seed * 1_000_003 + window) % 2**63)
-        yield
-
-
-def search_pieces(translator, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
-    """Yield the number of each piece and the ids of its hypotheses, best first, without the start token and padding."""
-    asked = translator.setting("num_beams", 1)
-    groups: dict[int, list[int]] = {}  # by the beams that their terms take, 0 without terms
-    for number, piece in enumerate(pieces):
-        groups.setdefault(beams_for(piece.terms, asked) if piece.terms else 0, []).append(number)
-    for beams, numbers in groups.items():
-        chosen = [pieces[number] for number in numbers]
-        options = translator.generate_options | ({"num_beams": beams} if beams else {})
-        # Sentences can join an open search; there is none where only `generate()` does what is asked for.
-        is_plain = hasattr(translator.model, "open_search") and not translator.logits_processors(chosen)
-        if is_plain and (search := translator.model.open_search(**options)):
-            outputs = _joining(translator, search, chosen)
-        elif beams:
-            raise UserError(
-                "a glossary is for a beam search of one model: leave it out, or leave out prefixes, sampling,"
-                " ensembles and further settings of generate()"
-            )
-        else:
-            outputs = _in_batches(translator, chosen)
-        yield from ((numbers[index], ids) for index, ids in outputs)
+    device, seed = translator.model.device, translator.seed
+    with torch.random.fork_rng([] if device.type == "cpu" else [device], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed((seed * 1_000_003 + window) % 2**63)
+        asked = translator.setting("num_beams", 1)
+        groups: dict[int, list[int]] = {}  # by the beams that their terms take, 0 without terms
+        for number, piece in enumerate(pieces):
+            groups.setdefault(beams_for(piece.terms, asked) if piece.terms else 0, []).append(number)
+        for beams, numbers in groups.items():
+            chosen = [pieces[number] for number in numbers]
+            options = translator.generate_options | ({"num_beams": beams} if beams else {})
+            # Sentences can join an open search; there is none where only `generate()` does what is asked for.
+            is_plain = hasattr(translator.model, "open_search") and not translator.logits_processors(chosen)
+            if is_plain and (search := translator.model.open_search(**options)):
+                outputs = _joining(translator, search, chosen)
+            elif beams:
+                raise UserError(
+                    "a glossary is for a beam search of one model: leave it out, or leave out prefixes, sampling,"
+                    " ensembles and further settings of generate()"
+                )
+            else:
+                outputs = _in_batches(translator, chosen)
+            yield from ((numbers[index], ids) for index, ids in outputs)
 
 
 def _joining(translator, search, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
     """Search for all in one search, the longest first: in batches, or joining as others are done where that pays."""
-    pays, lengths = continuous_batching_pays(translator.model), [len(piece.ids) for piece in pieces]
+    pays, lengths = translator.model.device.type not in _ONLY_LEAVING, [len(piece.ids) for piece in pieces]
     waiting = sorted(range(len(pieces)), key=lambda number: -lengths[number])[::-1]  # the next one last
     numbers: dict = {}  # of the sentences of the search
     while waiting or search.is_open:
@@ -92,12 +84,16 @@ def _joining(translator, search, pieces: list) -> Iterator[tuple[int, list[list[
         many_may_join = pays and (free * _JOINING >= room or len(waiting) <= free)
         if waiting and (many_may_join or not search.is_open):
             joining = [waiting.pop() for _ in range(min(free, len(waiting)))]
-            chosen = [pieces[number] for number in joining]
-            kinds = [partial(TermsSentence, piece.terms) for piece in chosen] if chosen[0].terms else None
-            sentences = search.join(**_padded(translator.model, chosen), kinds=kinds)
+            sentences = join(search, translator.model, [pieces[number] for number in joining])
             numbers |= dict(zip(sentences, joining, strict=True))
         for sentence in search.step():
             yield numbers.pop(sentence), [_trimmed(translator, output.tokens) for output in sentence.outputs()]
+
+
+def join(search, model, pieces: list) -> list:
+    """Let pieces join an open search, either all of them with terms or none; returns its sentences."""
+    kinds = [partial(TermsSentence, piece.terms) for piece in pieces] if pieces[0].terms else None
+    return search.join(**_padded(model, pieces), kinds=kinds)
 
 
 def _in_batches(translator, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:

@@ -3,12 +3,11 @@
 Nothing here imports torch: the search is `search.py` for a model, and the exported model's own.
 """
 
-import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, partial, reduce
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -216,7 +215,7 @@ class Translator:
                     while start and ids[start - 1] == ids[start - 1 + period]:
                         start -= 1
                     kept = ids[: start + period]
-                    return ids if terms and terms.lacks_in(kept) else kept
+                    return ids if terms and terms.lacks(reduce(terms.after, kept, Progress())) else kept
         return ids
 
     def _scored(self, hypothesis: Hypothesis, log_probability: float) -> Hypothesis:
@@ -231,18 +230,15 @@ class Translator:
         progress = progress if progress is not None else tqdm(disable=True)
         progress.update(len(lines) - len(last_pieces))
         outputs: dict[int, list[list[int]]] = {}
-        with contextlib.ExitStack() as stack:
-            if self.seed is not None:
-                from .search import seeded
+        if hasattr(self.model, "search_pieces"):  # an exported model
+            searched = self.model.search_pieces(self, pieces)
+        else:
+            from .search import search_pieces
 
-                stack.enter_context(seeded(self.model.device, self.seed, prepared.window.index))
-            if hasattr(self.model, "search_pieces"):  # an exported model
-                search_pieces = self.model.search_pieces
-            else:
-                from .search import search_pieces
-            for number, ids in search_pieces(self, pieces):
-                outputs[number] = ids
-                progress.update(number in last_pieces)
+            searched = search_pieces(self, pieces, prepared.window.index)
+        for number, ids in searched:
+            outputs[number] = ids
+            progress.update(number in last_pieces)
         hypotheses = self.as_hypotheses(pieces, [outputs[number] for number in range(len(pieces))])
         for piece, ranked in zip(pieces, hypotheses, strict=True):
             lines[piece.line].append(ranked)

@@ -127,14 +127,9 @@ class _Group:
 
     def _join(self, admitted: Sequence[int]) -> None:
         """Let sentences join the search, which are under these numbers in `running` until then."""
-        from ..data.batching import PairCollator
-        from ..decoding.search import TermsSentence
+        from ..decoding.search import join
 
-        collate = PairCollator(self.engine.model.config.pad_token_id)
-        pieces = list(map(self._piece, admitted))
-        inputs = collate([{"input_ids": piece.ids, "labels": [0]} for piece in pieces])
-        kinds = [partial(TermsSentence, piece.terms) for piece in pieces] if self.key.has_terms else None
-        sentences = self.search.join(inputs["input_ids"], inputs["attention_mask"], kinds)
+        sentences = join(self.search, self.engine.model, list(map(self._piece, admitted)))
         self.running |= {sentence: self.running.pop(number) for number, sentence in enumerate(sentences)}
 
     def _step(self) -> list[tuple[Any, list[Hypothesis]]]:

@@ -68,8 +68,8 @@ def test_what_marian_trained_becomes_the_same_file_again(tmp_path, name):
     """Every array to the bit, so that Marian's recorded scores are those of the export as well."""
     model, tokenizer = model_of(FIXTURES / name)
     set_positions(model, None)
-    write(model, tokenizer, tmp_path / "marian")
-    theirs, ours = (arrays_of(folder / "model.npz") for folder in (FIXTURES / name, tmp_path / "marian"))
+    write(model, tokenizer, tmp_path)
+    theirs, ours = (arrays_of(folder / "model.npz") for folder in (FIXTURES / name, tmp_path))
     names = theirs.keys()
     if name == "src-spm":  # gets a bias of zeros
         names = names | {"decoder_ff_logit_out_b"}
@@ -80,9 +80,9 @@ def test_what_marian_trained_becomes_the_same_file_again(tmp_path, name):
     options = [yaml.safe_load(arrays[CONFIG].tobytes().rstrip(b"\0")) for arrays in (ours, theirs)]
     differing = {key for key in options[0] if options[0][key] != options[1].get(key)}
     assert differing <= {"version"}
-    settings = yaml.safe_load((tmp_path / "marian" / "decoder.yml").read_text())
+    settings = yaml.safe_load((tmp_path / "decoder.yml").read_text())
     assert settings["beam-size"] == 3 and settings["normalize"] == pytest.approx(0.6) and not settings["allow-unk"]
-    again, tokenizer_again = model_of(tmp_path / "marian" / "model.npz")
+    again, tokenizer_again = model_of(tmp_path / "model.npz")
     for text in ("mukamu di ba", "bobuma </s> <unk> x"):
         if name != "src-spm":  # whose words are given by the .spm file, not by the .yml file
             assert tokenizer_again(text).input_ids == tokenizer(text).input_ids
@@ -176,10 +176,10 @@ def test_two_vocabularies_of_a_tokenizer_of_transformers(tmp_path):
     sizes = {"share_encoder_decoder_embeddings": False, "max_position_embeddings": 9}
     ids = {"eos_token_id": 0, "decoder_start_token_id": 0, "bos_token_id": 0, "pad_token_id": 2}
     model = tiny_model(vocab_size=3, decoder_vocab_size=4, **sizes, **ids)
-    write(model, TwoVocabularies(), tmp_path / "out")
-    words = [yaml.safe_load((tmp_path / "out" / f"{side}.yml").read_text()) for side in ("source", "target")]
+    write(model, TwoVocabularies(), tmp_path)
+    words = [yaml.safe_load((tmp_path / f"{side}.yml").read_text()) for side in ("source", "target")]
     assert words == [{"</s>": 0, "a": 1, "<unk>": 2}, {"</s>": 0, "b": 1, "<unk>": 2, "U\u2028\x85 €": 3}]
-    theirs, _ = model_of(tmp_path / "out" / "model.npz")
+    theirs, _ = model_of(tmp_path / "model.npz")
     with torch.no_grad():
         ours = model(input_ids=torch.tensor([[1, 0]]), decoder_input_ids=torch.tensor([[0, 3, 1]])).logits
         again = theirs(input_ids=torch.tensor([[1, 0]]), decoder_input_ids=torch.tensor([[4, 3, 1]])).logits
@@ -213,5 +213,5 @@ def test_the_command(tmp_path, capsys):
 )
 def test_what_marian_does_not_have_is_refused_by_its_name(tmp_path, changes, words):
     model = tiny_model(**changes)
-    assert words in error_of(write, model, None, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert words in error_of(write, model, None, tmp_path)
+    assert not list(tmp_path.iterdir())

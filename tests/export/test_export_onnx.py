@@ -19,7 +19,9 @@ from vaswani_transformer.export.engine import load_exported
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
-from vaswani_transformer.export.to_onnx import cache_names, decode_in_parts, open_session
+import onnxruntime
+
+from vaswani_transformer.export.to_onnx import cache_names, decode_in_parts
 
 pytestmark = pytest.mark.slow  # tracing the model takes a quarter of a minute
 
@@ -56,7 +58,7 @@ def test_logits_at_every_shape(folder, exported, lengths):
 
 
 def test_the_graphs_say_what_they_take(exported):
-    encoder, decoder = (open_session(exported / name) for name in ("encoder.onnx", "decoder.onnx"))
+    encoder, decoder = (onnxruntime.InferenceSession(exported / f"{name}.onnx") for name in ("encoder", "decoder"))
     given = {one.name: one.shape for one in decoder.get_inputs()}
     assert given["input_ids"] == ["batch", "target"]
     assert given["encoder_attention_mask"] == ["batch", "source"]

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import ctranslate2
 
-from ..decoding.scoring import LengthRule, length_rule
+from ..decoding.scoring import length_rule
 from ..decoding.streaming import batches_by_length
 from ..decoding.translator import Piece, Translator
 from ..errors import UserError, reading
@@ -81,13 +81,6 @@ def open_engine(folder: str | Path, device: str = "cpu", **options: Any) -> ctra
         return ctranslate2.Translator(str(folder), device=kind, device_index=int(number or 0), **options)
 
 
-class Output(NamedTuple):
-    """One output of a search; outputs are ranked by the score."""
-
-    ids: list[int]  # the end token included if it was generated or forced
-    score: float
-
-
 class CTranslate2Model:
     """Takes a model's place where it only has to search and to score.
 
@@ -116,15 +109,18 @@ class CTranslate2Model:
             self._suppressed = [[self.vocabulary[token] for token in word] for word in words]
         self.engine = open_engine(folder, device, compute_type=compute_type, intra_threads=threads)
 
-    def search(self, translator: Translator, sources: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[Output]]]:
-        """Yield the number of each source, token ids with the end token, and its outputs, best first.
+    def search_pieces(self, translator: Translator, pieces: list[Piece]) -> Iterator[tuple[int, list[list[int]]]]:
+        """Yield the number of each piece and the ids of its outputs, best first: the search of a `Translator`.
 
+        An output ends with the end token if that was generated or forced; if forced, its log-probability counts as 0.
         One call of CTranslate2 has one longest length for all. Sources that are not settled within it are asked again
         with a longer one, up to the limit of each (Section 6.1).
 
         Raises:
-            UserError: for an option of the translator that is unknown or out of range.
+            UserError: for an option of the translator that is unknown or out of range, prefixes and terms.
         """
+        if any(piece.prefix or piece.terms for piece in pieces):
+            raise UserError("prefixes and glossaries are not possible with an exported model: give the model itself")
         options = translator.generate_options
         for name, value in options.items():
             check_setting(name, value)
@@ -136,35 +132,25 @@ class CTranslate2Model:
             )
         patience = (self.patience or (1.0 if number == 1 else 2.0)) if beams > 1 else 1.0
         rule = length_rule(self.generation_config, options)
-        limits = [max(1, translator.output_limit(len(source)) - len(self._forced)) for source in sources]
+        lengths = [len(piece.ids) for piece in pieces]
+        limits = [max(1, translator.output_limit(length) - len(self._forced)) for length in lengths]
         tokens = translator.tokens_per_batch
         tokens = min(tokens, _CPU_TOKENS) if self.engine.device == "cpu" else tokens
-        for pending in batches_by_length([len(source) for source in sources], tokens):
+        for pending in batches_by_length(lengths, tokens):
             while pending:
                 longest, unsettled = min(limits[index] for index in pending), []
-                searched = self._ask([sources[index] for index in pending], longest, beams, patience)
+                searched = self._ask([pieces[index].ids for index in pending], longest, beams, patience)
                 for index, outputs in zip(pending, searched, strict=True):
                     if longest == limits[index] or all(ids[-1:] == [self._end] for ids, _ in outputs):
-                        yield index, self._ranked(outputs, rule)[:number]
+                        ended = [(ids if ids[-1:] == [self._end] else ids + self._forced, log) for ids, log in outputs]
+                        ended.sort(key=lambda output: -rule(output[1], len(output[0])))
+                        yield index, [ids for ids, _ in ended[:number]]
                     else:
                         unsettled.append(index)
                 pending = unsettled
 
-    def search_pieces(self, translator: Translator, pieces: list[Piece]) -> Iterator[tuple[int, list[list[int]]]]:
-        """Yield the number of each piece and the ids of its outputs, best first: the search of a `Translator`."""
-        if any(piece.prefix or piece.terms for piece in pieces):
-            raise UserError("prefixes and glossaries are not possible with an exported model: give the model itself")
-        for index, outputs in self.search(translator, [piece.ids for piece in pieces]):
-            yield index, [output.ids for output in outputs]
-
     def _source_tokens(self, sentences: Sequence[Sequence[int]]) -> list[list[str]]:
         return [[self._source_vocabulary[number] for number in ids] for ids in sentences]
-
-    def _ranked(self, outputs: list[tuple[list[int], float]], rule: LengthRule) -> list[Output]:
-        """Return outputs with their scores, best first; a forced end counts as a token, of log-probability 0."""
-        ended = [(ids if ids[-1:] == [self._end] else ids + self._forced, log_prob) for ids, log_prob in outputs]
-        ranked = [Output(ids, rule(log_prob, len(ids))) for ids, log_prob in ended]
-        return sorted(ranked, key=lambda output: output.score, reverse=True)
 
     def _ask(
         self, sources: list[Sequence[int]], longest: int, beams: int, patience: float

@@ -3,7 +3,6 @@
 A module `to_FORMAT` has `write`, and `largest_difference` from the model if its engine can be asked.
 """
 
-import copy
 import math
 import random
 from importlib import import_module
@@ -11,17 +10,29 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
+from ..data.batching import PairCollator
 from ..errors import UserError
 from ..exported import FACTS
 from ..loading import load_model
-from ..model.layers_vaswani import VaswaniSinusoidalPositions
-from ..model.modeling_vaswani import VaswaniForConditionalGeneration, shift_right
+from ..model.layers_vaswani import VaswaniSinusoidalPositions, sinusoidal_positions
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import written_at_once
 from .facts import QUANTIZATIONS, ExportFacts, require
 
 _TOLERANCE = 0.01  # of log-probabilities and logits in float32; differences seen are below 0.001
+
+
+class TablePositions(torch.nn.Module):
+    """Positions of a table, without the check of a length that is not known when a graph is made."""
+
+    def __init__(self, table: torch.Tensor):
+        super().__init__()
+        self.register_buffer("table", table.detach().clone())  # (rows, d_model)
+
+    def forward(self, position_ids: torch.Tensor, end: int) -> torch.Tensor:
+        """Return the rows of `position_ids`; `end` has no effect."""
+        return torch.nn.functional.embedding(position_ids, self.table)
 
 
 class Export(NamedTuple):
@@ -71,6 +82,7 @@ def export_model(
     return Export(output.absolute(), rows, size, difference)
 
 
+@torch.no_grad()
 def _write(format: str, model, tokenizer, staging: Path, rows: int, quantization: str) -> float | None:
     """Write all files of an export; returns the largest difference from the model, where that can be computed."""
     from .. import __version__
@@ -81,7 +93,9 @@ def _write(format: str, model, tokenizer, staging: Path, rows: int, quantization
         [numbers.randrange(known) for _ in range(min(length, rows) - 1)] + [config.eos_token_id]
         for length in (12, 5, 20)
     ]
-    logits = reference_logits(model, sentences)  # first: writing changes the model
+    sample = PairCollator(config.pad_token_id)([{"input_ids": ids, "labels": ids} for ids in sentences])
+    sample["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(sample.pop("labels"))
+    logits = model(**sample).logits  # first: writing changes the model
     writer = import_module(f".to_{format}", __package__)
     writer.write(model, tokenizer, staging, quantization)
     tokenizer.save_pretrained(staging)
@@ -96,7 +110,7 @@ def _write(format: str, model, tokenizer, staging: Path, rows: int, quantization
     ).write(staging)
     if format == "marian":
         return None
-    difference = writer.largest_difference(staging, sentences, logits)
+    difference = writer.largest_difference(staging, sample, logits)
     if not difference <= (_TOLERANCE if quantization == "float32" else math.inf):  # NaN is above both
         raise UserError(
             f"log-probabilities in {quantization} differ from the model's by {difference:.3g}, so nothing was written:"
@@ -118,30 +132,9 @@ def set_positions(model: VaswaniForConditionalGeneration, positions: int | None)
     rows = positions or min(config.max_position_embeddings, most)
     for stack in (model.model.encoder, model.model.decoder):
         if config.position_encoding == "learned":
-            stack.embed_positions.weight = torch.nn.Parameter(stack.embed_positions.weight[:rows].detach())
+            table = stack.embed_positions.weight[:rows]
         else:
-            resized = copy.copy(config)
-            resized.max_position_embeddings = rows
-            stack.embed_positions = VaswaniSinusoidalPositions(resized)
+            numbers = torch.arange(rows) + config.position_offset
+            table = sinusoidal_positions(numbers, config.d_model, config.position_encoding).float()
+        stack.embed_positions = TablePositions(table)
     return rows
-
-
-def position_table(positions: torch.nn.Module) -> torch.Tensor:
-    """Return the encodings of a stack's positions, `(rows, d_model)`."""
-    table = positions.table if isinstance(positions, VaswaniSinusoidalPositions) else positions.weight
-    return table.detach().clone()
-
-
-def padded_pairs(facts, sentences: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return sentences as source and target at once: ids, mask and decoder inputs, each `(sentences, longest)`."""
-    rows = [torch.tensor(sentence) for sentence in sentences]
-    ids = pad_sequence(rows, batch_first=True, padding_value=facts.pad_token_id)
-    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    return ids, mask, shift_right(ids, facts.pad_token_id, facts.decoder_start_token_id)
-
-
-@torch.no_grad()
-def reference_logits(model: VaswaniForConditionalGeneration, sentences: list[list[int]]) -> torch.Tensor:
-    """Return the model's own logits for `padded_pairs`: `(sentences, longest, vocab_size)`."""
-    ids, mask, inputs = padded_pairs(model.config, sentences)
-    return model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits

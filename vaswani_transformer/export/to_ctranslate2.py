@@ -15,7 +15,6 @@ from torch import nn
 
 from ..data.tokenization import SIDES, side_of
 from .ctranslate2_model import open_engine
-from .exporting import position_table
 from .facts import NotExpressibleError, read_vocabularies
 
 _ACTIVATIONS = {
@@ -86,7 +85,7 @@ class VaswaniLoader(BartLoader):
 
     def set_position_encodings(self, spec, module) -> None:
         """Set the table, of sinusoids too: CTranslate2's own start at position 1 and are another variant."""
-        spec.encodings = position_table(module)
+        spec.encodings = (module.table if hasattr(module, "table") else module.weight).detach()
 
     def get_vocabulary(self, model, tokenizer) -> tuple[list[str], list[str]]:
         """Return a token for every id of source and target; ids without one get made-up names."""
@@ -128,9 +127,8 @@ def _widened(projection: nn.Linear, narrow: int, width: int) -> common_spec.Line
     return spec
 
 
-@torch.no_grad()
 def write(model, tokenizer, output: Path, quantization: str) -> None:
-    """Write a model in CTranslate2's format into a folder that does not exist yet.
+    """Write a model in CTranslate2's format into a folder.
 
     The model is in float32 on the CPU; quantisation works in place and leaves it unusable.
 
@@ -140,23 +138,22 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
     spec = VaswaniLoader()(model, tokenizer)
     spec.validate()
     spec.optimize(quantization=quantization)
-    output.mkdir(exist_ok=True)
     spec.save(str(output))
 
 
-def largest_difference(output: Path, sentences: list[list[int]], logits: torch.Tensor) -> float:
+def largest_difference(output: Path, sample: dict[str, torch.Tensor], logits: torch.Tensor) -> float:
     """Return the largest difference of a token's log-probability from the model's, computed on this CPU.
 
-    Each of the sentences, ids with the end token, is source and target; `logits` are the model's own of
-    `padded_pairs`.
+    The `sample` has sentences, ids with the end token, as sources and as targets: `input_ids`, `attention_mask` and
+    `decoder_input_ids`, each `(sentences, longest)`. The `logits` of it are the model's own.
     """
+    is_token = sample["attention_mask"].bool()
+    sentences = [row[kept].tolist() for row, kept in zip(sample["input_ids"], is_token, strict=True)]
     sources, targets = (
         [[vocabulary[number] for number in sentence] for sentence in sentences]
         for vocabulary in read_vocabularies(output)
     )
     scored = open_engine(output).score_batch(sources, [sentence[:-1] for sentence in targets], max_input_length=0)
-    differences = []
-    for sentence, ours, theirs in zip(sentences, logits.log_softmax(dim=-1), scored, strict=True):
-        log_probs = ours[: len(sentence)].gather(-1, torch.tensor(sentence)[:, None])[:, 0]
-        differences.append((log_probs - torch.tensor(theirs.log_probs)).abs().max())
-    return float(torch.stack(differences).max())  # NaN if one of them is
+    ours = logits.log_softmax(dim=-1).gather(-1, sample["input_ids"][..., None])[..., 0]
+    theirs = [log_prob for result in scored for log_prob in result.log_probs]
+    return float((ours[is_token] - torch.tensor(theirs)).abs().max())  # NaN if one of them is

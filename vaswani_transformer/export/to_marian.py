@@ -19,7 +19,6 @@ from ..data.tokenization import side_of
 from ..errors import UserError
 from ..marian_format import ACTIVATIONS, CONFIG, EOS, LAYER_NORM_EPS, NEW, OLD, UNK, stack_parameters
 from ..model.configuration_vaswani import VaswaniConfig
-from .exporting import position_table
 
 _MODEL, _SETTINGS, _JOINT, *_SIDES = "model.npz", "decoder.yml", "vocab.yml", "source.yml", "target.yml"
 _NO_PROBABILITY = -1e4  # output bias of ids that a model of Marian's did not have
@@ -57,7 +56,7 @@ def type_of(model) -> str:
 
 
 def write(model, tokenizer, output: Path, quantization: str = "float32") -> None:
-    """Write a model in float32, and its tokenizer, into a folder that does not exist yet.
+    """Write a model in float32, and its tokenizer, into a folder.
 
     Args and errors as of `type_of`; there is one quantization, float32.
     """
@@ -65,10 +64,14 @@ def write(model, tokenizer, output: Path, quantization: str = "float32") -> None
     with torch.no_grad():
         arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in _arrays(model, type).items()}
     sizes = [len(arrays.get("Wemb", arrays.get(name))) for name in ("encoder_Wemb", "decoder_Wemb")]
-    arrays[CONFIG] = _terminated(_yaml(_options(model.config, type, sizes)))
-    output.mkdir(exist_ok=True)
+    options = _yaml(_options(model.config, type, sizes)).encode("utf-8") + b"\0"
+    arrays[CONFIG] = np.frombuffer(options.ljust(-(-len(options) // _BLOCK) * _BLOCK, b"\0"), dtype=np.int8)
     _write_arrays(arrays, output / _MODEL)
-    names = _write_vocabularies(tokenizer, model.config, sizes, output)
+    sides = (side_of(tokenizer, name).get_vocab() for name in ("source", "target"))
+    texts = [_vocabulary(words, tokenizer, model.config, size) for words, size in zip(sides, sizes, strict=True)]
+    names = [_JOINT] * 2 if texts[0] == texts[1] else _SIDES
+    for name, text in zip(names, texts, strict=True):
+        (output / name).write_text(text, encoding="utf-8")
     settings = {"relative-paths": True, "models": [_MODEL], "vocabs": names}
     settings |= _settings(model, tokenizer, type)
     (output / _SETTINGS).write_text(_yaml(settings), encoding="utf-8")
@@ -80,7 +83,7 @@ def _arrays(model, type: str) -> dict[str, torch.Tensor]:
     arrays = {}
     if type == NEW:
         for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder)):
-            table = position_table(stack.embed_positions)
+            table = stack.embed_positions.table.clone()
             arrays[f"TransformerBatch{name.title()}->{name}->positionEmbedding->embeddings"] = table
         table[0] += stack.embed_tokens.weight[config.decoder_start_token_id] * stack.embed_scale  # the decoder's
     for ours, (name, kind) in stack_parameters(config, type).items():
@@ -158,7 +161,7 @@ def _settings(model, tokenizer, type: str) -> dict[str, Any]:
     suppressed = getattr(generation, "suppress_tokens", None) or ()
     unknown = side_of(tokenizer, "target").unk_token_id
     # In Marian, a table of positions has `max-length` rows, and ends the program where a sentence is longer.
-    rows = len(position_table(model.model.encoder.embed_positions))
+    rows = len(model.model.encoder.embed_positions.table)
     limits = {"max-length": rows, "max-length-crop": True} if type == NEW else {}
     return {
         "beam-size": generation.num_beams or 1,
@@ -170,16 +173,6 @@ def _settings(model, tokenizer, type: str) -> dict[str, Any]:
         "maxi-batch-sort": "src",
         **limits,
     }
-
-
-def _write_vocabularies(tokenizer, config: VaswaniConfig, sizes: list[int], output: Path) -> list[str]:
-    """Write one vocabulary for both sides, or two; returns their names."""
-    sides = (side_of(tokenizer, name).get_vocab() for name in ("source", "target"))
-    texts = [_vocabulary(words, tokenizer, config, size) for words, size in zip(sides, sizes, strict=True)]
-    names = [_JOINT] * 2 if texts[0] == texts[1] else _SIDES
-    for name, text in zip(names, texts, strict=True):
-        (output / name).write_text(text, encoding="utf-8")
-    return names
 
 
 def _vocabulary(words: dict[str, int], tokenizer, config: VaswaniConfig, size: int) -> str:
@@ -196,11 +189,6 @@ def _vocabulary(words: dict[str, int], tokenizer, config: VaswaniConfig, size: i
 
 def _yaml(values: dict[str, Any]) -> str:
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in values.items())
-
-
-def _terminated(text: str) -> np.ndarray:
-    content = text.encode("utf-8") + b"\0"
-    return np.frombuffer(content.ljust(-(-len(content) // _BLOCK) * _BLOCK, b"\0"), dtype=np.int8)
 
 
 def _write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:

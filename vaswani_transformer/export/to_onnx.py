@@ -9,26 +9,13 @@ import logging
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from .exporting import padded_pairs, position_table
-from .facts import ExportFacts
-
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 OPSET = 18
-
-
-class _TablePositions(nn.Module):
-    """Positions by look-up alone, without the check of a length that is not known when the graph is made."""
-
-    def __init__(self, table: torch.Tensor):
-        super().__init__()
-        self.register_buffer("table", table)
-
-    def forward(self, position_ids: torch.Tensor, end) -> torch.Tensor:
-        return nn.functional.embedding(position_ids, self.table)
 
 
 class _Encoder(nn.Module):
@@ -82,18 +69,14 @@ def cache_names(prefix: str, side: str, layers: int) -> list[str]:
     return [f"{prefix}.{index}.{side}.{kind}" for index in range(layers) for kind in ("key", "value")]
 
 
-@torch.no_grad()
 def write(model, tokenizer, output: Path, quantization: str) -> None:
-    """Write `encoder.onnx` and `decoder.onnx` into a folder that does not exist yet.
+    """Write `encoder.onnx` and `decoder.onnx` into a folder.
 
-    The model is in float32 on the CPU, in evaluation mode; its positions are replaced. The tokenizer is not looked at,
-    and there is one quantization, float32.
+    The model is in float32 on the CPU, in evaluation mode, with `TablePositions`. The tokenizer is not looked at, and
+    there is one quantization, float32.
     """
-    output.mkdir(exist_ok=True)
     config = model.config
     layers, heads = config.decoder_layers, config.num_heads
-    for stack in (model.model.encoder, model.model.decoder):
-        stack.embed_positions = _TablePositions(position_table(stack.embed_positions))
     batch, source, target, past = (torch.export.Dim(name) for name in ("batch", "source", "target", "past"))
     # Example inputs; the exporter would take sizes of 0 and 1 for constants.
     sentences = torch.full((3, min(5, len(model.model.encoder.embed_positions.table))), config.eos_token_id)
@@ -126,22 +109,14 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
     ).save(output / DECODER)
 
 
-def open_session(path: Path):
-    """Return an `onnxruntime.InferenceSession` on the CPU."""
-    import onnxruntime
-
-    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-
-
-def largest_difference(output: Path, sentences: list[list[int]], logits: torch.Tensor) -> float:
+def largest_difference(output: Path, sample: dict[str, torch.Tensor], logits: torch.Tensor) -> float:
     """Return the largest difference of a logit from the model's.
 
-    Each of the sentences, ids with the end token, is source and target; `logits` are the model's own of
-    `padded_pairs`.
+    The `sample` has sentences, ids with the end token, as sources and as targets: `input_ids`, `attention_mask` and
+    `decoder_input_ids`, each `(sentences, longest)`. The `logits` of it are the model's own.
     """
-    ids, mask, inputs = (tensor.numpy() for tensor in padded_pairs(ExportFacts.read(output), sentences))
-    theirs = torch.from_numpy(decode_in_parts(output, ids, mask, inputs))
-    return float((logits - theirs)[torch.from_numpy(mask).bool()].abs().max())
+    theirs = decode_in_parts(output, **{name: tensor.numpy() for name, tensor in sample.items()})
+    return float((logits - torch.from_numpy(theirs))[sample["attention_mask"].bool()].abs().max())
 
 
 def decode_in_parts(
@@ -151,7 +126,8 @@ def decode_in_parts(
 
     Those of its first half come at once, the rest token by token on the cache.
     """
-    encoder, decoder = open_session(Path(folder) / ENCODER), open_session(Path(folder) / DECODER)
+    paths, options = (str(folder / name) for name in (ENCODER, DECODER)), {"providers": ["CPUExecutionProvider"]}
+    encoder, decoder = (onnxruntime.InferenceSession(path, **options) for path in paths)
     encoded = encoder.run(None, {"input_ids": input_ids, "attention_mask": attention_mask})[1:]
     feed, names = {"encoder_attention_mask": attention_mask}, []
     for value in decoder.get_inputs()[2:]:  # the keys and values, (batch_size, num_heads, length, width) each

@@ -85,10 +85,10 @@ def _in_processes(make: Callable[[], Task], numbers: Sequence[int], workers: int
                 f' without `if __name__ == "__main__":`; {_RESUME}, with fewer workers'
             ) from error
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
                 process.join()
+            pool.shutdown(cancel_futures=True)  # ends its thread, which Python's exit could meet as it closes pipes
 
 
 def _start(started: Any, workers: int) -> None:

@@ -153,7 +153,7 @@ def test_output_is_not_touched_before_the_input_is_known_to_be_there(model, tmp_
     "mistake",
     [
         ["--train-source", "missing"],
-        ["--vocab-size", "100"],
+        ["--vocab-size", "0"],
         ["--attention", "no_such"],
         ["--tokens-per-batch", "60", "--tokens-per-device", "60", "--max-length", "3"],
         ["--seed", str(2**32)],

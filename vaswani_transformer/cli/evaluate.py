@@ -51,9 +51,10 @@ def evaluate(
     if paper_bleu:
         moses_tokenizer(paper_bleu)  # before the work, if it is not installed
     columns = {"source_column": source_column, "target_column": target_column}
-    if files.are_same_file(Path(source), Path(reference)):
+    tables = [name for name in (source, reference) if suffix(name) in FORMATS]
+    if tables and files.are_same_file(Path(source), Path(reference)):
         pairs = list(pair_source(data=source, **columns).stream())
-    elif tables := [name for name in (source, reference) if suffix(name) in FORMATS]:
+    elif tables:
         raise UserError(f"{tables[0]} holds pairs, not lines: give the same file as --source and --reference")
     else:
         pairs = list(read_pairs("text", [(source, reference)]))

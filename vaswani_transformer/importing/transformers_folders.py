@@ -116,7 +116,10 @@ def facts_of_folder(folder: Path, toolkit: str, languages: Iterable = ()) -> Fac
     name = str(read_json(folder / "config.json").get("_name_or_path") or "")
     source = re.search(r"(?:^|/)((?:Helsinki-NLP|facebook|allenai)/[\w.-]+)$", name)
     path = folder / "README.md"
-    card = metadata(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else {}
+    card = {}
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            card = metadata(file.read(1 << 22))
     codes = [language for language in languages if is_language(language)]
     return Facts(
         toolkit,

@@ -315,12 +315,13 @@ class TrainingRun:
             trainer.add_callback(NoteEventsCallback(self.output))
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            is_stopped = self.stopper.received is not None and trainer.state.global_step < trainer.state.max_steps
+            if is_stopped and trainer.is_world_process_zero():
+                self._draw_learning_curve()  # while another SIGTERM, of a launcher, does no harm
         finally:
             self.stopper.restore()
-        if self.stopper.received is not None and trainer.state.global_step < trainer.state.max_steps:
-            trainer.accelerator.wait_for_everyone()  # another may still be removing files
-            if trainer.is_world_process_zero():
-                self._draw_learning_curve()
+        if is_stopped:
+            trainer.accelerator.wait_for_everyone()  # another may still be removing files, or drawing
             raise TrainingStopped(trainer.state.global_step, self.stopper.received)
 
     def _has_ended(self, state: TrainerState) -> bool:

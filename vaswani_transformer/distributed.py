@@ -120,7 +120,7 @@ def joined_processes() -> Iterator[Processes]:
 
 
 def _end_with_launcher(launcher: int) -> None:
-    """Send this process SIGTERM once its launcher, its parent, has been killed and ends nobody any more."""
+    """Send this process SIGTERM once its launcher, its parent, has been killed and can no longer stop the processes."""
     while os.getppid() == launcher:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -70,10 +70,10 @@ def on_cpu() -> bool:
 
 
 def use_tf32() -> None:
-    """Let the GPU multiply float32 matrices in TF32, with 10 bits of their 23; a device that cannot takes no notice.
+    """Let the GPU multiply float32 matrices in TF32, with 10 of their 23 mantissa bits; no effect on other devices.
 
-    Not by transformers' `tf32`, which sets torch's newer switches: after it torch refuses to read those of old, as its
-    compiler does.
+    Not by transformers' `tf32`, which sets torch's newer switches: torch then refuses to read the old ones, and its
+    compiler reads them.
     """
     import torch
 

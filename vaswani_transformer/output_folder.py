@@ -72,7 +72,7 @@ def locked(folder: str | Path, name: str = LOCK) -> Iterator[None]:
 
 
 def locked_together(folder: str | Path) -> contextlib.AbstractContextManager:
-    """As `locked`, for processes that were launched together and write one folder: the first of them locks it."""
+    """Lock as `locked`, for processes that were launched together and write one folder: the first of them does it."""
     return locked(folder) if is_first_process() else contextlib.nullcontext()
 
 

@@ -84,8 +84,8 @@ def test_labels_are_the_tokens_and_no_formulas():
 def test_what_cannot_be_drawn_is_one_line(tmp_path, weights):
     picture = tmp_path / "no.png"
     message = error_of(draw_attention, weights, "encoder", picture, layers=[3])
-    assert message == "layer 3 is not there: encoder self-attention has 2 layers, counted from 1"
-    assert "head 0 is not there" in error_of(draw_attention, weights, "encoder-decoder", picture, heads=[1, 0])
+    assert message == "there is no layer 3: encoder self-attention has 2 layers, numbered from 1"
+    assert "there is no head 0" in error_of(draw_attention, weights, "encoder-decoder", picture, heads=[1, 0])
     for size, heads, panels in ((41, 2, "2 panels"), (121, 1, "1 panels")):
         long = made_up(np.full((1, heads, size, size), 1 / size, np.float32), size)
         assert f"{size} tokens are too many to read in {panels}" in error_of(draw_attention, long, "encoder", picture)
@@ -143,8 +143,8 @@ def test_a_page_that_no_browser_opens_is_refused(tmp_path):
     assert message.startswith("31 million weights are too many for a page, at most 25 million: give shorter sentences")
     two = made_up(np.zeros((2, 3, 4, 4), np.float32), 4)
     message = error_of(write_attention_page, two, tmp_path / "page.html", layer=3)
-    assert message == "layer 3 is not there: encoder self-attention has 2 layers, counted from 1"
-    assert "head 0 is not there" in error_of(write_attention_page, two, tmp_path / "page.html", head=0)
+    assert message == "there is no layer 3: encoder self-attention has 2 layers, numbered from 1"
+    assert "there is no head 0" in error_of(write_attention_page, two, tmp_path / "page.html", head=0)
     assert not list(tmp_path.iterdir())
 
 

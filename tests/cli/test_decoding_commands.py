@@ -57,7 +57,7 @@ def test_a_file_to_write_needs_a_folder(tmp_path, fails, command, option):
     words = [command, "MODEL", *COMMANDS[command](*files_of(tmp_path))]
     for name in ("none/x", "a.en/x", "folder"):
         assert f"{option} {tmp_path}/{name} cannot be written" in fails(*words, option, tmp_path / name)
-    assert "would not be packed" in fails(*words, option, tmp_path / "out.gz")
+    assert "would not be compressed" in fails(*words, option, tmp_path / "out.gz")
     assert "is the same file as" in fails(*words, option, tmp_path / "a.en")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.de", "a.en", "folder"]
 

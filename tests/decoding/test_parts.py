@@ -149,7 +149,7 @@ def test_a_mistake_in_a_line_is_named_and_what_is_done_stays(model, tmp_path, fa
     assert "line 10" in fails(*command, tmp_path / "one", "--long-lines", "refuse")
     assert (tmp_path / "one").read_text().count("\n") == 9
     assert run(*command, output, "--workers", "2") == 0
-    assert "2 lines were longer than the model takes and translated in parts: 10, 31" in caplog.text
+    assert "2 lines were longer than the model can take, and translated in parts: 10, 31" in caplog.text
     assert run(*command, tmp_path / "one", "--resume") == 0
     assert output.read_bytes() == (tmp_path / "one").read_bytes()
 

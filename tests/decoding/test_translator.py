@@ -151,4 +151,4 @@ def test_endless_repetition_is_cut_and_said(model, tokenizer, caplog):
     FileTranslator(translator, Layout(json=True)).run(["", text], StreamOutput(written), progress=False)
     hypotheses = [json.loads(line)["hypotheses"][0] for line in written.getvalue().splitlines()]
     assert [hypothesis.get("repeats") for hypothesis in hypotheses] == [None, True]
-    assert "repeats itself without end, which was cut: 2" in caplog.text
+    assert "endless repetition, which was cut off: 2" in caplog.text

@@ -199,7 +199,7 @@ def test_positions_command(tmp_path, capsys):
         (["table3", "--only", "c-dmodel-2048"], "there are base, base-seed-1"),
         (["table3"], "train.en.gz: No such file"),
         (["table3", "--set", "max_stepz=3"], "did you mean 'max_steps'?"),
-        (["table3", "--set", "output=there"], "--set 'output=there' is no setting of a cell"),
+        (["table3", "--set", "output=there"], "--set 'output=there' is not a setting of a cell"),
         (["table1", "--output", __file__], "of 4 cells failed, see above"),
         (["table4", "--data-dir", "."], "gum.train.trees.gz: No such file"),
         (["table1", "--set", "lengths=8,16"], "leave --set out"),

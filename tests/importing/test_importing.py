@@ -130,7 +130,7 @@ def test_options_that_do_not_apply(folder, toy, tmp_path):
 
 def test_nothing_is_there(folder, tmp_path):
     os.mkfifo(tmp_path / "pipe")  # at which a reader would wait for ever
-    assert "is in no format" in error_of(import_model, tmp_path / "pipe", tmp_path / "out")
+    assert "is not in a format" in error_of(import_model, tmp_path / "pipe", tmp_path / "out")
     (tmp_path / "pipe").rename(folder / "pytorch_model.bin")
     assert "pytorch_model.bin is not a regular file" in error_of(import_model, folder, tmp_path / "out")
     assert "nowhere (which does not exist" in error_of(import_model, tmp_path / "nowhere", tmp_path / "out")
@@ -139,8 +139,8 @@ def test_nothing_is_there(folder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "described"),
     [
-        ("config.json", '{"model_type": "m2m_100"}', "(a 'm2m_100' model of transformers) is in no format"),
-        ("config.json", '{"model_type": ["bert"]}', "(a folder) is in no format that can be imported. Known are: "),
+        ("config.json", '{"model_type": "m2m_100"}', "(a 'm2m_100' model of transformers) is not in a format"),
+        ("config.json", '{"model_type": ["bert"]}', "(a folder) is not in a format that can be imported. Known"),
         ("model.bin", "", "what was converted for CTranslate2 stays there"),
         ("config.json", "{", "config.json: "),
     ],
@@ -151,7 +151,7 @@ def test_sources_that_are_refused(tmp_path, name, content, described):
     (tmp_path / "source" / name).write_text(content)
     assert described in error_of(import_model, tmp_path / "source", tmp_path / "out")
     torch.save({"model": {}, "opt": {"copy_attn_force": True}}, tmp_path / "step_10.pt")
-    assert "(a file) is in no format" in error_of(import_model, tmp_path / "step_10.pt", tmp_path / "out")
+    assert "(a file) is not in a format" in error_of(import_model, tmp_path / "step_10.pt", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -213,7 +213,7 @@ def test_errors_are_shown_in_words_and_what_helps_is_tried(browser, make, expect
         assert elements(browser, "#key-form")[0].is_displayed()
         write(browser, TEXT[0])
         wait_for(lambda: text_of(browser, "#error") == "Give the API key above first.")
-        busy = "The server has too much to do. The next try is in 1 s."
+        busy = "The server is overloaded. The next try is in 1 s."
         for key, error in (("wrong", busy), ("right", "")):
             elements(browser, "#key")[0].clear()
             elements(browser, "#key")[0].send_keys(key)

@@ -1,1 +1,1 @@
-"""What the heads look at: attention weights, measures of heads, word alignments, pictures and the page to explore."""
+"""Attention of the heads: attention weights, measures of heads, word alignments, pictures and the page to explore."""

@@ -1,4 +1,4 @@
-"""Which source word each target word comes from, read off the encoder-decoder attention."""
+"""Word alignments: the source word that each target word comes from, by the encoder-decoder attention."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate

@@ -1,4 +1,4 @@
-"""What each attention head does, by where its attention goes on average: previous token, delimiters, alignment, ..."""
+"""Roles of attention heads, by where their attention goes on average: previous token, delimiters, alignment, ..."""
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence

@@ -72,7 +72,7 @@ def attention_page(
             for kind, (array, queries, keys) in sides.items()
         ],
     }
-    # Nothing in a sentence may end the element that the data stands in.
+    # Nothing in a sentence may end the element that holds the data.
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
     title = html.escape(" ".join(weights.source.split())[:80])
     template = (resources.files(__package__) / "page.html").read_text(encoding="utf-8")

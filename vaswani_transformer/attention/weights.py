@@ -84,7 +84,7 @@ def check_choice(name: str, chosen: Sequence[int] | None, number: int, where: st
     """
     for choice in chosen or [1]:
         if not 1 <= choice <= number:
-            raise UserError(f"{name} {choice} is not there: {where} has {number} {name}s, counted from 1")
+            raise UserError(f"there is no {name} {choice}: {where} has {number} {name}s, numbered from 1")
     return sorted(set(chosen)) if chosen else list(range(1, number + 1))
 
 

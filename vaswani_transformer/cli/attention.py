@@ -18,7 +18,7 @@ _MOST_TOKENS = 1000  # of a sentence: the weights of a longer one would fill the
 @Parameter(name="*")
 @dataclass
 class Shown:
-    """What is drawn of one sentence."""
+    """Pictures and data of one sentence."""
 
     kind: Literal["encoder", "decoder", "encoder-decoder"] | None = None
     """one of the three kinds of attention (default: all)"""
@@ -35,7 +35,7 @@ class Shown:
 @group("report")
 @dataclass
 class Report:
-    """What is reported of a file."""
+    """Reports on a file."""
 
     report: Path_ | None = None
     """name the heads by what they do on these sources, one a line"""

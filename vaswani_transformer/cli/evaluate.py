@@ -27,7 +27,7 @@ def evaluate(
     search: Search = Search(),  # noqa: B008 (of cyclopts)
     computing: Computing = Computing(),  # noqa: B008
 ) -> None:
-    """BLEU, chrF and perplexity on a test set.
+    """Evaluate a model on a test set by BLEU, chrF and perplexity.
 
     Args:
         source: sources, one a line (.gz works)
@@ -110,7 +110,7 @@ def score(
     work: Work = Work(),  # noqa: B008 (of cyclopts)
     computing: Together = Together(),  # noqa: B008
 ) -> None:
-    """Log-probabilities of given translations, and their perplexity.
+    """Score given translations by their log-probabilities, and compute their perplexity.
 
     Args:
         source: sources, one a line (.gz works)

@@ -53,7 +53,7 @@ def experiment(
         field, sign, value = word.partition("=")
         field = field.replace("-", "_")
         if not (sign and field) or field in _NO_SETTINGS:
-            raise UserError(f"--set {word!r} is no setting of a cell: write FIELD=VALUE, such as max_steps=100")
+            raise UserError(f"--set {word!r} is not a setting of a cell: write FIELD=VALUE, such as max_steps=100")
         changes[field] = value
     setup = Setup(scale, Path(output).expanduser(), data_dir and Path(data_dir).expanduser(), changes)
     module, _, kind = _EXPERIMENTS[name].partition(".")

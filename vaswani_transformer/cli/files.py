@@ -33,7 +33,7 @@ Output = StreamOutput | ResumableOutput
 @group("output")
 @dataclass
 class Writing:
-    """Where results are written."""
+    """The file that results are written to."""
 
     output: Path_ | None = None
     """write to this file instead of standard output"""
@@ -48,7 +48,7 @@ class Writing:
 @group("output")
 @dataclass
 class Work(Writing):
-    """Where results are written, and by whom."""
+    """The file that results are written to, and the workers that compute them."""
 
     workers: Annotated[int, within(1, MOST_WORKERS)] = 1
     """processes that work on parts of the files, each on its own GPU if any"""
@@ -82,7 +82,7 @@ def check_files(read: Mapping[str, str | None], written: Mapping[str, str | None
         if same:
             reason = f"is the same file as {same[0]}"
         elif path.suffix == ".gz":
-            reason = "would not be packed"
+            reason = "would not be compressed"
         elif path.is_dir() or not (folder.is_dir() and os.access(path if path.exists() else folder, os.W_OK)):
             reason = "cannot be written"
         if reason:

@@ -89,7 +89,7 @@ def _explain(error: BaseException) -> str:
         error.verbose = False
         name = " ".join(["vaswani", *(error.command_chain or ())])
         return f"{one_line(error, _LONGEST).replace(_ESCAPE, '').removesuffix('.')} (see `{name} --help`)"
-    if is_panic(error):  # of a text where a regular expression has tried ten million ways, most of all
+    if is_panic(error):  # usually a text on which a regular expression backtracked ten million times
         return f"the tokenizer failed on a text ({one_line(error)}): change the rules in tokenizer.json, or the text"
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""

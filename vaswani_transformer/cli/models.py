@@ -1,4 +1,4 @@
-"""What is done to a finished model: `vaswani average`, `push`, `import` and `export`."""
+"""Commands for a finished model: `vaswani average`, `push`, `import` and `export`."""
 
 import os
 import shlex

@@ -33,7 +33,7 @@ def within(least: float, most: float) -> Parameter:
 
 
 def setting(name: str) -> Parameter:
-    """Return the range of an option that stands for a setting of the search."""
+    """Return the allowed range of an option that sets a search setting."""
     return within(*SETTING_RANGES[name][1:])
 
 
@@ -89,7 +89,7 @@ class Sampling:
 @group("model")
 @dataclass
 class Computing:
-    """How a model computes."""
+    """Options of a model's computation."""
 
     ensemble, combine = (), "probabilities"
 
@@ -111,7 +111,7 @@ class Computing:
 @group("model")
 @dataclass
 class Together(Computing):
-    """How a model computes, and with which others."""
+    """Options of a model's computation, and the other members of its ensemble."""
 
     ensemble: Annotated[tuple[Path_, ...], SEVERAL] = ()
     """further models that translate together with MODEL; all words up to the next option"""

@@ -140,7 +140,7 @@ def evaluate(
     search: Search = Search(),  # noqa: B008 (of cyclopts)
     computing: Computing = Computing(),  # noqa: B008
 ) -> None:
-    """Labelled bracketing scores of a model, or of predicted trees, by evalb's rules.
+    """Score a model, or predicted trees, by labelled bracketing with evalb's rules.
 
     Args:
         model: model folder; or give --predicted

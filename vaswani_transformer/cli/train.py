@@ -35,7 +35,7 @@ def train(
     command resumes an interrupted training.
 
     Args:
-        dry_run: print what it takes (tokens, FLOPs, memory, time by a trial of ten steps), and end
+        dry_run: print what the training will need (tokens, FLOPs, memory, and time, from ten trial steps), and exit
     """
     import datasets
 

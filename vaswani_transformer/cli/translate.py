@@ -21,7 +21,7 @@ from .options import AnyModel, Path_, Sampling, Search, Together, group, within
 @group("input")
 @dataclass
 class Files:
-    """What is read."""
+    """Options of the input."""
 
     input: Path_ | None = None
     """translate the lines of this file (.gz works)"""
@@ -32,13 +32,13 @@ class Files:
     max_source_tokens: Annotated[int | None, within(2, 10**6)] = None
     """a line of more tokens is too long"""
     long_lines: Literal["split", "refuse"] = "split"
-    """translate a line that is too long in parts, or stop there"""
+    """whether to translate a line that is too long in parts, or stop with an error"""
 
 
 @group("what is written")
 @dataclass
 class Written:
-    """What is written of each line."""
+    """Options of the output of each line."""
 
     nbest: Annotated[int | None, within(1, 10_000)] = None
     """N translations of each line: line number, score, text"""
@@ -128,7 +128,7 @@ def _translate_document(model: str, request: Request) -> None:
 
     files, written, output = request.files, request.written, request.work.output
     if written.format == "docx" and output is None and sys.stdout.isatty():
-        raise UserError("a Word file is not text that a terminal shows: give --output FILE")
+        raise UserError("a Word file cannot be shown in a terminal: give --output FILE")
     translator = functools.cache(lambda: load(model, request).translator)
 
     def translate(sentences: list[str]) -> list[str]:

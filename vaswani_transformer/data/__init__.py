@@ -1,4 +1,4 @@
-"""From text to batches: reading parallel text, filters, tokenizers, tokenised pairs, prepared data, batches by tokens.
+"""Text to batches: reading parallel text, filters, tokenizers, tokenised pairs, prepared data, batches by tokens.
 
 A pair's way: `parallel_text` finds the files, `pair_readers` reads them, `tokenized_pairs` (or `prepare`, once for all
 trainings) turns text into token ids and drops pairs by their tokens, `batching` makes batches. `cleaning` writes text

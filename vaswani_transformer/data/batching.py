@@ -44,7 +44,7 @@ class TokenBatchSampler:
     Args:
         source_lengths: tokens of each source, `</s>` included.
         target_lengths: tokens of each target, `</s>` included.
-        max_tokens: at most so many source tokens in a batch, and as many target tokens, padding not counted (the
+        max_tokens: the most source tokens, and the most target tokens, in a batch, padding not counted (the
             paper: about 25,000).
         micro_batches: parts that each batch is dealt out in.
         seed: with the epoch, determines the shuffle.

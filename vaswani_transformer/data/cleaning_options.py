@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class CleaningRules:
-    """What `vaswani clean` drops, in this order; each text is the help of an option."""
+    """Filters of `vaswani clean`, in this order; each text is the help of an option."""
 
     keep_identical: bool = False
     """keep pairs of two equal sides"""

@@ -72,7 +72,7 @@ def key_of(text: str) -> int:
 
 @dataclass(frozen=True)
 class LengthRatio:
-    r"""How long the targets of a text are for their sources, by its own distribution.
+    r"""Lengths of a text's targets relative to their sources, by its own distribution.
 
     With $s$ and $t$ characters of source and target and $r = \log(t/s)$, a pair's deviation is
     $z = (r - m(s)) / d(s)$: $m$ is the median and $d$ 1.4826 times the median absolute deviation of $r$ (a normal

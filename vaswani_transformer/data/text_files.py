@@ -114,7 +114,7 @@ def has_undecoded(text: str) -> bool:
 
 
 class TextScan(NamedTuple):
-    """What reading a whole text file has shown."""
+    """Facts about a text file that was read whole."""
 
     lines: int
     sha256: str  # of its bytes, unpacked, in hexadecimal

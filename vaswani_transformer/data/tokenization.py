@@ -87,7 +87,7 @@ def train_tokenizer(
 
 
 def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFast:
-    """A tokenizer with our special tokens, with which the vocabulary of `backend` begins; it ends a text with `</s>`.
+    """Return a tokenizer whose vocabulary begins with our special tokens and which ends each text with `</s>`.
 
     `settings` are further entries of the tokenizer's configuration.
     """
@@ -154,7 +154,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
             # Without trust_remote_code=False, transformers would ask on standard input whether to run code in there.
             tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
             if not isinstance(tokenizer, PreTrainedTokenizerFast):
-                raise ValueError(f"{type(tokenizer).__name__} is no tokenizer of the library tokenizers")
+                raise ValueError(f"{type(tokenizer).__name__} is not a tokenizer of the `tokenizers` library")
         # Many wrong values are found in use alone.
         probes = [tokenizer([_PROBE])["input_ids"][0]]
         if has_two_sides(tokenizer):

@@ -57,7 +57,7 @@ def run_tasks(
 
 
 def default_workers(parts: int) -> int:
-    """One worker per CPU, but no more than there are parts: a worker takes seconds to start."""
+    """Return a worker for each CPU, but no more than there are parts: a worker takes seconds to start."""
     return max(1, min(len(available_cpus()), parts))
 
 

@@ -131,8 +131,8 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
     ) -> Seq2SeqLMOutput:
         """Compute the common distribution of the next token at every position.
 
-        Takes what a member's `forward` takes, less the labels and all that asks for attention weights or hidden states.
-        The logits, `(batch_size, target_length, vocab_size)`, are log-probabilities but for a constant at a position.
+        Accepts a member's `forward` arguments, except labels and those that ask for attention weights or hidden states.
+        The logits, `(batch_size, target_length, vocab_size)`, are log-probabilities up to a constant at each position.
         """
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(input_ids=input_ids, attention_mask=attention_mask)

@@ -13,7 +13,7 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
 
 
 class FastTokenizer:
-    """As much of transformers' `PreTrainedTokenizerFast` as translating and scoring need, with the same results.
+    """The part of transformers' `PreTrainedTokenizerFast` that translating and scoring need, with the same results.
 
     Encoding and decoding change nothing in it, so that threads may share it.
 

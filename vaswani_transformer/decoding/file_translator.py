@@ -15,7 +15,7 @@ from .translator import Hypothesis, PreparedWindow, Translator
 
 @dataclass(frozen=True)
 class Layout:
-    """How translations are written."""
+    """The layout of written translations."""
 
     numbered: bool = False  # number of the line TAB score TAB translation
     scores: bool = False  # score TAB translation

@@ -93,7 +93,7 @@ def read_glossary(path: str | Path) -> Glossary:
 
 
 class Tokens(NamedTuple):
-    """What the tokens of a vocabulary mean for terms."""
+    """Properties of a vocabulary's tokens that matter for terms."""
 
     continuing: frozenset[int] = frozenset()  # those that go on with a word, where a token shows that
     signs: frozenset[int] = frozenset()  # those without a letter or a digit

@@ -1,4 +1,4 @@
-"""Where translations are written: a stream, or a file that an interrupted program can resume."""
+"""The output of translations: a stream, or a file that an interrupted program can resume."""
 
 import contextlib
 import json

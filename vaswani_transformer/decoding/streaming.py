@@ -54,8 +54,8 @@ class Window:
 
 
 Remarks = defaultdict[str, list[int]]  # the numbers of lines to report once all are written, by what is reported
-SPLIT = "longer than the model takes and translated in parts"
-CUT = "translated into something that repeats itself without end, which was cut"
+SPLIT = "longer than the model can take, and translated in parts"
+CUT = "translated into endless repetition, which was cut off"
 
 
 def report(remarks: Remarks) -> None:

@@ -31,13 +31,13 @@ _STAND_IN = "Xxxx"  # for such a thing where sentences are split: a word, perhap
 
 
 class Kind(Enum):
-    """What a piece of a document is."""
+    """The kind of a piece of a document."""
 
     FIXED = "stays where it is, and ends the sentence before it"
     TEXT = "is translated"
     OPEN = "the first tag of a span"
     CLOSE = "the second"
-    POINT = "stands between words or in one"
+    POINT = "comes between words or within one"
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """Markup that follows the words of a translation: spans around them, points between them.
 
-Spans are copied from word to word, as Bergamot does for web pages: a target word stands in the spans of the source word
-that it is aligned with, so that a span whose words are torn apart is there twice.
+Spans are copied from word to word, as Bergamot does for web pages: a target word is in the spans of the source word
+that it is aligned with, so that a span whose words are torn apart appears twice.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What a model card states: facts about a model, the recipe and log of its training run, and its scores."""
+"""Contents of a model card: facts about a model, the recipe and log of its training run, and its scores."""
 
 import contextlib
 import re
@@ -34,7 +34,7 @@ _TEXTS = ("test_set", "source_file", "source_sha256", "reference_file", "referen
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a model card states; what is empty or None is not known and not mentioned."""
+    """Facts on a model card; what is empty or None is not known and not mentioned."""
 
     repo_id: str  # owner/name
     config: "VaswaniConfig"
@@ -52,7 +52,7 @@ class CardFacts:
 
     @property
     def name(self) -> str:
-        """The repository's name without its owner."""
+        """Return the repository's name without its owner."""
         return self.repo_id.rpartition("/")[2]
 
 

@@ -197,7 +197,7 @@ def carry_over(facts: CardFacts, text: str, options: Collection[str] = ()) -> Ca
         return facts
     earlier, is_same = metadata(text), describes(text, facts.weights)
     if not is_same and earlier.pop("results") and "results" not in options:
-        logger.warning("the scores on the card on the Hub are of other weights and left out: evaluate these")
+        logger.warning("the scores on the card on the Hub are of other weights and were left out: evaluate these")
     kept = {
         name: value
         for name, value in earlier.items()

@@ -54,7 +54,7 @@ class HubFailure(OSError):
 
 @dataclass(frozen=True)
 class Published:
-    """What a push did, or would do."""
+    """The result of a push, done or planned."""
 
     repo_id: str  # owner/name
     revision: str  # the branch

@@ -62,7 +62,7 @@ def _read(path: Path) -> dict[str, int]:
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):
         word, _, count = line.rstrip().rpartition(" ")
         if not word or not count.isdecimal() or word in ids:
-            raise UserError(f"{path}, line {number}, is no new word and count ({shortened(line, 60)!r}): {_ADVICE}")
+            raise UserError(f"{path}, line {number}, is not a new word and count ({shortened(line, 60)!r}): {_ADVICE}")
         ids[word] = len(SPECIAL_TOKENS) + number - 1
     return ids
 

@@ -46,7 +46,7 @@ _BESIDE = ("*.json", "*.txt", "*.model", "*.spm", "*.yml", "*.yaml", "README.md"
 
 
 class Import(NamedTuple):
-    """What `import_model` did."""
+    """The result of `import_model`."""
 
     folder: Path
     format: str  # of the source, in words
@@ -130,8 +130,8 @@ def _format_of(source: Path) -> ModuleType:
     kind = model_type(source)
     described = f"a {kind!r:.50} model of transformers" if kind else "a folder" if source.is_dir() else "a file"
     described = described if source.exists() else "which does not exist, and is not a name owner/name on the Hub"
-    known = "; ".join(format.NAME for format in FORMATS)
-    raise UserError(f"{source} ({described}) is in no format that can be imported. Known are: {known}. {_NOT_OURS}")
+    known = "Known formats: " + "; ".join(format.NAME for format in FORMATS)
+    raise UserError(f"{source} ({described}) is not in a format that can be imported. {known}. {_NOT_OURS}")
 
 
 def _write(imported: Imported, staging: Path, name: str) -> int:

@@ -1,4 +1,4 @@
-"""What every format returns to `importing.py`: a model of another toolkit in our terms."""
+"""The result of every format for `importing.py`: a model of another toolkit in our terms."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
 
 @dataclass
 class Facts:
-    """Where a model comes from, for its card; what is empty or None is not known."""
+    """The origin of a model, for its card; what is empty or None is not known."""
 
     toolkit: str  # that trained it, in words, such as "Marian"
     source: str = ""  # name or URL of the original; `importing.py` fills in the name of the source

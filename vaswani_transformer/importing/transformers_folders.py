@@ -1,4 +1,4 @@
-"""What MarianMT and FSMT folders of transformers have in common: configuration, weights, vocabularies, facts."""
+"""Common parts of MarianMT and FSMT folders of transformers: configuration, weights, vocabularies, facts."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -63,7 +63,7 @@ _NOT_FROM_FILES = {
     "distributed_config", "per_layer_config", "name_or_path", "transformers_weights",
     "base_model_tp_plan", "base_model_pp_plan", "base_model_ep_plan", "sub_configs", "sub_configs_defaults",
     "attribute_map", "keys_to_ignore_at_inference",
-    "num_labels",  # of no effect; transformers makes a table of so many rows before it checks anything
+    "num_labels",  # has no effect, but transformers builds a table of this many rows before checking anything
 }  # fmt: skip
 
 

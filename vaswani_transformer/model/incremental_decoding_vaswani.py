@@ -328,7 +328,7 @@ class DecodingCache(EncoderDecoderCache):
         self.room = room
 
     def _see_by_mask(self, groups: int, like: torch.Tensor) -> None:
-        """From now on a mask says which slots are a row's own past; so far all that are filled are."""
+        """Start a mask of the slots that are a row's own past; until now all that are filled are."""
         self.past = like.new_full((groups, self.beams, self.room), -torch.inf)
         self.past[:, :, : self.filled] = 0
         self.positions = torch.arange(self.room, device=like.device).expand(groups, -1).clone()

@@ -7,7 +7,7 @@ from torch.nn.functional import linear
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # DTensor and quantized tensors
 
 _CAPTURES = "transformers.utils.output_capturing"
-# For so many rows a CPU multiplies a copy in blocks of a weight's rows up to twice as fast as the whole matrix.
+# With this many rows a CPU multiplies by a blocked copy of a weight up to twice as fast.
 _FEW, _BLOCK = range(2, 65), 32
 
 

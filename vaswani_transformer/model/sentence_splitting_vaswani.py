@@ -4,7 +4,7 @@ import re
 
 
 def sentence_parts(text: str, language: str = "en") -> list[str]:
-    """A text, of one paragraph, cut behind its sentences: joined by nothing, the parts are the text.
+    """Cut one paragraph after each sentence; the parts, concatenated, are the text.
 
     Args:
         text: any text; white space of all kinds counts as spaces.

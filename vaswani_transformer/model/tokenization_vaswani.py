@@ -178,7 +178,7 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
         return [number if number < self.known_tokens[0] else self._unknown() for number in ids]
 
     def _unknown(self) -> int | None:
-        """As `unk_token_id`, which asks `known_ids` in its turn."""
+        """Return `unk_token_id` without asking it, since it asks `known_ids` in its turn."""
         return None if self.unk_token is None else self._tokenizer.token_to_id(str(self.unk_token))
 
     def _encode_plus(self, text, text_pair=None, **kwargs):

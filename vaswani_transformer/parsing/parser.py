@@ -146,11 +146,11 @@ def load_trees(path: str | Path, skip_bad: bool = False) -> list[Tree]:
 
 @dataclass(frozen=True)
 class TextForm:
-    """How trees become text for training."""
+    """The form in which trees become text for training."""
 
     tags: bool = True  # write part-of-speech tags; otherwise every tag is `XX`
     words: bool = False  # write the words into the tree, too (`with_words`)
-    # Train so many times on each tree and so many times on versions of it with parts exchanged, and on a quarter of
+    # Train this many times on each tree and this many times on versions of it with parts exchanged, and on a quarter of
     # their short constituents by themselves (`Exchange`, seeded by the recipe); 0: once on each tree.
     augment: int = 0
 

@@ -22,7 +22,7 @@ from ..model.settings_vaswani import MAX_EXTRA_TOKENS, broken_range
 
 
 def _option(default, help_text: str, group: str, flag: str | None = None):
-    """A field; `flag` is a shorter name of its option."""
+    """Return a field; `flag` is a shorter name of its option."""
     return dataclasses.field(default=default, metadata={"help": help_text, "group": group, "flag": flag})
 
 
@@ -58,7 +58,7 @@ class Recipe:
     source_column: str = _option("source", "column of the sources, or its key or language (TMX): en", DATA)
     target_column: str = _option("target", "column of the targets, or its key or language (TMX): de", DATA)
     max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
-    max_length_ratio: float = _option(3.0, "pairs with a side over so many times longer are dropped; 0: no limit", DATA)
+    max_length_ratio: float = _option(3.0, "drop pairs with one side over this many times as long; 0: no limit", DATA)
     expected_pairs: int | None = _option(None, "pairs of an epoch, for --dry-run where the data is not here", DATA)
     expected_source_length: float | None = _option(None, "the same: mean tokens of a source, </s> included", DATA)
     expected_target_length: float | None = _option(None, "the same: mean tokens of a target, </s> included", DATA)

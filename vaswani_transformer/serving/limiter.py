@@ -22,7 +22,7 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
-    """What Prometheus reads; `paths` are those that are counted by themselves."""
+    """Metrics that Prometheus reads; `paths` are those that are counted by themselves."""
 
     def __init__(self, models, paths: set[str]):
         self.registry, self.paths = CollectorRegistry(), paths

@@ -114,7 +114,7 @@ async function work() {
 function onError(error) {
   clear();
   if (error.seconds) {
-    fail(`The server has too much to do. The next try is in ${error.seconds} s.`);
+    fail(`The server is overloaded. The next try is in ${error.seconds} s.`);
     timer = setTimeout(work, 1000 * error.seconds);
   } else {
     fail(error.message);

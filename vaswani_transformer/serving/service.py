@@ -37,7 +37,7 @@ class Limits:
 
     @property
     def body(self) -> int:
-        """Bytes of a request's body: a character has at most twelve, as two escapes of a form or of JSON."""
+        """Return the bytes allowed in a body: a character has at most twelve, as two escapes of a form or of JSON."""
         return 12 * self.characters + 65_536
 
 
@@ -235,7 +235,7 @@ def texts_of(value: str | list[str]) -> list[str]:
 
 def full() -> HTTPException:
     """Return the refusal of a request that is one too many."""
-    return HTTPException(503, "the server has too much to do: try again later", {"Retry-After": "1"})
+    return HTTPException(503, "the server is overloaded: try again later", {"Retry-After": "1"})
 
 
 def _options(model: Any, job: TranslationsRequest) -> Options:

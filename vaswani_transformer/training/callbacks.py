@@ -177,7 +177,7 @@ class StopAndSaveCallback(TrainerCallback):
         log: counts the seconds, earlier sessions included.
         max_minutes: training then ends with a validation and a checkpoint; 0 for no limit.
         checkpoint_minutes: between two checkpoints (Section 6.1: 10); 0 for none.
-        first_step: before it only validations have the checkpoints that the Trainer writes every so many steps.
+        first_step: before this step the Trainer's periodic checkpoints are written only at validations.
     """
 
     def __init__(

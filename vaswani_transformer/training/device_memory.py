@@ -62,7 +62,7 @@ def choose_tokens_per_device(trainer) -> int:
 
 
 def _step(trainer, tokens: int) -> None:
-    """Forward and backward pass of the largest batch that counts as so many tokens a side: of the longest sentences."""
+    """Run a forward and backward pass on the largest batch that counts as `tokens` tokens a side: longest sentences."""
     config, longest, device = trainer.model.config, max(2, trainer.longest_sentence), trainer.args.device
     if trainer.args.padding_free:
         collator, positions = PackedCollator(config.pad_token_id, longest), packed_size(tokens + longest, longest)

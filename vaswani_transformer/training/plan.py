@@ -207,7 +207,7 @@ def model_flops(
     target_lengths: Sequence[float] | np.ndarray | float,
     training: bool = True,
 ) -> float:
-    """Operations of the model's matrix products on these sentence pairs, a multiplication and an addition counting two.
+    """Count operations of the model's matrix products on these sentence pairs: a multiplication and addition are two.
 
     Counted as `torch.utils.flop_counter` does: projections, attention's products of queries with keys and of weights
     with values (the decoder's whole square, though its mask hides half), feed-forward sublayers, the projection to the
@@ -232,7 +232,7 @@ def model_flops(
 
 
 def neighbours(lengths: np.ndarray, window: int | None) -> np.ndarray:
-    """Pairs of positions of which one is in the other's neighbourhood, itself included, in sequences of these lengths.
+    """Count pairs of positions in sequences of these lengths, one in the other's neighbourhood, which includes itself.
 
     `window` is the size r of the neighbourhood, half of it to either side; None for all positions.
     """

@@ -62,7 +62,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     `gradient_accumulation_steps` is worked out from the two token fields below.
 
     Args:
-        tokens_per_batch: at most so many source tokens, and as many target tokens, in one optimizer step over all
+        tokens_per_batch: the most source tokens, and the most target tokens, in one optimizer step over all
             devices and accumulated parts, padding not counted (the paper: about 25,000).
         tokens_per_device: what one device takes at once; if none, what its memory holds, and on a CPU 4096.
         padding_free: train on batches without padding (`PackedCollator`); validation pads.

@@ -26,11 +26,11 @@ SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 SIDES = ("source", "target")
 DEFAULT_VOCAB_SIZE = {"bpe": 37_000, "wordpiece": 32_000}
 
-_BYTE_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+BYTE_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 # Byte-level text consists of 256 printable characters, the last of them U+0143, so this sign (U+203F, undertie) can
 # never be text; the usual "##" could: as the text "##a" and as a continuing "a".
 _CONTINUING_PREFIX = "‿"
-_CONTINUING_BYTES = [_CONTINUING_PREFIX + symbol for symbol in _BYTE_ALPHABET]
+_CONTINUING_BYTES = [_CONTINUING_PREFIX + symbol for symbol in BYTE_ALPHABET]
 # WordPiece tries all lengths from every position, so its time grows faster than the square of the length of a "word",
 # which may be a whole line where there are no spaces (Chinese, base64). Cutting at this many bytes bounds it.
 _MAX_WORD_BYTES = 100
@@ -70,8 +70,8 @@ def train_tokenizer(
     if first is None:
         raise UserError("there is no text to train a tokenizer on: give at least one sentence that is not empty")
 
-    trainer = _new_trainer(kind, vocab_size, show_progress)
-    learner = _new_pipeline(kind, models.BPE() if kind == "bpe" else models.WordPiece())
+    trainer = new_trainer(kind, vocab_size, show_progress)
+    learner = new_pipeline(kind, models.BPE() if kind == "bpe" else models.WordPiece())
     learner.train_from_iterator(chain([first], sentences), trainer=trainer, length=length)
     model = learner.model
     if kind == "wordpiece":
@@ -83,7 +83,7 @@ def train_tokenizer(
             max_input_chars_per_word=_MAX_WORD_BYTES,
             continuing_subword_prefix=_CONTINUING_PREFIX,
         )
-    return finished_tokenizer(_new_pipeline(kind, model))
+    return finished_tokenizer(new_pipeline(kind, model))
 
 
 def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFast:
@@ -245,24 +245,25 @@ def check_tokenizer_matches(tokenizer: PreTrainedTokenizerBase, config: Any) -> 
         raise UserError(f"tokenizer does not match the model ({'; '.join(faults)}): use the one saved with the model")
 
 
-def _new_trainer(kind: str, vocab_size: int, show_progress: bool) -> trainers.Trainer:
+def new_trainer(kind: str, vocab_size: int, show_progress: bool) -> trainers.Trainer:
+    """Return a trainer of a vocabulary of special tokens, all bytes and learned pieces."""
     special = list(SPECIAL_TOKENS)
     if kind == "bpe":
         return trainers.BpeTrainer(
-            vocab_size=vocab_size, special_tokens=special, initial_alphabet=_BYTE_ALPHABET, show_progress=show_progress
+            vocab_size=vocab_size, special_tokens=special, initial_alphabet=BYTE_ALPHABET, show_progress=show_progress
         )
     # The trainer numbers continuing symbols in the order of a randomly seeded hash map and breaks ties between merges
     # by these numbers. Listing the symbols here fixes the numbers, so that training is deterministic, and keeps all of
     # them in the vocabulary, so that no byte is ever unknown.
     return trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        special_tokens=special + _BYTE_ALPHABET + _CONTINUING_BYTES,
+        special_tokens=special + BYTE_ALPHABET + _CONTINUING_BYTES,
         continuing_subword_prefix=_CONTINUING_PREFIX,
         show_progress=show_progress,
     )
 
 
-def _new_pipeline(kind: str, model: models.Model) -> Tokenizer:
+def new_pipeline(kind: str, model: models.Model) -> Tokenizer:
     """Build the text pipeline around `model`: text to byte-level words, and pieces back to text."""
     tokenizer = Tokenizer(model)
     # One space always, even before a space, so that the first word of a sentence shares its token with the same word

@@ -8,14 +8,13 @@ import json
 import re
 from collections.abc import Container, Iterable, Sequence
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..data.tokenization import SPECIAL_TOKENS, finished_tokenizer
+from ..data.tokenization import BYTE_ALPHABET, SPECIAL_TOKENS, finished_tokenizer, new_pipeline, new_trainer
 from ..errors import UserError
 from .trees import TREE_TOKENS, escape
 
-_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 _SPACE = "Ġ"  # the space before a word, in the byte-level alphabet
 
 
@@ -37,19 +36,14 @@ def train_parser_tokenizer(
     Raises:
         UserError: for a vocabulary without room for all bytes, brackets and tags.
     """
-    least = len(SPECIAL_TOKENS) + len(_ALPHABET) + len(tree_tokens)
+    least = len(SPECIAL_TOKENS) + len(BYTE_ALPHABET) + len(tree_tokens)
     if vocab_size < least:
         raise UserError(
             f"vocab_size is {vocab_size}: the special tokens, all bytes, and the {len(tree_tokens)} brackets and tags"
             f" of the trees need {least}; give at least that"
         )
     learner = _pipeline(models.BPE())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(tree_tokens),
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=_ALPHABET,
-        show_progress=False,
-    )
+    trainer = new_trainer("bpe", vocab_size - len(tree_tokens), show_progress=False)
     learner.train_from_iterator(sentences, trainer=trainer)
     learned = json.loads(learner.to_str())["model"]
     vocabulary = learned["vocab"]
@@ -62,12 +56,10 @@ def train_parser_tokenizer(
 
 
 def _pipeline(model: models.Model) -> Tokenizer:
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.Prepend(" ")
+    tokenizer = new_pipeline("bpe", model)
     words = pre_tokenizers.Split(Regex(" ?[^ ]+"), "isolated")
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
-    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)])
     return tokenizer
 
 

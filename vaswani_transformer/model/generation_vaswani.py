@@ -112,36 +112,6 @@ def _other_criteria(generation_config, criteria: Sequence) -> StoppingCriteriaLi
     )
 
 
-def search_settings(generation_config, prompt: int, processors: Sequence, criteria: Sequence) -> SearchSettings | None:
-    """Return the settings of a `Search` that does all that a call asks for; None if they cannot say all of it.
-
-    `generation_config` is the prepared one, `prompt` the number of tokens that outputs start from.
-    """
-    config = generation_config
-    of_steps = config.return_dict_in_generate and (config.output_scores or config.output_logits)
-    others = (config.do_sample, config.is_assistant, config.prefill_chunk_size, of_steps)
-    if any(others) or config._pad_token_tensor is None or _other_criteria(config, criteria):
-        return None
-    min_tokens, forced, forbidden = 0, [], set()
-    for processor in processors:
-        if type(processor) is MinLengthLogitsProcessor and _are_ends(processor.eos_token_id, config):
-            min_tokens = max(min_tokens, processor.min_length - prompt)
-        elif type(processor) is MinNewTokensLengthLogitsProcessor and _are_ends(processor.eos_token_id, config):
-            min_tokens = max(min_tokens, processor.prompt_length_to_skip + processor.min_new_tokens - prompt)
-        elif type(processor) is ForcedEOSTokenLogitsProcessor and processor.max_length == config.max_length:
-            forced = processor.eos_token_id.tolist()
-        elif type(processor) is SuppressTokensLogitsProcessor:
-            forbidden.update(processor.suppress_tokens.tolist())
-        elif type(processor) is NoBadWordsLogitsProcessor and all(len(ids) == 1 for ids in processor.sequence_bias):
-            forbidden.update(*processor.sequence_bias)
-        else:
-            return None
-    if not forbidden.isdisjoint(forced):  # the order of the processors would count
-        return None
-    sets = {"forced_end_ids": frozenset(forced), "forbidden_ids": frozenset(forbidden)}
-    return _settings(config, min_tokens=min_tokens, **sets)
-
-
 class VaswaniGenerationMixin:
     """Scores beams by `length_normalization` and limits outputs by the length of their source.
 
@@ -292,14 +262,34 @@ class VaswaniGenerationMixin:
         past_key_values=None, **model_kwargs,
     ) -> SearchSettings | None:  # fmt: skip
         """Return the settings of a `Search` that gives what transformers' loop would; None if there are none."""
+        config, prompt = generation_config, input_ids.shape[1]  # the tokens that outputs start from
         is_new = isinstance(past_key_values, DecodingCache) and not past_key_values.source
         # A class derived from the model's, or the object alone, may have methods that a `Search` would bypass.
         is_derived = VaswaniGenerationMixin not in type(self).__bases__ or has_own_methods(self)
-        if not is_new or is_derived or synced_gpus or streamer is not None:
+        of_steps = config.return_dict_in_generate and (config.output_scores or config.output_logits)
+        others = (config.do_sample, config.is_assistant, config.prefill_chunk_size, of_steps, synced_gpus, is_derived)
+        if not is_new or any(others) or streamer is not None or config._pad_token_tensor is None:
             return None
-        settings = search_settings(generation_config, input_ids.shape[1], logits_processor, stopping_criteria)
-        if settings is None:
+        if _other_criteria(config, stopping_criteria):
             return None
+        min_tokens, forced, forbidden = 0, [], set()
+        for processor in logits_processor:
+            if type(processor) is MinLengthLogitsProcessor and _are_ends(processor.eos_token_id, config):
+                min_tokens = max(min_tokens, processor.min_length - prompt)
+            elif type(processor) is MinNewTokensLengthLogitsProcessor and _are_ends(processor.eos_token_id, config):
+                min_tokens = max(min_tokens, processor.prompt_length_to_skip + processor.min_new_tokens - prompt)
+            elif type(processor) is ForcedEOSTokenLogitsProcessor and processor.max_length == config.max_length:
+                forced = processor.eos_token_id.tolist()
+            elif type(processor) is SuppressTokensLogitsProcessor:
+                forbidden.update(processor.suppress_tokens.tolist())
+            elif type(processor) is NoBadWordsLogitsProcessor and all(len(ids) == 1 for ids in processor.sequence_bias):
+                forbidden.update(*processor.sequence_bias)
+            else:
+                return None
+        if not forbidden.isdisjoint(forced):  # the order of the processors would count
+            return None
+        sets = {"forced_end_ids": frozenset(forced), "forbidden_ids": frozenset(forbidden)}
+        settings = _settings(config, min_tokens=min_tokens, **sets)
         tokens = settings.end_ids | settings.forced_end_ids | settings.forbidden_ids
         return settings if all(0 <= token < self.config.target_vocab_size for token in tokens) else None
 

@@ -14,9 +14,10 @@ from transformers.trainer_callback import ExportableState
 
 from ..durations import duration
 from ..errors import one_line, reading
-from ..files import write_text
+from ..files import write_text, written_whole
 from ..json_and_yaml import parse_json
 from ..output_folder import OutputFolder
+from ..plots import can_draw
 from .checkpoints import STOP, TIME
 
 logger = logging.getLogger(__name__)
@@ -144,6 +145,36 @@ def read_training_log(path: str | Path) -> list[dict]:
             if number < len(lines):  # a crash may have torn the last
                 logger.warning("line %d of %s is damaged and dropped (%s)", number, path, one_line(error, 100))
     return entries
+
+
+def plot_learning_curve(log: str | Path, picture: Path) -> None:
+    """Draw losses (nats a token), BLEU and learning rate of a log over its steps, whole or not at all, as PNG."""
+    entries = read_training_log(log)
+    series = {
+        key: ([entry["step"] for entry in entries if key in entry], [entry[key] for entry in entries if key in entry])
+        for key in ("loss", "eval_loss", "eval_bleu", "learning_rate")
+    }
+    has_bleu = bool(series["eval_bleu"][0])
+    if not can_draw():
+        logger.warning("no picture drawn: pip install 'vaswani_transformer[plots]' to have one")
+        return
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained", figsize=(8, 7 if has_bleu else 5))
+    axes = figure.subplots(3 if has_bleu else 2, 1, sharex=True, height_ratios=[3, 2, 1] if has_bleu else [3, 1])
+    axes[0].plot(*series["loss"], color="tab:blue", alpha=0.7, label="training (label-smoothed)")
+    axes[0].plot(*series["eval_loss"], color="tab:orange", marker="o", markersize=3, label="validation")
+    axes[0].set_ylabel("loss (nats a token)")
+    axes[0].legend()
+    if has_bleu:
+        axes[1].plot(*series["eval_bleu"], color="tab:green", marker="o", markersize=3)
+        axes[1].set_ylabel("validation BLEU\n(greedy)")
+    axes[-1].plot(*series["learning_rate"], color="tab:gray")
+    axes[-1].set(xlabel="optimizer step", ylabel="learning rate")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    with written_whole(picture) as new:
+        figure.savefig(new, dpi=110, format="png")
 
 
 def stored_attribute(state, callback: type, name: str, default: float) -> float:

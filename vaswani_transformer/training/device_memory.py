@@ -3,13 +3,13 @@
 import logging
 import math
 
+import numpy as np
 import torch
 from accelerate.utils import find_executable_batch_size, send_to_device
 
-from ..data.batching import MOST_PADDED, PackedCollator, packed_size
+from ..data.batching import IGNORE_INDEX, MOST_PADDED, PackedCollator, packed_size
 from ..distributed import over_processes
 from ..hardware import CPU_TOKENS
-from .monitoring import count_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +20,17 @@ def free_memory(device: torch.device) -> int | None:
     """Return the bytes of a device that can still be taken; None for one that does not count them, such as a CPU."""
     module = torch.get_device_module(device)
     return module.mem_get_info(device)[0] if hasattr(module, "mem_get_info") else None
+
+
+def count_tokens(batch: dict[str, torch.Tensor]) -> np.ndarray:
+    """Return source and target tokens of a training batch, padded or not, and its two sides' positions, `(4,)`.
+
+    A batch without padding has its `source_tokens`, which are taken out: the model does not know them.
+    """
+    labels, mask = batch["labels"], batch.get("attention_mask")
+    source = batch.pop("source_tokens") if mask is None else mask.sum()
+    target = labels.ne(IGNORE_INDEX).sum()
+    return np.array([int(source), int(target), batch["input_ids"].numel(), labels.numel()], np.int64)
 
 
 def choose_tokens_per_device(trainer) -> int:

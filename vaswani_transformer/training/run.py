@@ -39,11 +39,11 @@ from .callbacks import (
     StopAndSaveCallback,
     TrainingLogCallback,
     TrainingProgressCallback,
+    plot_learning_curve,
     stored_attribute,
 )
 from .checkpoints import WEIGHTS, averaged_from, read_state, step_of
 from .initial_model import merged_adapters, model_of_folder, new_model, origin, read_model_of
-from .monitoring import plot_learning_curve
 from .run_folder import (
     ADAPTER,
     CHECKPOINTS,

@@ -45,8 +45,7 @@ from .checkpoints import (
     surplus,
     write_manifest,
 )
-from .device_memory import choose_tokens_per_device
-from .monitoring import count_tokens
+from .device_memory import choose_tokens_per_device, count_tokens
 from .schedule import NoamSchedulerCallback
 
 logger = logging.getLogger(__name__)

@@ -336,9 +336,9 @@ def test_resumed_by_another_number_of_processes(folder, alone, tmp_path):
 
 
 def test_one_process_reads_the_checkpoints_that_are_selected_from(folder):
-    """Three files with their sums, the best one's weights twice and the average's three; the other process none."""
+    """The best one's weights twice, the average's three, each with its sum, and three sums before; the other none."""
     first, second = reports(folder, "selected", 2)
-    assert [(report.pop("read"), report.pop("summed")) for report in (first, second)] == [(2 + 3, 3), (0, 0)]
+    assert [(report.pop("read"), report.pop("summed")) for report in (first, second)] == [(2 + 3, 3 + 2 + 3), (0, 0)]
     assert first == second and first["kept"] == "best checkpoint"
     best = load_file(folder / "selected" / "checkpoint-4" / "model.safetensors")
     for rank in range(2):

@@ -32,7 +32,7 @@ class Files:
     max_source_tokens: Annotated[int | None, within(2, 10**6)] = None
     """a line of more tokens is too long"""
     long_lines: Literal["split", "refuse"] = "split"
-    """whether to translate a line that is too long in parts, or stop with an error"""
+    """translate a line that is too long in parts, or stop with an error"""
 
 
 @group("what is written")

@@ -258,7 +258,7 @@ class DistilledText:
             raise UserError(f"no translation of {self.source.where} can be learned: all are empty or repeat themselves")
         names = [Path(teacher).resolve().name for teacher in self.teachers]
         facts = {"teachers": names, "files": self.names, **counts, "settings": settings}
-        with self.output.staging() as staging:
+        with self.output.placing(last=DISTILLATION) as staging:
             with (
                 (staging / self.names[0]).open("w", encoding="utf-8") as sources,
                 (staging / self.names[1]).open("w", encoding="utf-8") as targets,
@@ -269,7 +269,6 @@ class DistilledText:
                         sources.write(source + "\n")
                         targets.write(translations[index]["text"] + "\n")
             (staging / DISTILLATION).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-            self.output.place(staging, last=DISTILLATION)
 
 
 def least_kept(scores: Sequence[float], share: float) -> float:

@@ -94,19 +94,11 @@ class OutputFolder:
 
     def __init__(self, path: str | Path):
         self.path, self.shown = Path(path).resolve(), Path(path)
-        mark, self._names = self.path / RECORD, {}
+        mark, self.names = self.path / RECORD, {}  # the listed names, in their order; the values are None
         if mark.is_file():
             with reading(mark):  # a list of names; commit b26e237 wrote a dictionary by name
                 names = read_json(mark)["files"]
-                self._names = {name: None for name in names if not {"..", "/"} & set(Path(name).parts)}
-
-    def __contains__(self, name: str) -> bool:
-        """Return whether the mark lists this name."""
-        return name in self._names
-
-    def names(self, folder: str = "") -> list[str]:
-        """Return the listed names, all of them or those that start with `folder`."""
-        return [name for name in self._names if name.startswith(folder)]
+                self.names = {name: None for name in names if not {"..", "/"} & set(Path(name).parts)}
 
     def check_ours(self, *others: str) -> None:
         """Raise `UserError` for a folder that holds something, `others` with marks of their own aside, and no mark."""
@@ -119,7 +111,7 @@ class OutputFolder:
     def check(self, names: Iterable[str]) -> None:
         """Raise `UserError` for the first of these names that is taken and not listed."""
         for name in names:
-            if name not in self and os.path.lexists(self.path / name):
+            if name not in self.names and os.path.lexists(self.path / name):
                 raise UserError(
                     f"{self.shown / name} was not written by this program: move it, or give another --output"
                 )
@@ -129,9 +121,9 @@ class OutputFolder:
 
         First, so that a file that is there is listed whenever the program is cut off.
         """
-        self._names |= OutputFolder(self.path)._names | dict.fromkeys(names)
+        self.names = self.names | OutputFolder(self.path).names | dict.fromkeys(names)
         remove_leftovers(self.path, RECORD)
-        write_text(self.path / RECORD, json.dumps({"files": list(self._names)}, indent=1) + "\n")
+        write_text(self.path / RECORD, json.dumps({"files": list(self.names)}, indent=1) + "\n")
 
     def claim(self, *names: str) -> None:
         """Check and list names that are about to be written; errors as of `check`."""
@@ -145,37 +137,34 @@ class OutputFolder:
         write_text(self.path / name, text)
 
     @contextlib.contextmanager
-    def staging(self, within: str = "") -> Iterator[Path]:
-        """Make a new folder here, or in a folder here, for files to `place` once all are there; removed at the end."""
-        folder = unfinished(self.path / within / "files")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    def placing(self, within: str = "", last: str = "", stale: Iterable[str] = ()) -> Iterator[Path]:
+        """Yield a new folder for files, which move here, or `within` a folder here, when the body has written them all.
 
-    def place(self, staging: Path, last: str = "", stale: Iterable[str] = (), within: str = "") -> None:
-        """Move files here, or `within` a folder here, from a folder on the same disk; `last` means that all are there.
-
-        Before them those of `stale` that are listed are removed: what stays of them would not fit the new files.
-        Errors as of `claim`.
+        The file `last` means that all are there. Before them those of `stale` that are listed are removed: what stays
+        of them would not fit the new files. Errors as of `claim`.
         """
-        files, final = sorted(staging.iterdir(), key=lambda path: path.name == last), self.path / within
-        self.claim(*((Path(within) / path.name).as_posix() for path in files))
-        self.remove(stale)
-        final.mkdir(exist_ok=True)
-        for path in files:
-            finish(path)
-            if path.name == last:
-                sync(final)
-            path.replace(final / path.name)
-        staging.rmdir()
-        sync(final)
+        final = self.path / within
+        staging = unfinished((final.parent if within else final) / "files")
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        try:
+            yield staging
+            files = sorted(staging.iterdir(), key=lambda path: path.name == last)
+            self.claim(*((Path(within) / path.name).as_posix() for path in files))
+            self.remove(stale)
+            final.mkdir(exist_ok=True)
+            for path in files:
+                finish(path)
+                if path.name == last:
+                    sync(final)
+                path.replace(final / path.name)
+            sync(final)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove those of these files that are listed, and folders below this one that are empty then."""
-        for name in filter(self.__contains__, list(names)):
+        for name in filter(self.names.__contains__, names):
             top, _, inner = name.partition("/")
             remove_files((self.path / top).resolve() if inner else self.path, [inner or name])
             if inner:
@@ -194,10 +183,9 @@ def written_at_once(output: str | Path, overwrite: bool, last: str, kind: str = 
     """
     with locked(output):
         folder = OutputFolder(output)
-        is_kind = (kind or last) in folder and no not in folder
+        is_kind = (kind or last) in folder.names and no not in folder.names
         if not is_empty(folder.path) and not (overwrite and is_kind):
             advice = "--overwrite replaces what this command wrote there" if is_kind else "it holds something else"
             raise UserError(f"output {output} is not empty: give another folder ({advice})")
-        with folder.staging() as staging:
+        with folder.placing(last=last, stale=folder.names) as staging:
             yield staging
-            folder.place(staging, last=last, stale=folder.names())

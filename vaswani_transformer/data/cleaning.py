@@ -89,7 +89,7 @@ def clean(
     with locked(folder):
         output = OutputFolder(folder)
         output.check_ours()
-        if output.names() and MANIFEST not in output:
+        if output.names and MANIFEST not in output.names:
             raise UserError(f"{folder} holds no cleaned text: give another --output")
         train, validation = data_sources(recipe)
         files = [*train.files, *(validation.files if validation else ()), *others]
@@ -112,7 +112,7 @@ def clean(
         counts = {name: pairs for name, pairs in counts.items() if pairs or name == NAMES[KEPT]}
         if not counts[NAMES[KEPT]]:
             raise UserError(f"no pair is left after cleaning ({counts}): look at the text, or change the rules")
-        with output.staging() as staging:
+        with output.placing(last=MANIFEST, stale=output.names) as staging:
             for number in parts:
                 rows = np.array(_rows(number, text))
                 _write(text.select(rows[status[rows] == KEPT]), staging / f"train-{number:05d}.parquet", recipe)
@@ -124,7 +124,6 @@ def clean(
             ratio = judge.ratio and asdict(judge.ratio)
             manifest = {"counts": counts, "length_ratio": ratio, "parts": names, "settings": settings}
             write_text(staging / MANIFEST, json.dumps(manifest, indent=1))
-            output.place(staging, MANIFEST, stale=output.names())
         shutil.rmtree(output.path / TASKS)
         return manifest
 

@@ -167,7 +167,7 @@ def _remove(folder: Path) -> None:
             raise UserError(f"{folder} is not on this machine, where nothing is removed: remove it yourself first")
         return
     output = OutputFolder(folder)
-    output.remove(filter(_OURS.fullmatch, output.names()))
+    output.remove(filter(_OURS.fullmatch, output.names))
 
 
 def _start(
@@ -183,8 +183,7 @@ def _start(
         files = {f"{TOKENIZER}/{path.name}": path for path in Path(staging).iterdir()}
         if is_local(folder):
             output, names = OutputFolder(folder), [*files, *shards, *map(index_name, PARTS), UNFINISHED, MANIFEST]
-            output.check(names)
-            output.note(names)
+            output.claim(*names)
             (folder / TOKENIZER).mkdir(exist_ok=True)
         for name, path in files.items():
             with written_whole(folder / name) as new:

@@ -25,9 +25,8 @@ def run_demo(folder: Path, seed: int) -> None:
     with locked(folder):
         started, output, corpus = time.monotonic(), OutputFolder(folder), generate_corpus(seed=seed)
         output.check_ours()
-        with output.staging() as staging:
+        with output.placing("data") as staging:
             write_corpus(corpus, staging)
-            output.place(staging, within="data")
         say(
             f"1. Corpus: {len(corpus.train):,} generated English-German sentence pairs. The {len(corpus.test)} test"
             " sentences hold combinations of words that training never shows, such as:"

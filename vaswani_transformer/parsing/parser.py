@@ -207,9 +207,8 @@ def parsing_recipe(recipe: Recipe, train_trees: Sequence[Tree], dev_trees: Seque
                 output = OutputFolder(recipe.output)
                 for name, text in files.items():
                     output.write_text(f"{TEXT}/{name}", text)
-                with output.staging(TEXT) as staging:
+                with output.placing(f"{TEXT}/tokenizer") as staging:
                     tokenizer.save_pretrained(staging)
-                    output.place(staging, within=f"{TEXT}/tokenizer")
     return recipe
 
 

@@ -385,14 +385,14 @@ class TrainingRun:
             self._draw_learning_curve()
             trainer.model.config.use_cache = True  # the Trainer has switched it off for training
             model = trainer.accelerator.unwrap_model(trainer.model)
-            with self.output.staging() as staging:
-                if recipe.lora_rank is not None:
-                    merged_adapters(model, recipe, staging / ADAPTER)
-                    self.output.remove(self.output.names(f"{ADAPTER}/"))  # of a start that was cut off here
-                    self.output.place(staging / ADAPTER, within=ADAPTER)
+            if recipe.lora_rank is not None:
+                # Those of a start that was cut off here go.
+                stale = [name for name in self.output.names if name.startswith(f"{ADAPTER}/")]
+                with self.output.placing(ADAPTER, stale=stale) as staging:
+                    merged_adapters(model, recipe, staging)
+            with self.output.placing(last=WEIGHTS, stale=TOKENIZER_FILES) as staging:
                 model.save_pretrained(staging, state_dict=weights)
                 self.tokenizer.save_pretrained(staging)
-                self.output.place(staging, last=WEIGHTS, stale=TOKENIZER_FILES)
         trainer.accelerator.wait_for_everyone()
 
 

@@ -65,7 +65,7 @@ def check_output(recipe: Recipe) -> Path | None:
     if finished and not recipe.overwrite:
         raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it")
     output.check([*_FILES, *(f"{ADAPTER}/adapter_{name}" for name in ("config.json", "model.safetensors"))])
-    if RECIPE not in output and any(checkpoints.glob("[!.]*")):
+    if RECIPE not in output.names and any(checkpoints.glob("[!.]*")):
         raise UserError(f"{checkpoints} was not made by a training of this program: give another --output")
     checkpoint = None if finished else checkpoint_to_resume(checkpoints, required=not recipe.overwrite)
     if checkpoint is not None:
@@ -151,7 +151,7 @@ def claim_output(
     folder, checkpoints = output.path, output.path / CHECKPOINTS
     values = asdict(recipe) | {"overwrite": False}  # or a training of this file would replace the model
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    if RECIPE in output:
+    if RECIPE in output.names:
         remove_leftovers(checkpoints)
         remove_half_removed(checkpoints)
     for name in (*_FILES, "files"):
@@ -160,17 +160,16 @@ def claim_output(
     if checkpoint is None:  # what an earlier run wrote goes, all other files stay
         for path in checkpoint_folders(checkpoints):
             remove_checkpoint(path)
-        ours = [name for name in output.names() if name.startswith(_OURS_WITHIN)]
+        ours = [name for name in output.names if name.startswith(_OURS_WITHIN)]
         output.remove([*ours, WEIGHTS, "config.json", LOG, CURVE, ORIGIN, IMPORT])
     output.write_text(RECIPE, text)
     for name, content in origin.items():
         output.write_text(name, content)
     checkpoints.mkdir(exist_ok=True)
     if checkpoint is None:
-        with output.staging(CHECKPOINTS) as staging:  # which may be on another disk
+        with output.placing(f"{CHECKPOINTS}/{TOKENIZER}") as staging:  # in a folder that may be on another disk
             tokenizer.save_pretrained(staging)
             output.check([path.name for path in staging.iterdir()])  # their names at the end
-            output.place(staging, within=f"{CHECKPOINTS}/{TOKENIZER}")
         output.write_text(f"{CHECKPOINTS}/{CONTENTS}", json.dumps(hashes, indent=1) + "\n")
     output.write_text(f"{CHECKPOINTS}/{RECIPE}", text)
     return output

@@ -7,7 +7,6 @@ a table. Parameters were read off models that Marian wrote; Marian's source is `
 """
 
 from pathlib import Path
-from typing import NamedTuple
 
 import yaml
 
@@ -23,16 +22,12 @@ ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 EOS, UNK, PAD = "</s>", "<unk>", "<pad>"
 
 
-class Parameter(NamedTuple):
-    """A parameter in Marian's terms."""
+def stack_parameters(config: VaswaniConfig, type: str) -> dict[str, tuple[str, str]]:
+    """Return Marian's name and the kind of all parameters of both stacks, by our name (biases of attention among them).
 
-    name: str
-    #: "matrix": (inputs, outputs), the transpose of ours; "vector": a row of a matrix for OLD; "table": as ours
-    kind: str
-
-
-def stack_parameters(config: VaswaniConfig, type: str) -> dict[str, Parameter]:
-    """Return Marian's names of all parameters of both stacks, by ours (biases of attention among them)."""
+    A `"matrix"` is (inputs, outputs), the transpose of ours; a `"vector"` is a row of a matrix for OLD; a `"table"` is
+    as ours.
+    """
     names = {}
     for stack, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         for index in range(layers):
@@ -45,7 +40,7 @@ def stack_parameters(config: VaswaniConfig, type: str) -> dict[str, Parameter]:
                 names[f"model.{stack}.layer_norm.{ours}"] = theirs
         if config.position_encoding == "learned":
             names[f"model.{stack}.embed_positions.weight"] = f"{_new_stack(stack)}positionEmbedding->embeddings"
-    return {ours: Parameter(theirs, _kind(ours)) for ours, theirs in names.items()}
+    return {ours: (theirs, _kind(ours)) for ours, theirs in names.items()}
 
 
 def _kind(ours: str) -> str:

@@ -168,7 +168,7 @@ def test_the_command_draws_all_and_replaces_nothing_unasked(folder, tmp_path, ca
 
 
 def test_without_matplotlib_there_is_still_the_page(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vaswani_transformer.plots.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert run(folder, "the dog", "--output", tmp_path / "all") == 2
     assert "pip install 'vaswani_transformer[plots]', or give --output FILE.html" in capsys.readouterr().err
     assert not (tmp_path / "all").exists()

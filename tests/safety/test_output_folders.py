@@ -181,7 +181,7 @@ def test_a_killed_command_can_be_repeated(models, tmp_path, moment):
         if moment == "placing":  # the weights come last
             patch.setattr(output_folder, "finish", lambda path: finish(path) if path.name[0] in "tcg" else kill())
         else:
-            patch.setattr(OutputFolder, "place", kill)
+            patch.setattr(OutputFolder, "claim", kill)
         main([*words, *overwrite])
     shutil.rmtree(output, ignore_errors=True)
     (tmp_path / "left").rename(output)

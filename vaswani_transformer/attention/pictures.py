@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from accelerate.utils import is_matplotlib_available
 
 from ..errors import UserError
 from ..files import written_whole
-from ..plots import can_draw
 from .weights import KINDS, AttentionWeights, check_choice
 
 GRID_TOKENS, PANEL_TOKENS = 40, 120  # the most tokens on a side that can be read, in several panels and in one
@@ -48,7 +48,7 @@ def attention_figure(
     weights: AttentionWeights, kind: str, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
 ):
     """Return what `draw_attention` draws, with its errors, as a matplotlib figure."""
-    if not can_draw():
+    if not is_matplotlib_available():
         raise UserError(
             "pictures need matplotlib: pip install 'vaswani_transformer[plots]', or give --output FILE.html"
         )

@@ -44,13 +44,14 @@ def run_demo(folder: Path, seed: int) -> None:
 def _train_and_show(folder: Path, output: OutputFolder, corpus: SyntheticCorpus, seed: int) -> None:
     """Train and test the model, and draw its attention to a sentence."""
     # Imported here, since they take seconds: what is printed before is on the screen at once.
+    from accelerate.utils import is_matplotlib_available
+
     from ..attention.pictures import draw_attention
     from ..attention.weights import attend
     from ..decoding.scoring import score_pairs
     from ..decoding.translator import Translator
     from ..evaluation.metrics import perplexity, score_translations
     from ..loading import load_model
-    from ..plots import can_draw
     from ..recipes.recipe import load_recipe
     from ..training.run import train
 
@@ -71,7 +72,7 @@ def _train_and_show(folder: Path, output: OutputFolder, corpus: SyntheticCorpus,
     for source, translation, reference in shown[:: len(shown) // 6][:6]:
         mark = "right" if translation == reference else f"wrong: {reference}"
         say(f"     {source}\n       -> {translation}   [{mark}]")
-    if not can_draw():
+    if not is_matplotlib_available():
         return
     right = [source for source, translation, reference in shown if translation == reference]
     sentence = min(right or sources, key=lambda source: abs(len(source.split()) - 9))

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from accelerate.utils import is_matplotlib_available
 from tqdm.auto import tqdm
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
@@ -17,7 +18,6 @@ from ..errors import one_line, reading
 from ..files import write_text, written_whole
 from ..json_and_yaml import parse_json
 from ..output_folder import OutputFolder
-from ..plots import can_draw
 from .checkpoints import STOP, TIME
 
 logger = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ def plot_learning_curve(log: str | Path, picture: Path) -> None:
         for key in ("loss", "eval_loss", "eval_bleu", "learning_rate")
     }
     has_bleu = bool(series["eval_bleu"][0])
-    if not can_draw():
+    if not is_matplotlib_available():
         logger.warning("no picture drawn: pip install 'vaswani_transformer[plots]' to have one")
         return
     from matplotlib.figure import Figure

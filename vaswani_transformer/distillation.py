@@ -134,20 +134,18 @@ def languages_of_model(folder: str) -> tuple[str, str]:
     return tuple(codes) if len(codes) == len(set(codes)) == 2 else ("source", "target")
 
 
+@dataclass
 class DistilledText:
-    """The text that a student is trained on, in its output folder.
+    """The text that a student is trained on, in its output folder."""
 
-    Args:
-        teachers: folders.
-        recipe: of the student, as `student_recipe` makes it.
-        options: how they translate.
-        source: pairs whose sources are translated.
-    """
+    teachers: Sequence[str]  # folders
+    recipe: Recipe  # of the student, as `student_recipe` makes it
+    options: TeacherOptions  # how they translate
+    source: PairSource  # pairs whose sources are translated
 
-    def __init__(self, teachers: Sequence[str], recipe: Recipe, options: TeacherOptions, source: PairSource):
-        self.teachers, self.recipe, self.options, self.source = teachers, recipe, options, source
-        self.output = OutputFolder(recipe.output)
-        self.names = [Path(path).name for path in (recipe.train_source, recipe.train_target)]
+    def __post_init__(self):
+        self.output = OutputFolder(self.recipe.output)
+        self.names = [Path(path).name for path in (self.recipe.train_source, self.recipe.train_target)]
 
     def make(self, progress: bool = True, workers: int = 1) -> None:
         """Write the files, and `distillation.json` last, unless they are there.

@@ -76,10 +76,10 @@ def attention(
         return loaded, tokenizer, generate_options(loaded, search)
 
     if report.report is None:
-        exclude("SENTENCE", {"alignments": report.alignments})
+        exclude("SENTENCE", True, {"alignments": report.alignments})
         _show(sentence, target, shown, load)
     else:
-        exclude("--report", {"kind": shown.kind, "layer": shown.layer, "head": shown.head})
+        exclude("--report", True, {"kind": shown.kind, "layer": shown.layer, "head": shown.head})
         _report(model, target, report, shown, load)
 
 

@@ -43,8 +43,8 @@ def average(
     of_a_run = len(chosen) == 1 and (first / CHECKPOINTS).is_dir()
     require("--best", best is not None, {"by": by})
     require("the output folder of one training", of_a_run, {"last": last, "best": best})
+    exclude("--best", best, {"last": last})
     if best is not None:
-        exclude("--best", {"last": last})
         chosen = best_checkpoints(first, best, by or "loss")
     elif of_a_run:
         chosen = last_checkpoints(first, last or DEFAULT_LAST)

@@ -130,9 +130,9 @@ def flags_given(options: Mapping[str, Any]) -> list[str]:
     return [flag(name) for name, value in given.items() if value not in ([], ())]
 
 
-def exclude(what: str, others: Mapping[str, Any]) -> None:
-    """Raise `UserError` if one of these options is given beside `what`, which cannot be combined with it."""
-    for option in flags_given(others):
+def exclude(what: str, holds: Any, others: Mapping[str, Any]) -> None:
+    """Raise `UserError` if `what` holds and one of these options is given, which cannot be combined with it."""
+    for option in flags_given(others) if holds else ():
         raise UserError(f"{what} and {option} cannot be combined: leave one of them out")
 
 

@@ -104,10 +104,8 @@ def predict(
     """
     from ..parsing.parser import FileParser
 
-    if sentences:
-        options.exclude("SENTENCE", {"input": input})
-    if text:
-        options.exclude("--text", {"resume": writing.resume})
+    options.exclude("SENTENCE", sentences, {"input": input})
+    options.exclude("--text", text, {"resume": writing.resume})
     files.check_work({"input": input}, writing)
     scans = files.scan_files({"input": input})
     folder = Path(pictures) if pictures else None
@@ -156,8 +154,7 @@ def evaluate(
 
     if (model is None) == (predicted is None):
         raise UserError("give a MODEL to evaluate, or the trees of another parser with --predicted: one of the two")
-    if predicted:  # which needs a tree for each gold tree
-        options.exclude("--predicted", {"skip_bad": skip_bad})
+    options.exclude("--predicted", predicted, {"skip_bad": skip_bad})  # which needs a tree for each gold tree
     read = {"trees": trees, "predicted": predicted, "baselines": baselines}
     files.check_files(read, {"output": output, "json": json})
     gold = load_trees(trees, skip_bad)

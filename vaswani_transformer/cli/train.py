@@ -95,10 +95,8 @@ def distill(
     from ..distillation import TeacherOptions
     from ..distillation import distill as train_student
 
-    if sample:
-        options.exclude("--sample", {"beams": beams, "interpolate": interpolate})
-    if interpolate:  # which compares translations with references
-        options.exclude("--interpolate", {"text": text})
+    options.exclude("--sample", sample, {"beams": beams, "interpolate": interpolate})
+    options.exclude("--interpolate", interpolate, {"text": text})  # it compares translations with references
     recipe = options.read_recipe(student, fields)
     teaching = TeacherOptions(beams, sample, interpolate, keep, teacher_precision)
     _print_trained(train_student(list(teachers), recipe, teaching, text, not quiet, workers))

@@ -76,17 +76,14 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
     files, work, written, sampling = request.files, request.work, request.written, request.sampling
     if any(map(has_undecoded, sentences)):
         raise UserError("a sentence is not valid UTF-8: convert it first")
-    if sentences:
-        options.exclude("SENTENCE", {"input": files.input, "prefix": files.prefix})
-    if files.glossary is not None:
-        ensemble = request.computing.ensemble
-        options.exclude("--glossary", {"prefix": files.prefix, "ensemble": ensemble, "sample": sampling.sample})
+    options.exclude("SENTENCE", sentences, {"input": files.input, "prefix": files.prefix})
+    without = {"prefix": files.prefix, "ensemble": request.computing.ensemble, "sample": sampling.sample}
+    options.exclude("--glossary", files.glossary, without)
     of_samples = {name: value for name, value in vars(sampling).items() if name != "sample"}
     options.require("--sample", sampling.sample, of_samples)
-    if written.format in FORMATS:
-        of_lines = {name: getattr(written, name) for name in ("nbest", "scores", "confidence", "alignments")}
-        of_lines |= {"resume": work.resume, "workers": work.has_workers, "prefix": files.prefix, "SENTENCE": sentences}
-        options.exclude(f"--format {written.format}", of_lines)
+    of_lines = {name: getattr(written, name) for name in ("nbest", "scores", "confidence", "alignments")}
+    of_lines |= {"resume": work.resume, "workers": work.has_workers, "prefix": files.prefix, "SENTENCE": sentences}
+    options.exclude(f"--format {written.format}", written.format in FORMATS, of_lines)
     check_work({"input": files.input, "prefix": files.prefix, "glossary": files.glossary}, work)
     if written.format in FORMATS:
         _translate_document(model, request)

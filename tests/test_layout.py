@@ -98,7 +98,7 @@ ROOM_LINES = {
     "experiments": 1108, "serving": 1444, "hub": 914, "export": 1076, "parsing": 1159, "documents": 1053,
     "attention": 789, "recipes": 398, "evaluation": 295,
 }  # fmt: skip
-TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1499, 26877, 11.6
+TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1497, 26877, 11.6
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 30940, 2500, 14000
 
 

@@ -94,7 +94,7 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why. Wanted are 25,000 lines in all, 12 raises, and 28,000 lines of tests.
 ROOM_LINES = {
-    "model": 4164, "data": 3208, "training": 2420, "importing": 1659, "cli": 1998, "decoding": 1874,
+    "model": 4164, "data": 3208, "training": 2420, "importing": 1659, "cli": 1981, "decoding": 1874,
     "experiments": 1108, "serving": 1444, "hub": 914, "export": 1076, "parsing": 1159, "documents": 1053,
     "attention": 789, "recipes": 398, "evaluation": 295,
 }  # fmt: skip

@@ -148,11 +148,7 @@ class DistilledText:
         self.names = [Path(path).name for path in (self.recipe.train_source, self.recipe.train_target)]
 
     def make(self, progress: bool = True, workers: int = 1) -> None:
-        """Write the files, and `distillation.json` last, unless they are there.
-
-        Raises:
-            UserError: as `distill`, and for text in the folder that was distilled otherwise.
-        """
+        """Write the files, and `distillation.json` last, unless they are there."""
         recipe, translations = self.recipe, self.output.path / TRANSLATIONS
         check_output(recipe)  # mistakes that the training would find are found before hours are spent
         if recipe.from_model is None:

@@ -87,9 +87,6 @@ class OutputFolder:
 
     Names are relative, with slashes. The folder may be a link, and so may the folders right below it, which a user puts
     on another disk.
-
-    Raises:
-        UserError: for a mark that cannot be read.
     """
 
     def __init__(self, path: str | Path):

@@ -279,9 +279,6 @@ def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Pat
 
     An interrupted preparation is resumed and a finished one used; one of other settings, or of text that has changed
     since, is refused or, by the recipe's `overwrite`, made again.
-
-    Raises:
-        UserError: as `prepare`.
     """
     sources = data_sources(recipe)
     if (pairs := len(sources[0].load())) < LARGE:

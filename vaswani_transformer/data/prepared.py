@@ -56,9 +56,6 @@ class PreparedPairs:
 
     A row is a dict of arrays `input_ids` and `labels`, views into the file. `lengths` holds the source and the target
     tokens of all pairs, `(2, pairs)`, memory-mapped; `starts` the first pair of each shard, and the number of pairs.
-
-    Raises:
-        UserError: for a file that is missing, naming it.
     """
 
     def __init__(self, folder: Path, part: str, manifest: dict):
@@ -160,9 +157,6 @@ def read_manifest(folder: str | Path) -> dict:
     `parts` has `train` and `validation`, each with `pairs`, `source_tokens`, `target_tokens` (`</s>` included), the
     `counts` of `FilterCounts`, `shards` and `index`; `tokenizer` has `sha256` and `entries`; `recipe` the fields that
     decided the content.
-
-    Raises:
-        UserError: for a folder that is missing, not prepared, not finished, or of another version.
     """
     folder = to_path(folder)
     with reading(folder / MANIFEST):  # which is written last

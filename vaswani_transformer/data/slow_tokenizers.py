@@ -82,11 +82,7 @@ _PACKAGES = {"MarianTokenizer": ("sentencepiece", "sentencepiece"), "FSMTTokeniz
 
 
 def load_slow_tokenizer(folder: Path, name: str):
-    """Load the tokenizer of one of these classes from a local folder, of its own files only.
-
-    Raises:
-        UserError: a file or the package that it needs is missing.
-    """
+    """Load the tokenizer of one of these classes from a local folder, of its own files only."""
     if missing := [file for file in SLOW_FILES[name][:3] if not (folder / file).is_file()]:
         raise UserError(f"the {name} in {folder} lacks {', '.join(missing)}: copy the whole folder")
     package, extra = _PACKAGES[name]

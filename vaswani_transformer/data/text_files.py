@@ -22,11 +22,7 @@ _MARKS = ("ETag", "etag", "blob_id", "LastModified", "Last-Modified", "mtime")  
 
 
 def home_path(name: str | Path) -> Path:
-    """Return a path whose leading ``~`` is the home folder, as the shell would have it; of an unknown user it stays.
-
-    Raises:
-        UserError: as `to_path`.
-    """
+    """Return a path whose leading ``~`` is the home folder, as the shell would have it; of an unknown user it stays."""
     return to_path(os.path.expanduser(str(name)))  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
 

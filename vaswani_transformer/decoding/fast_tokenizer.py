@@ -16,9 +16,6 @@ class FastTokenizer:
     """The part of transformers' `PreTrainedTokenizerFast` that translating and scoring need, with the same results.
 
     Encoding and decoding change nothing in it, so that threads may share it.
-
-    Raises:
-        UserError: for a folder whose tokenizer cannot be read.
     """
 
     def __init__(self, folder: str | Path, settings: dict[str, Any]):
@@ -57,11 +54,7 @@ class FastTokenizer:
 
 
 def open_tokenizer(folder: str | Path):
-    """Return the tokenizer of a model folder: a `FastTokenizer` where that does the same, else transformers'.
-
-    Raises:
-        UserError: as `load_tokenizer`.
-    """
+    """Return the tokenizer of a model folder: a `FastTokenizer` where that does the same, else transformers'."""
     folder = Path(folder)
     if (folder / "tokenizer_config.json").is_file() and (folder / "tokenizer.json").is_file():
         settings = read_json(folder / "tokenizer_config.json")

@@ -18,11 +18,7 @@ _HEADING_END = re.compile(r"(?<=\s)#+\s*$")
 
 
 def read_markdown(source: str) -> Document:
-    """Return the text of paragraphs, headings, lists and tables; code, HTML blocks, images and definitions stay.
-
-    Raises:
-        UserError: the library is not installed.
-    """
+    """Return the text of paragraphs, headings, lists and tables; code, HTML blocks, images and definitions stay."""
     try:
         import pyromark
     except ImportError as error:

@@ -31,11 +31,7 @@ class _Event(NamedTuple):
 
 
 def translate_word_file(data: bytes, translate: Callable[[list[Document]], list[str]]) -> bytes:
-    """Return a Word file with the texts of its paragraphs, headers, footers, notes and comments translated.
-
-    Raises:
-        UserError: this is not a Word file, or a damaged one.
-    """
+    """Return a Word file with the texts of its paragraphs, headers, footers, notes and comments translated."""
     with reading("not a Word file (.docx)"), zipfile.ZipFile(io.BytesIO(data)) as archive:
         entries = archive.infolist()
         archive.getinfo("word/document.xml")  # raises if there is none

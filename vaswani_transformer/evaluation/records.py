@@ -143,11 +143,7 @@ def evaluation_record(
 
 
 def read_evaluation(path: str | Path) -> dict:
-    """Read the record and scores that `vaswani evaluate --json` wrote.
-
-    Raises:
-        UserError: for a file that is missing, is not JSON, or does not say what it is an evaluation of.
-    """
+    """Read the record and scores that `vaswani evaluate --json` wrote."""
     with reading(path):
         record = read_json(path)
         return record | {name: kind(record[name]) for name, kind in _REQUIRED.items()}

@@ -68,11 +68,7 @@ def check_setting(name: str, value: Any, where: str = "") -> None:
 
 
 def open_engine(folder: str | Path, device: str = "cpu", **options: Any) -> ctranslate2.Translator:
-    """Return CTranslate2's own translator of an exported folder.
-
-    Raises:
-        UserError: for files that are missing or damaged, and what CTranslate2 cannot load on this device.
-    """
+    """Return CTranslate2's own translator of an exported folder."""
     kind, _, number = device.partition(":")
     with reading(folder):
         for name in ("model.bin", "config.json"):

@@ -51,11 +51,7 @@ class ExportFacts:
 
     @classmethod
     def read(cls, folder: str | Path, format: str | None = None) -> "ExportFacts":
-        """Read `export.json` of a folder, which must have this format if one is given.
-
-        Raises:
-            UserError: for a folder that is missing, holds no export, a damaged one, or one of another format.
-        """
+        """Read `export.json` of a folder, which must have this format if one is given."""
         path = Path(folder) / FACTS
         with reading(path):
             values = read_json(path)

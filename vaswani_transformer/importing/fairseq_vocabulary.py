@@ -37,9 +37,6 @@ def read_dictionaries(
         paths: one file of both sides, or two; empty for the default.
         languages: source and target, as in the names of the files; empty if they are not known.
         sizes: rows of the embeddings of source and target.
-
-    Raises:
-        UserError: for a dictionary that is missing, damaged, or has another size.
     """
     paths = list(paths) or [checkpoint.parent / f"dict.{language}.txt" for language in languages]
     if len(paths) not in (1, 2) or not all(path.is_file() for path in paths):

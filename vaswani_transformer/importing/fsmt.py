@@ -22,11 +22,7 @@ def matches(source: Path) -> bool:
 
 
 def read(source: Path) -> Imported:
-    """Return the model of a folder.
-
-    Raises:
-        UserError: for a folder that is incomplete or damaged, and settings that our architecture does not have.
-    """
+    """Return the model of a folder."""
     config = folders.config_of(source, FSMTConfig)
     encoder = (_ENCODER, _DECODER) if config.tie_word_embeddings else (_ENCODER,)
     ties, weights = folders.renamed(read_weights(source), encoder, (_DECODER, _OUTPUT), (_OUTPUT, _DECODER))
@@ -52,9 +48,6 @@ def fsmt_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder: vocab-src.json, vocab-tgt.json, merges.txt.
 
     It is transformers' own, since Moses' rules have no counterpart in `tokenizers`.
-
-    Raises:
-        UserError: a file is missing or damaged, or sacremoses is not installed.
     """
     for name in ("vocab-src.json", "vocab-tgt.json"):
         folders.read_vocabulary(folder / name)

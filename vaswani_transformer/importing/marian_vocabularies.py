@@ -42,11 +42,7 @@ class Vocabulary:
 def find_vocabularies(
     model: Path, paths: Sequence[Path], settings: dict[str, Any], decoder: dict[str, Any] | None
 ) -> tuple[Vocabulary, Vocabulary]:
-    """Return the vocabularies of source and target: those of `paths`, or else those that a model's settings name.
-
-    Raises:
-        UserError: for vocabularies that are missing, damaged, or of another end token for each side.
-    """
+    """Return the vocabularies of source and target: those of `paths`, or else those that a model's settings name."""
     if not paths:
         names = (decoder or {}).get("vocabs") or settings.get("vocabs") or []
         names = names if isinstance(names, list) else [names]

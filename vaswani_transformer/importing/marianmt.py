@@ -39,11 +39,7 @@ def matches(source: Path) -> bool:
 
 
 def read(source: Path, positions: str | None = None) -> Imported:
-    """Return the model of a folder, with Marian's own positions unless it was trained with those of transformers.
-
-    Raises:
-        UserError: for a folder that is incomplete or damaged, and settings that our architecture does not have.
-    """
+    """Return the model of a folder, with Marian's own positions unless it was trained with those of transformers."""
     is_of_trainer = any((source / name).is_file() for name in ("training_args.bin", TRAINER_STATE_NAME))
     positions = positions or ("transformers" if is_of_trainer else "marian")
     encoding, epsilon = _POSITIONS[positions]

@@ -41,11 +41,7 @@ class Unsupported(UserError):
 
 
 def read_model(path: Path):
-    """Return a .spm file as a `ModelProto` of protocol buffers (sentencepiece_model.proto).
-
-    Raises:
-        UserError: the file cannot be read, or is not a SentencePiece model.
-    """
+    """Return a .spm file as a `ModelProto` of protocol buffers (sentencepiece_model.proto)."""
     from transformers.utils.sentencepiece_model_pb2_new import ModelProto
 
     with reading(path):

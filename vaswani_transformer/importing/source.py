@@ -39,11 +39,7 @@ class Imported:
 
 
 def model_type(source: Path) -> str | None:
-    """Return the `model_type` of a folder's `config.json`, if it is a folder of transformers.
-
-    Raises:
-        UserError: for a `config.json` that is damaged.
-    """
+    """Return the `model_type` of a folder's `config.json`, if it is a folder of transformers."""
     if not (source / "config.json").is_file():
         return None
     kind = read_json(source / "config.json").get("model_type")

@@ -95,11 +95,7 @@ def renamed(
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
-    """Return the numbers of a vocabulary's tokens.
-
-    Raises:
-        UserError: for a file that is missing, damaged, or holds anything else.
-    """
+    """Return the numbers of a vocabulary's tokens."""
     vocabulary = read_json(path)
     numbers = set(vocabulary.values())
     # Numbers far apart would make a table of as many names.

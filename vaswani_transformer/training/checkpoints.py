@@ -103,11 +103,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Return a complete checkpoint: it has the files of its manifest, of these sizes; their contents are not read.
-
-    Raises:
-        UserError: naming what is missing or damaged.
-    """
+    """Return a complete checkpoint: it has the files of its manifest, of these sizes; their contents are not read."""
     with reading(folder / MANIFEST):
         manifest = read_json(folder / MANIFEST)
         wrong = {name for name, size in manifest["files"].items() if (folder / name).stat().st_size != size}

@@ -284,7 +284,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             logs["source_tokens_seen"], logs["target_tokens_seen"] = self.tokens_seen.tolist()
             tokens, positions = self.tokens_seen - self._logged_tokens, self.positions_seen - self._logged_positions
             logs["target_tokens_per_second"] = float(tokens[1]) / max(time.monotonic() - self._logged_at, 1e-9)
-            logs["padding"] = float(1 - tokens.sum() / positions.sum())
+            logs["padding"] = float(1 - tokens.sum() / max(1, positions.sum()))
             self.start_clock()
         super().log(logs, *args, **kwargs)
 

@@ -4,6 +4,8 @@ import gc
 import os
 import socket
 
+os.environ["OMP_NUM_THREADS"] = "1"  # threads of OpenMP do not live on in a fork, where CTranslate2 would wait for them
+
 from hub_server import HUB, HubServer  # first: it sets the Hub's address and an empty home of its caches
 
 # isort: split

@@ -197,7 +197,7 @@ def test_a_push_without_the_options_keeps_what_they_said(push, hub, scores, mode
     done = push(license=None, folder=other)
     data = ModelCard(hub.files(REPO)["README.md"].decode()).data
     assert data.license == "apache-2.0" and data.language == ["en", "de"] and data.eval_results is None
-    assert "of other weights and left out" in done.err and "scores" not in done.err.splitlines()[-1]
+    assert "of other weights and were left out" in done.err and "scores" not in done.err.splitlines()[-1]
 
 
 def test_the_default_card_of_transformers_makes_way_unless_someone_edited_it(forked, push, hub, model):

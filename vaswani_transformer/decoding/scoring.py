@@ -207,7 +207,7 @@ def mean_confidence(words: Words) -> float:
 
 
 def word_confidences(model, tokenizer, sources: Sequence[str], outputs: Sequence[str]) -> list[Words]:
-    """Return the words of each output of a source and their probabilities; Raises are those of `score_tokens`."""
+    """Return the words of each output of a source and their probabilities; errors as of `score_tokens`."""
     return list(map(word_probabilities, score_tokens(model, tokenizer, sources, outputs)))
 
 

@@ -7,8 +7,8 @@ from torch.nn.functional import linear
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # DTensor and quantized tensors
 
 _CAPTURES = "transformers.utils.output_capturing"
-# With this many rows a CPU multiplies by a blocked copy of a weight up to twice as fast.
-_FEW, _BLOCK = range(2, 65), 32
+_ONEDNN, _PRODUCT = torch.ops.mkldnn, "_linear_pointwise"
+_ROWS = 64  # for which oneDNN chooses the order of a weight; it serves any number
 
 
 def product_dtype(states: torch.Tensor) -> torch.dtype:
@@ -69,22 +69,22 @@ def is_plain(module: nn.Module) -> bool:
 
 
 class Projection:
-    """A linear layer of any class whose weight does not change."""
+    """A linear layer of any class whose weight does not change.
+
+    On a CPU, float32 is computed by oneDNN from a copy of the weight in its own order, which suits the few rows of a
+    step. Only private operators offer that, those that `torch.compile` calls: without them the layer itself computes.
+    """
 
     def __init__(self, module: nn.Module):
-        self.module, self._blocks, self._is_plain = module, None, is_plain(module)
+        self.module, self._packed, self._is_plain = module, None, is_plain(module) and hasattr(_ONEDNN, _PRODUCT)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """`(rows, in_features)` to `(rows, out_features)`."""
-        on_cpu = states.is_cpu and states.dtype == torch.float32
-        if not (on_cpu and self._is_plain and len(states) in _FEW):
+        if not (self._is_plain and states.is_cpu and states.dtype == torch.float32):
             return self.module(states)
-        weight, bias = self.module.weight.detach(), self.module.bias
-        whole = len(weight) // _BLOCK * _BLOCK
-        if self._blocks is None:
-            self._blocks = weight[:whole].unflatten(0, (-1, _BLOCK)).transpose(1, 2).contiguous()
-        output = torch.bmm(states.expand(len(self._blocks), -1, -1), self._blocks)  # (blocks, rows, _BLOCK)
-        output = output.transpose(0, 1).flatten(1)
-        if whole < len(weight):
-            output = torch.cat((output, linear(states, weight[whole:])), dim=1)
-        return output if bias is None else output.add_(bias)
+        if self._packed is None:
+            self._packed = _ONEDNN._reorder_linear_weight(self.module.weight.detach().contiguous(), _ROWS)
+        return getattr(_ONEDNN, _PRODUCT)(states, self._packed, self.module.bias, "none", [], "")
+
+    def __getstate__(self) -> dict:
+        return self.__dict__ | {"_packed": None}  # which torch can neither copy nor pickle

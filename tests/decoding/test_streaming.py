@@ -167,9 +167,9 @@ def test_resuming_what_was_never_started_starts(tmp_path):
 @pytest.mark.parametrize("number", [1, 3])
 def test_prefixes_are_one_a_line(tmp_path, number):
     (tmp_path / "prefixes").write_text("Ein\n\n")
-    assert list(with_lines_of(["A", "B"], tmp_path / "prefixes")) == [("A", "Ein"), ("B", "")]
-    with pytest.raises(UserError, match="prefixes: zip"):
-        list(with_lines_of(["A"] * number, tmp_path / "prefixes"))
+    assert list(with_lines_of(["A", "B"], "in", tmp_path / "prefixes")) == [("A", "Ein"), ("B", "")]
+    with pytest.raises(UserError, match=r"prefixes has .* than in, which has 1:|^in has .*prefixes, which has 2:"):
+        list(with_lines_of(["A"] * number, "in", tmp_path / "prefixes"))
 
 
 def test_records():

@@ -55,7 +55,7 @@ def test_sentences_that_join_others_are_translated_as_in_batches(model, tokenize
         return sentences
 
     monkeypatch.setattr(OpenSearch, "join", noted)
-    monkeypatch.setattr("vaswani_transformer.decoding.search._ONLY_LEAVING", ())
+    monkeypatch.setattr("vaswani_transformer.decoding.search._FASTER_IN_BATCHES", ())
     assert list(translator.hypotheses(sources, 25)) == expected
     assert sum(new for _, new, _ in joined) == 40
     assert all((running + new) * length <= max(tokens, length) for running, new, length in joined)

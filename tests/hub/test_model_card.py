@@ -170,10 +170,10 @@ def test_absent_facts_leave_no_row():
 
 
 def test_data_of_other_forms():
-    hub = {"train_data": "wmt14", "data_config": "de-en", "validation_split": "validation"}
+    hub = {"train_data": "wmt14", "data_config": "de-en", "validation_data": "owner/news.en-de"}
     assert dict(training_rows(facts(recipe=hub))).items() >= hub.items()
-    rows = dict(training_rows(facts(recipe={"train_data": "/home/someone/pairs.tsv"})))
-    assert rows["train_data"] == "pairs.tsv"
+    for name, known, shown in (("/me/a.tsv", [], "a.tsv"), ("me/a", [], "a"), ("me/a", ["me/a"], "me/a")):
+        assert dict(training_rows(facts(recipe={"train_data": name}, datasets=known)))["train_data"] == shown
     assert datasets_of(hub) == ["wmt14"] and datasets_of({"train_data": "corpora/mine"}) == []
 
 

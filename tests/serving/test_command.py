@@ -86,7 +86,10 @@ def test_mistakes_are_one_line(fails, folder, tmp_path, monkeypatch):
         port = socket.getsockname()[1]
         line = fails("serve", model, "--port", port)
         assert "Address already in use" in line and str(port) in line
-    assert "192.0.2.1" in fails("serve", model, "--host", "192.0.2.1")
+    for host in ("192.0.2.1", "ü" * 70):
+        assert host in fails("serve", model, "--host", host)
+    monkeypatch.setattr("socket.AF_INET6", 99)  # which the kernel does not know either
+    assert "--host ::1 --port 5000: Address family not supported" in fails("serve", model, "--host", "::1")
     monkeypatch.setitem(sys.modules, "vaswani_transformer.serving.app", None)
     monkeypatch.setitem(sys.modules, "fastapi", None)
     monkeypatch.delitem(sys.modules, "vaswani_transformer.serving.app")

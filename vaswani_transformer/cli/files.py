@@ -221,17 +221,17 @@ def do_lines(
         write_in_parts(output, worker.doing, make, files, writing.window, writing.workers, writing.engine)
         output.finish()
         return
-    (name, path), *others = read.items()
-    if interactive := not sentences and path is None and sys.stdin.isatty():
+    (name, first), *others = read.items()
+    if interactive := not sentences and first is None and sys.stdin.isatty():
         print(f"{worker.doing} standard input, one sentence a line; Ctrl-D ends it", file=sys.stderr)
         worker.window = 1
     if sentences:
         lines = iter(sentences)
     else:
-        lines = _standard_input() if path is None else read_lines(Path(path), stamp=stamps.get(name))
+        lines = _standard_input() if first is None else read_lines(Path(first), stamp=stamps.get(name))
     for other, path in others:
         if path is not None:
-            lines = with_lines_of(lines, Path(path), stamps.get(other))
+            lines = with_lines_of(lines, first or "standard input", Path(path), stamps.get(other))
     total = scans[name].lines if scans else len(sentences) or None
     worker.run(lines, output, total, progress=not interactive and total != 1)
     output.finish()

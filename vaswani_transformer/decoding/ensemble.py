@@ -55,9 +55,8 @@ class _MemberEncoders(nn.Module):
         self, input_ids: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **kwargs
     ) -> BaseModelOutput:
         """Encode `(batch_size, source_length)` ids; `last_hidden_state` is as wide as all members together."""
-        states = [
-            encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state for encoder in self.encoders
-        ]
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        states = [encoder(**inputs).last_hidden_state for encoder in self.encoders]
         return BaseModelOutput(last_hidden_state=torch.cat(states, dim=-1))
 
 
@@ -103,10 +102,8 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
     def _parts(self, encoder_outputs: BaseModelOutput) -> list[BaseModelOutput]:
         """Return each member's own part of what `_MemberEncoders` returned."""
         states = encoder_outputs[0].split([member.config.d_model for member in self.members], dim=-1)
-        return [
-            BaseModelOutput(last_hidden_state=part.to(member.dtype))
-            for part, member in zip(states, self.members, strict=True)
-        ]
+        pairs = zip(states, self.members, strict=True)
+        return [BaseModelOutput(last_hidden_state=part.to(member.dtype)) for part, member in pairs]
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args):
         if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:

@@ -3,11 +3,12 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from ..data.text_files import Stamp, read_lines
-from ..errors import reading
+from ..errors import UserError
 from .scoring import mean_confidence
 from .streaming import CUT, SPLIT, WINDOW_LINES, LineWorker, Remarks, Window
 from .translator import Hypothesis, PreparedWindow, Translator
@@ -42,14 +43,18 @@ def _as_json(hypothesis: Hypothesis) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def with_lines_of(lines: Iterable[str], path: Path, stamp: Stamp = None) -> Iterator[tuple[str, str]]:
-    """Yield each line with the same line of a file, which must still have the `stamp` of an earlier reading.
+def with_lines_of(lines: Iterable[str], where: str, path: Path, stamp: Stamp = None) -> Iterator[tuple[str, str]]:
+    """Yield each line, of `where`, with the same line of a file, which must still have an earlier reading's `stamp`.
 
     Raises:
         UserError: as soon as one of them ends before the other.
     """
-    with reading(path):
-        yield from zip(lines, read_lines(path, stamp=stamp), strict=True)
+    for number, pair in enumerate(zip_longest(lines, read_lines(path, stamp=stamp))):
+        if None in pair:
+            longer, shorter = (path, where) if pair[0] is None else (where, path)
+            counts = f"{longer} has more lines than {shorter}, which has {number:,}"
+            raise UserError(f"{counts}: line n of one must belong to line n of the other")
+        yield pair
 
 
 class FileTranslator(LineWorker):

@@ -16,7 +16,7 @@ from .streaming import batches_by_length
 _JOINING = 4  # sentences join a search when a fourth of its places is free: the encoder is faster with several at once
 # Devices on which batches that sentences only leave are faster than batches that stay full to the end, which need fewer
 # steps but no fewer rows: on a CPU the rows take the time, and rows of different length make attention slower.
-_ONLY_LEAVING = {"cpu"}
+_FASTER_IN_BATCHES = {"cpu"}
 _RATHER, _EMPTY = math.log(0.5), -1.0e9  # log-probabilities of an end that is likelier than not, of no hypothesis
 
 
@@ -74,7 +74,7 @@ def search_pieces(translator, pieces: list, window: int) -> Iterator[tuple[int, 
 
 def _joining(translator, search, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
     """Search for all in one search, the longest first: in batches, or joining as others are done where that pays."""
-    pays, lengths = translator.model.device.type not in _ONLY_LEAVING, [len(piece.ids) for piece in pieces]
+    pays, lengths = translator.model.device.type not in _FASTER_IN_BATCHES, [len(piece.ids) for piece in pieces]
     waiting = sorted(range(len(pieces)), key=lambda number: -lengths[number])[::-1]  # the next one last
     numbers: dict = {}  # of the sentences of the search
     while waiting or search.is_open:

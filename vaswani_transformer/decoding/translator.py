@@ -194,10 +194,8 @@ class Translator:
         repeated = [piece for piece in pieces for _ in range(number)]
         kept = [self._without_repetition(ids, piece.terms) for piece, ids in zip(repeated, flat, strict=True)]
         texts = self.tokenizer.batch_decode(kept, skip_special_tokens=True)
-        hypotheses = [
-            Hypothesis(text, len(ids), repeats=len(cut) < len(ids))
-            for text, cut, ids in zip(texts, kept, flat, strict=True)
-        ]
+        columns = zip(texts, kept, flat, strict=True)
+        hypotheses = [Hypothesis(text, len(ids), repeats=len(cut) < len(ids)) for text, cut, ids in columns]
         if self.scores:
             rows = score_ids(self.model, [piece.ids for piece in repeated], flat, self.tokens_per_batch)
             hypotheses = [self._scored(*pair) for pair in zip(hypotheses, map(math.fsum, rows), strict=True)]

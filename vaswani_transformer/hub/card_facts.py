@@ -194,9 +194,8 @@ def metadata(text: str) -> dict[str, Any]:
     data = ModelCardData()
     with contextlib.suppress(Exception):  # whatever a stranger's front matter makes the libraries raise
         data = ModelCard(text).data
-    languages, datasets = (
-        value if isinstance(value, list) else [value] for value in (data.language, data.get("datasets"))
-    )
+    both = data.language, data.get("datasets")
+    languages, datasets = (value if isinstance(value, list) else [value] for value in both)
     languages = ["no" if code is False else code for code in languages]  # Norwegian, which is False in YAML
     return {
         "license": data.license if is_name(data.license) else None,
@@ -234,12 +233,11 @@ def known_languages(folder: str | Path) -> list[str]:
     return read_import(folder).get("languages") or languages_of(read_run_recipe(folder))
 
 
-def datasets_of(recipe: Mapping) -> list[str]:
-    """Return the Hub dataset that the recipe trained on; empty for files, and where it is not certain."""
-    data = recipe.get("train_data")
-    if not data or not recipe.get("data_config") or (Path(recipe.get("data_dir") or "") / data).exists():
-        return []  # only datasets of the Hub have configurations
-    return [data] if is_name(data) else []
+def datasets_of(recipe: Mapping, part: str = "train_data") -> list[str]:
+    """Return the Hub dataset of one part of the recipe's data; empty for files, and where it is not certain."""
+    data = recipe.get(part)
+    is_certain = is_name(data) and recipe.get("data_config")  # only datasets of the Hub have configurations
+    return [data] if is_certain and not (Path(recipe.get("data_dir") or "") / data).exists() else []
 
 
 def facts_of(model, repo_id: str, folder: str | Path | None, weights: str | None = None) -> CardFacts:

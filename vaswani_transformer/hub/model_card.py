@@ -23,7 +23,7 @@ from ..errors import reading
 from ..evaluation.records import tensors_sha256
 from ..json_and_yaml import read_text
 from ..model.configuration_vaswani import VaswaniConfig
-from .card_facts import METRICS, CardFacts, facts_of, file_name, metadata, one_line_of_text
+from .card_facts import METRICS, CardFacts, datasets_of, facts_of, file_name, metadata, one_line_of_text
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +82,9 @@ def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
     """Return rows (name, value) of the training table: fields of the recipe, paths without their private folders."""
     if not facts.recipe:
         return []
-    recipe = {name: file_name(value) if isinstance(value, str) else value for name, value in facts.recipe.items()}
-    recipe |= {"distilled from": " and ".join(facts.teachers), "optimizer steps": facts.steps}
+    on_hub = [*facts.datasets, *datasets_of(facts.recipe), *datasets_of(facts.recipe, "validation_data")]
+    shown = {name: file_name(x) for name, x in facts.recipe.items() if isinstance(x, str) and x not in on_hub}
+    recipe = {**facts.recipe, **shown, "distilled from": " and ".join(facts.teachers), "optimizer steps": facts.steps}
     return rows_of(recipe | {name: getattr(facts.config, name) for name in _DROPOUTS}, _RECIPE)
 
 

@@ -1,4 +1,4 @@
-"""Folders of ours that were saved with pickled weights."""
+"""Folders of ours, also those that were saved with pickled weights."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from .source import Facts, Imported, model_type
 from .tables import read_weights
 from .transformers_folders import facts_of_folder
 
-NAME = "a folder of this package with pickled weights (pytorch_model.bin)"
+NAME = "a folder of this package"
 
 
 def matches(source: Path) -> bool:

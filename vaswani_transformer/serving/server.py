@@ -7,7 +7,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..errors import UserError
+from ..errors import reading
 
 _SECONDS_FOR_HEADERS = 10
 _SECONDS_TO_FINISH = 5  # beyond the time that a request may take
@@ -59,10 +59,9 @@ def listen(host: str, port: int) -> socket.socket:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # as many connections as the system allows
     is_v6 = ":" in host
     family = socket.AF_INET6 if is_v6 else socket.AF_INET
-    try:
-        listening = socket.create_server((host, port), family=family, dualstack_ipv6=is_v6)
-    except OSError as error:
-        raise UserError(f"cannot listen: {error.strerror}: give another --host or --port") from error
+    with reading(f"cannot listen at --host {host} --port {port}"):
+        dualstack = is_v6 and socket.has_dualstack_ipv6()
+        listening = socket.create_server((host, port), family=family, dualstack_ipv6=dualstack)
     # Header and body of an answer are two packets; the second would wait 40 ms for the client's acknowledgement.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening

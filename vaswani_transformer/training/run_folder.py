@@ -133,7 +133,7 @@ def check_contents(folder: Path, hashes: dict[str, str]) -> None:
     if changed := [name for name, value in hashes.items() if earlier.get(name) != value]:
         raise UserError(
             f"the {' and the '.join(changed)} changed since the interrupted training in {folder} started: restore the"
-            f" earlier content to resume it, give another --output, or --overwrite to start again"
+            " earlier content to resume it, or give another --output"
         )
 
 

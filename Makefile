@@ -31,6 +31,7 @@ docs: .venv/installed  ## build the site of the documentation into build/site; a
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 gpu: .venv/installed  ## with an NVIDIA GPU: the tests of the GPU's code, then training base and big, timed on the device
+	@$(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available() and 'torch finds no NVIDIA GPU here')"
 	$(BIN)/python -m pytest -q -m "slow or not slow" tests/model/test_loss_kernel.py tests/model/test_packed_sentences.py \
 	    tests/model/test_compiling.py tests/training/test_device_step.py tests/training/test_device_memory.py
 	for preset in base big; do $(BIN)/python scripts/benchmarks/training.py --by device --device cuda --preset $$preset \

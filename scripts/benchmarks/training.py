@@ -81,6 +81,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--folder", help="where to work; kept. None: a temporary one")
     parser.add_argument("--contestant", choices=[*CONTESTANTS, *ROWS, "peak"], help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no NVIDIA GPU here")
     if options.earlier and options.by == "device":
         parser.error("--earlier is timed by the log: leave out --by device")
     if options.preset:

@@ -2,7 +2,7 @@
 
 import contextlib
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from os import PathLike
 
 # The machine's troubles, which another file would not cure: `main` reports them with status 1.
@@ -37,6 +37,19 @@ def reading(path: str | PathLike) -> Iterator[None]:
             cause = error.__cause__ if isinstance(error, OSError) else None
             reason = one_line(cause or error) or type(error).__name__
         raise UserError(f"{path}: {reason}") from error
+
+
+def texts_in(texts: str | Iterable[str], what: str = "text", first: int = 1) -> list[str]:
+    """Return texts as a list, one string as a list of it alone, as tokenizers take them; numbered from `first`.
+
+    Raises:
+        UserError: for None, NaN, a row of a dataset or anything else that is no string, naming its number.
+    """
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    for number, text in enumerate(texts, first):
+        if not isinstance(text, str):
+            raise UserError(f"{what} {number} is {text!r:.60}, not text: give strings, of a dataset one column")
+    return texts
 
 
 def is_panic(error: BaseException) -> bool:

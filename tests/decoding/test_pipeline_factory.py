@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 import vaswani_transformer
 from vaswani_transformer import Text2TextGenerationPipeline, TranslationPipeline, UserError, pipeline
-from vaswani_transformer.model import copying_vaswani, pipeline_vaswani
+from vaswani_transformer.model import copying_vaswani, language_codes_vaswani, pipeline_vaswani
 from vaswani_transformer.model import sentence_splitting_vaswani as sentences_vaswani
 from vaswani_transformer.model.pipeline_vaswani import CUSTOM_PIPELINES
 
@@ -82,17 +82,14 @@ class TestFactory:
         shutil.copytree(marian_folder, tmp_path / "no weights")
         (tmp_path / "no weights" / "model.safetensors").unlink()
         cases = [
-            ({}, "tokenizer "),
-            ({"model": marian}, "tokenizer "),
-            ({"model": tmp_path / "gpt2"}, "gpt2"),
-            ({"model": tmp_path / "bare"}, "tokenizer .*bare"),
-            ({"model": tmp_path / "no weights"}, "no weights"),
+            ({}, "tokenizer "), ({"model": marian}, "tokenizer "), ({"model": tmp_path / "gpt2"}, "gpt2"),
+            ({"model": tmp_path / "bare"}, "tokenizer .*bare"), ({"model": tmp_path / "no weights"}, "no weights"),
             ({"model": str(tmp_path / "nothing")}, "nothing"),
             ({"model": marian_folder, "device": "nowhere"}, "nowhere"),
             ({"model": marian_folder, "dtype": "float99"}, "float99"),
             ({"model": marian_folder, "model_kwargs": {"attn_implementation": "no_such"}}, "no_such"),
             ({"model": marian_folder, "tokenizer": ("not/here", {"local_files_only": True})}, "tokenizer not/here"),
-        ]
+        ]  # fmt: skip
         for options, message in cases:
             with pytest.raises(UserError, match=message) as error:
                 pipeline("translation", **options)
@@ -159,7 +156,7 @@ class TestOnTheHub:
         shutil.copytree(marian_folder, folder)
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, "custom_pipelines": CUSTOM_PIPELINES}))
-        for needed in (sentences_vaswani, copying_vaswani):
+        for needed in (sentences_vaswani, copying_vaswani, language_codes_vaswani):
             shutil.copy(needed.__file__, folder)
         code = Path(pipeline_vaswani.__file__).read_text(encoding="utf-8")
         (folder / "pipeline_vaswani.py").write_text(

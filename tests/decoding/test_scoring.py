@@ -6,10 +6,11 @@ import math
 import pytest
 import torch
 import translating
+from conftest import error_of
 from model_folders import PAIRS, write_model
 from translating import LINES, run
 
-from vaswani_transformer import PerplexityMetric, load_model, score_pairs, score_tokens
+from vaswani_transformer import PerplexityMetric, align, load_model, score_pairs, score_tokens
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.decoding import scoring
 from vaswani_transformer.decoding.scoring import PairScore, mean_confidence, word_probabilities
@@ -63,6 +64,21 @@ def test_scores_of_nothing(loaded):
     assert score_tokens(*loaded, [], []) == [] and score_pairs(*loaded, [], []) == ([], [])
     with pytest.raises(ZeroDivisionError):
         PerplexityMetric().compute(predictions=[], references=[])
+
+
+def test_one_string_is_one_text_and_what_is_no_text_is_refused(loaded):
+    source, target = PAIRS[0]
+    assert score_pairs(*loaded, source, target) == score_pairs(*loaded, [source], (target,))
+    assert align(*loaded, source, target) == align(*loaded, [source], [target])
+    assert list(Translator(*loaded).translate(source)) == list(Translator(*loaded).translate((source,)))
+    for wrong in (None, math.nan, {"en": source}, [source, target, 3], (source, None)):
+        translations = Translator(*loaded).translate(text for text in (source, wrong))
+        assert next(translations)
+        with pytest.raises(UserError, match=r"^line 2 is .*, not text: give strings, of a dataset one column"):
+            next(translations)
+        for function in (score_pairs, align, score_tokens):
+            assert "target 2 is " in error_of(function, *loaded, [source] * 2, [target, wrong])
+            assert "source 1 is " in error_of(function, *loaded, [wrong], [target])
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])

@@ -3,6 +3,8 @@
 `make conformance` runs the common tests themselves.
 """
 
+import io
+
 import pytest
 import torch
 from conftest import padded_batch, random_ids, tiny_model
@@ -13,13 +15,10 @@ from vaswani_transformer import VaswaniForConditionalGeneration
 
 HEADS = [{}, {"d_k": 5, "d_v": 7}, {"d_k": 7, "d_v": 5}]
 VARIANTS = [
-    {},
-    {"position_encoding": "learned"},
-    {"tie_word_embeddings": False},
+    {}, {"position_encoding": "learned"}, {"tie_word_embeddings": False},
     {"position_encoding": "learned", "tie_word_embeddings": False, "attention_bias": True},
-    {"share_encoder_decoder_embeddings": False, "output_bias": True},
-    OTHER_TOOLKITS[-1],
-]
+    {"share_encoder_decoder_embeddings": False, "output_bias": True}, OTHER_TOOLKITS[-1],
+]  # fmt: skip
 
 
 def inputs_with_padding(target_length: int = 6) -> dict[str, torch.Tensor]:
@@ -54,6 +53,24 @@ class TestFlexAttention:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             logits = tiny_model(attn_implementation="flex_attention", **changes)(**inputs).logits
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+class TestTracing:
+    @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+    @pytest.mark.parametrize("changes", [*VARIANTS[:2], {"attention_window": 3}], ids=str)
+    def test_the_whole_model_by_the_traced_exporter_takes_any_sizes(self, changes):
+        runtime, written, names = pytest.importorskip("onnxruntime"), io.BytesIO(), list(inputs_with_padding())
+        axes = {name: {0: "batch", 1: f"length of {name}"} for name in names}
+        torch.onnx.export(
+            tiny_model(**changes), kwargs={**inputs_with_padding(), "use_cache": False}, f=written, dynamo=False,
+            input_names=names, dynamic_axes=axes,
+        )  # fmt: skip
+        session = runtime.InferenceSession(written.getvalue())
+        for lengths, target in (((6, 2, 9, 1), 7), ((1,), 1)):
+            inputs = dict(zip(names, (*padded_batch(lengths), random_ids(len(lengths), target)), strict=True))
+            [logits, *_] = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+            expected = tiny_model(**changes)(**inputs).logits
+            torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-5)
 
 
 class TestPartsAlone:

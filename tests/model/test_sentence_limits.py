@@ -77,13 +77,9 @@ class TestLimit:
         input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
         limits = (8, 5, 7)  # the first by the positions
         outputs = model.generate(
-            input_ids,
-            attention_mask=attention_mask,
-            logits_processor=[EndlessUntil(limits)],
-            max_extra_tokens=3,
-            forced_eos_token_id=END,
-            **SEARCHES[search],
-        )
+            input_ids, attention_mask=attention_mask, logits_processor=[EndlessUntil(limits)], max_extra_tokens=3,
+            forced_eos_token_id=END, **SEARCHES[search],
+        )  # fmt: skip
         copies = SEARCHES[search].get("num_return_sequences", 1)
         for row, output in enumerate(outputs.tolist()):
             assert output.index(END) == limits[row // copies]
@@ -131,16 +127,11 @@ def search(model, input_ids, attention_mask, options):
 
 @settings(max_examples=40)
 @given(
-    seed=st.integers(0, 3),
-    lengths=st.lists(st.integers(1, 8), min_size=2, max_size=5),
-    padding=st.integers(0, 4),
-    num_beams=st.sampled_from([1, 2, 4]),
-    alpha=st.sampled_from([-1.0, 0.0, 0.6, 2.0]),
-    returned=st.integers(1, 4),
-    early_stopping=st.sampled_from([False, True, "never"]),
-    rule=st.sampled_from(["gnmt", "power"]),
+    seed=st.integers(0, 3), lengths=st.lists(st.integers(1, 8), min_size=2, max_size=5), padding=st.integers(0, 4),
+    num_beams=st.sampled_from([1, 2, 4]), alpha=st.sampled_from([-1.0, 0.0, 0.6, 2.0]), returned=st.integers(1, 4),
+    early_stopping=st.sampled_from([False, True, "never"]), rule=st.sampled_from(["gnmt", "power"]),
     limit=st.sampled_from([{}, {"max_new_tokens": 6}]),
-)
+)  # fmt: skip
 def test_a_sentence_gets_in_any_batch_what_it_gets_alone(
     seed, lengths, padding, num_beams, alpha, returned, early_stopping, rule, limit
 ):
@@ -166,12 +157,8 @@ def test_a_sentence_gets_in_any_batch_what_it_gets_alone(
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 2.0])
 def test_ending_early_changes_no_result(alpha, limit, returned):
     options = {
-        "num_beams": 3,
-        "length_penalty": alpha,
-        "num_return_sequences": returned,
-        "max_extra_tokens": 6,
-        **limit,
-    }
+        "num_beams": 3, "length_penalty": alpha, "num_return_sequences": returned, "max_extra_tokens": 6, **limit,
+    }  # fmt: skip
     for seed in range(2):
         model = tiny_model(seed=seed, vocab_size=9, scale=1.6, dtype=torch.float64)
         input_ids, attention_mask = padded_batch((7, 4, 2), seed=seed, vocab_size=9)
@@ -233,6 +220,16 @@ def test_a_source_of_nothing_but_padding_gives_a_token(beams, others):
         ids, attention_mask=mask, num_beams=beams, max_extra_tokens=0, logits_processor=[Endless()]
     )
     assert generated(found) == [1, max(others, 1)]
+
+
+@pytest.mark.parametrize("lengths", [(3,), (3, 9), (9, 3, 7)], ids=str)
+def test_a_minimum_beyond_any_sentences_own_limit_is_warned_of(lengths, recwarn):
+    ids, mask = padded_batch(lengths)
+    options = {"attention_mask": mask, "max_extra_tokens": 2, "num_beams": 2}
+    tiny_model().generate(ids, min_new_tokens=5, **options)  # the limit of the shortest
+    assert not recwarn.list
+    tiny_model().generate(ids, min_new_tokens=6, **options)
+    assert any("`min_new_tokens` (6)" in str(warning.message) for warning in recwarn)
 
 
 def test_without_a_mask_an_end_token_that_is_the_padding_too_is_not_taken_for_padding():

@@ -4,9 +4,12 @@ import asyncio
 import json
 import shutil
 
+import pytest
 import served
 from conftest import error_of
 from served import SENTENCES, ask, client_of, find_models, load_in_double, translated
+
+from vaswani_transformer import load_model, score_tokens
 
 folder, loaded, make = served.folder, served.loaded, served.make
 
@@ -80,7 +83,7 @@ def test_each_is_loaded_once_when_it_is_first_asked_for(make, folder):
 
 
 def test_the_least_recently_used_is_unloaded(make, folder, loaded):
-    pairs = ["en-de", "de-en", "en-fr", "fr-en"]
+    pairs = ["en-de", "de-en", "fr-en", "fi-en"]
     load, loads = counting()
     app = make(*(f"{pair}={folder}" for pair in pairs), load=load, most_models=2)
     models = app.state.service.models
@@ -94,14 +97,39 @@ def test_the_least_recently_used_is_unloaded(make, folder, loaded):
                 body = {"q": SENTENCES[:5], "source": source, "target": target}
                 return (await client.post("/translate", json=body)).json()["translatedText"]
 
-            for pair in ("en-de", "de-en", "en-de", "en-fr"):
+            for pair in ("en-de", "de-en", "en-de", "fr-en"):
                 assert await post(pair) == expected
-            assert [place.name for place in models.loaded] == ["en-de", "en-fr"]
+            assert [place.name for place in models.loaded] == ["en-de", "fr-en"]
             answers = await asyncio.gather(*(post(pair) for pair in pairs * 3))  # those at work are finished first
             assert answers == [expected] * 12 and len(models.loaded) == 2
 
     asyncio.run(run())
     assert len(loads) >= 5
+
+
+def test_targets_of_one_model_share_it_and_have_their_codes(make, folder, tmp_path):
+    model, tokenizer = load_model(folder, "cpu")
+    tokenizer.add_tokens([">>fra<<", ">>pt_BR<<"])
+    model.resize_token_embeddings(len(tokenizer))
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path)
+    load, loads = counting()
+    app, texts = make(f"en-fra={tmp_path}", f"en-pt_BR={tmp_path}", load=load), [" ".join(SENTENCES[:2]), SENTENCES[2]]
+    loaded = load_in_double(tmp_path)
+    for target, typed, code in (("fra", "", "fra"), ("pt-BR", "", "pt_BR"), ("fra", ">>pt_BR<< ", "pt_BR")):
+        wanted = {"q": [typed + text for text in texts], "source": "en", "target": target}
+        one, two, three = translated(loaded, [f">>{code}<< {sentence}" for sentence in SENTENCES[:3]])
+        expected = [f"{one} {two}", three]
+        for format in ("text", "html"):
+            answer = ask(app, "POST", "/translate", json=wanted | {"format": format})[1]
+            assert answer == {"translatedText": expected}
+        asked = {"text": typed + texts[1], "target": target, "token_scores": True, "alignments": True}
+        [sentence] = ask(app, "POST", "/v1/translations", json=asked)[1]["translations"][0]["sentences"]
+        [score] = score_tokens(*loaded, [f">>{code}<< {texts[1]}"], [three])
+        tokens = [token["log_probability"] for token in sentence["translations"][0]["tokens"]]
+        assert sentence["source_words"] == texts[1].split() and tokens == pytest.approx(score.log_probabilities)
+    status, answer = ask(app, "POST", "/translate", json=wanted | {"q": ">>ita<< A dog."})
+    assert (status, len(loads)) == (400, 1) and "'>>ita<<' is no target language of the model" in answer["error"]
 
 
 def test_two_that_share_one_place_are_both_answered(make, folder):

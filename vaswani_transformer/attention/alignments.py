@@ -1,7 +1,7 @@
 """Word alignments: the source word that each target word comes from, by the encoder-decoder attention."""
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,8 @@ from ..data.batching import PairCollator
 from ..data.tokenization import SIDES, has_two_sides, side_of
 from ..data.words import word_places, words_at
 from ..decoding.scoring import batches_by_length, check_length
-from ..errors import UserError
+from ..errors import UserError, texts_in
+from ..model.language_codes_vaswani import LanguageCodes
 from ..model.sentencepiece_vaswani import SEPARATOR
 from .weights import attention_of_batch, forming_attention
 
@@ -47,7 +48,7 @@ def align(
     Args:
         model: the model, or an [`Ensemble`], whose members' attention is averaged; other threads may use it meanwhile.
         tokenizer: its tokenizer.
-        sources, targets: sentences, such as the model's own translations.
+        sources, targets: sentences, such as the model's own translations; a language code before a source is no word.
         layer: decoder layer, from 0, or from the end when negative.
         tokens_per_batch: tokens a side at once, padding counted.
 
@@ -59,6 +60,7 @@ def align(
         ValueError: for lists of different lengths.
         UserError: for a sentence that the model has no positions for, naming its line.
     """
+    sources, targets = texts_in(sources, "source"), texts_in(targets, "target")
     links: list[Links] = [[] for _ in sources]
     members = [forming_attention(member) for member in getattr(model, "members", [model])]
     tokenized = tokenized_pairs(model.config, tokenizer, sources, targets)
@@ -76,9 +78,11 @@ def tokenized_pairs(config, tokenizer, sources: Sequence[str], targets: Sequence
     filled = [index for index, (source, target) in texts if source.strip() and target.strip()]
     if not filled:
         return []
+    codes = LanguageCodes(tokenizer)
+    starts = (len(codes.split(sources[index])[0]) for index in filled), repeat(0)
     sides = [
-        tokens_and_words(side_of(tokenizer, side), [texts[index] for index in filled])
-        for side, texts in zip(SIDES, (sources, targets), strict=True)
+        tokens_and_words(side_of(tokenizer, side), [texts[index] for index in filled], begins)
+        for side, texts, begins in zip(SIDES, (sources, targets), starts, strict=True)
     ]
     pairs = [Pair(index, *source, *target) for index, source, target in zip(filled, *sides, strict=True)]
     for pair in pairs:
@@ -101,8 +105,12 @@ def pharaoh(links: Links) -> str:
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 
-def tokens_and_words(tokenizer, texts: list[str]) -> list[tuple[list[int], list[range]]]:
+def tokens_and_words(
+    tokenizer, texts: list[str], starts: Iterable[int] = repeat(0)
+) -> list[tuple[list[int], list[range]]]:
     """Return the token ids of each text, and for each token the numbers of the words that it has a part in, from 0.
+
+    The words of a text begin at its number of `starts`, such as behind a language code.
 
     Raises:
         UserError: the tokenizer cannot say which part of a text a token stands for, or reads a text as other words.
@@ -113,21 +121,19 @@ def tokens_and_words(tokenizer, texts: list[str]) -> list[tuple[list[int], list[
             " tokenizers only"
         )
     encoded = tokenizer(texts, return_offsets_mapping=True)
-    columns = texts, encoded["input_ids"], encoded["offset_mapping"]
-    return [(ids, _words_at(tokenizer, text, offsets)) for text, ids, offsets in zip(*columns, strict=True)]
+    columns = texts, starts, encoded["input_ids"], encoded["offset_mapping"]
+    return [(ids, _words_at(tokenizer, *text, offsets)) for *text, ids, offsets in zip(*columns, strict=False)]
 
 
-def _words_at(tokenizer, text: str, offsets: list[tuple[int, int]]) -> list[range]:
-    if not has_two_sides(tokenizer):
-        return words_at(text, offsets)
-    read = tokenizer.rewritten(text)  # offsets are those of the text that its backend gets
+def _words_at(tokenizer, text: str, begin: int, offsets: list[tuple[int, int]]) -> list[range]:
+    read = tokenizer.rewritten(text) if has_two_sides(tokenizer) else text  # which the backend gets, and offsets are of
     if SEPARATOR in read:
         without = list(accumulate((character != SEPARATOR for character in read), initial=0))
         offsets = [(without[start], without[end]) for start, end in offsets]
         read = read.replace(SEPARATOR, "")
     if len(word_places(read)) != len(word_places(text)):
         raise UserError(f"{text!r:.60}: the tokenizer cuts this into other words by rules: its words cannot be aligned")
-    return words_at(read, offsets)
+    return words_at(read[begin:], [(max(start - begin, 0), max(end - begin, 0)) for start, end in offsets])
 
 
 def parts_in_words(words: Sequence[range]) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from ..data.text_files import read_lines
 from ..data.tokenization import side_of
 from ..decoding.translator import Translator
-from ..errors import UserError, reading
+from ..errors import UserError, reading, texts_in
 from .alignments import Links, Pair, batches_of_pairs, parts_in_words, strongest_links, tokenized_pairs
 from .weights import CONTINUES, KINDS, as_array, attention_of_batch, forming_attention, readable_tokens, visible
 
@@ -168,7 +168,7 @@ def name_heads(
     first = 1
     while window := list(islice(aligned, _WINDOW)):
         texts, alignments = zip(*window, strict=True)
-        sources = [source.strip() for source, _ in texts]
+        sources = [source.strip() for source in texts_in((source for source, _ in texts), "source", first)]
         missing = [source for source, (_, target) in zip(sources, texts, strict=True) if target is None]
         outputs = translator.translate(missing) if missing else iter(())
         targets = [(next(outputs) if target is None else target).strip() for _, target in texts]

@@ -188,9 +188,9 @@ def token_ids(model, tokenizer, side: str, text: str) -> list[int]:
     Raises:
         UserError: for a text that is blank, no valid UTF-8, or longer than the model has positions for.
     """
-    if not text.strip():
-        raise UserError(f"the {side} is empty: give a sentence")
     with reading(f"the {side}"):  # which may hold bytes of the command line that are not UTF-8
+        if not text.strip():
+            raise UserError(f"the {side} is empty: give a sentence")
         ids = side_of(tokenizer, side)([text.strip()])["input_ids"][0]
     check_length(model.config, 1, len(ids))
     return ids

@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from ..errors import UserError
 from . import files, options
@@ -24,6 +24,7 @@ def evaluate(
     json: Path_ | None = None,
     test_set: str | None = None,
     paper_bleu: str | None = None,
+    target_language: str | None = None,
     search: Search = Search(),  # noqa: B008 (of cyclopts)
     computing: Computing = Computing(),  # noqa: B008
 ) -> None:
@@ -39,6 +40,7 @@ def evaluate(
         test_set: its name in the --json file (default: from the file names)
         paper_bleu: also BLEU as the paper computed it: Moses' tokens of this language (de, fr, ...), German compounds
             split
+        target_language: as of translate
     """
     from ..data.pair_readers import read_pairs
     from ..data.parallel_text import FORMATS, pair_source, suffix
@@ -63,14 +65,17 @@ def evaluate(
         raise UserError(f"{source} and {reference} hold blank lines only: nothing to evaluate")
     sources, references = map(list, zip(*pairs, strict=True))
     loaded, tokenizer = computing.load(model)
-    translator = Translator(loaded, tokenizer, computing.tokens_per_batch, **options.generate_options(loaded, search))
+    asked = options.generate_options(loaded, search) | {"target_language": target_language}
+    translator = Translator(loaded, tokenizer, computing.tokens_per_batch, **asked)
     settings = vars(search) | {"precision": computing.precision, "paper_bleu": paper_bleu}
+    settings["target_language"] = target_language
     settings |= {name: value for name, value in columns.items() if f"{value}_column" != name}
     if computing.tokens_per_batch != Computing.tokens_per_batch:
         settings["tokens_per_batch"] = computing.tokens_per_batch
     # What was read is hashed before anything is written.
     record = files.record_of(model, source, reference, translator, settings, test_set) if json else {}
-    losses, counts = score_pairs(loaded, tokenizer, *map(list, zip(*filled, strict=True)))
+    coded = [translator.codes.coded(source) for source, _ in filled]
+    losses, counts = score_pairs(loaded, tokenizer, coded, [target for _, target in filled])
     translations, seconds = files.timed("translating", partial(translator.translate, sources), len(sources))
     scores = score_translations(translations, references) | {"perplexity": perplexity(losses, counts)}
     if paper_bleu:
@@ -86,15 +91,13 @@ def evaluate(
     print(f"{len(sources):,} sentences translated in {seconds:.1f} s")
 
 
-def _load_scorer(
-    model: str, computing: Together, length_penalty: float | None, as_json: bool, tokens: bool, window: int
-):
+def _load_scorer(model: str, computing: Together, target_language: str | None, length_penalty: float | None, *how: Any):
     """Return the model and how its scores are written, a `FileScorer`; workers call this too."""
     from ..decoding.scoring import FileScorer, length_rule
 
     loaded, tokenizer = computing.load(model)
     rule = length_rule(loaded.generation_config, {"length_penalty": length_penalty})
-    return FileScorer(loaded, tokenizer, rule, as_json, tokens, window, computing.tokens_per_batch)
+    return FileScorer(loaded, tokenizer, rule, *how, computing.tokens_per_batch, target_language)
 
 
 def score(
@@ -107,6 +110,7 @@ def score(
     format: Literal["text", "json"] = "text",
     json: Path_ | None = None,
     length_penalty: Annotated[float | None, setting("length_penalty")] = None,
+    target_language: str | None = None,
     work: Work = Work(),  # noqa: B008 (of cyclopts)
     computing: Together = Together(),  # noqa: B008
 ) -> None:
@@ -119,17 +123,19 @@ def score(
         format: fields separated by tabs, or JSON lines
         json: also write perplexity and sums of the whole file here
         length_penalty: alpha of the length normalisation (default: as the model was saved)
+        target_language: as of translate
     """
     from ..evaluation.metrics import perplexity
 
     read = {"source": source, "target": target}
     files.check_work(read, work, json=json)
     scans = files.scan_files(read)
-    written = length_penalty, format == "json", tokens, work.window
+    written = target_language, length_penalty, format == "json", tokens, work.window
     # Loaded here too where workers are elsewhere: what is wrong with model or options is known at once.
     here = replace(computing, device="cpu", precision=None) if work.has_workers else computing
     scorer = _load_scorer(model, here, *written)
     settings = {"length_penalty": length_penalty, "format": format, "tokens": tokens, "window": work.window}
+    settings["target_language"] = target_language
     with files.open_output(work, scans, partial(files.settings_of, model, computing, **settings)) as output:
         if work.has_workers:
             scorer.model = None  # each worker loads its own

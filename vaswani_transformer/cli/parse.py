@@ -185,14 +185,9 @@ def evaluate(
 
 
 _COLUMNS = {
-    "bracket_f1": "F1",
-    "bracket_precision": "precision",
-    "bracket_recall": "recall",
-    "exact_match": "exact",
-    "pos_accuracy": "POS",
-    "well_formed": "well-formed",
-    "bracket_f1_40": "F1 (40 words)",
-}
+    "bracket_f1": "F1", "bracket_precision": "precision", "bracket_recall": "recall", "exact_match": "exact",
+    "pos_accuracy": "POS", "well_formed": "well-formed", "bracket_f1_40": "F1 (40 words)",
+}  # fmt: skip
 
 
 def _print_table(rows: dict[str, dict]) -> None:

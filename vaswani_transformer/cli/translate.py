@@ -52,6 +52,8 @@ class Written:
     """of lines, fields separated by tabs or JSON lines; the others: a whole document, whose markup stays"""
     source_language: str | None = None
     """code of the language, for the splitting of sentences (default: as the model was trained, or en)"""
+    target_language: str | None = None
+    """language whose code (fra: >>fra<<) comes before each sentence, of a model with several; also a tag, as <2fr>"""
 
 
 @Parameter(name="*")
@@ -133,7 +135,8 @@ def _translate_document(model: str, request: Request) -> None:
         return timed("translating", decode, len(sentences))[0]
 
     def align(sources: list[str], targets: list[str]) -> list:
-        return aligner(translator().model, translator().tokenizer)(sources, targets)
+        coded = list(map(translator().codes.coded, sources))
+        return aligner(translator().model, translator().tokenizer)(coded, targets)
 
     data = Path(files.input).read_bytes() if files.input is not None else sys.stdin.buffer.read()
     result = translate_document(data, written.format, translate, align, _language(model, request))
@@ -169,17 +172,11 @@ def load(folder: str, request: Request):
     # What looks at a line and its translation afterwards needs positions for all of it.
     is_whole = model.config.position_encoding == "learned" and (written.alignments or written.confidence)
     translator = Translator(
-        model,
-        tokenizer,
-        request.computing.tokens_per_batch,
-        max_source_tokens=files.max_source_tokens,
-        split_long=files.long_lines == "split" and not is_whole,
-        scores=written.scores or written.nbest is not None,
-        glossary=glossary,
-        seed=seed,
-        source_language=_language(folder, request),
-        **settings,
-    )
+        model, tokenizer, request.computing.tokens_per_batch, max_source_tokens=files.max_source_tokens,
+        split_long=files.long_lines == "split" and not is_whole, scores=written.scores or written.nbest is not None,
+        glossary=glossary, seed=seed, source_language=_language(folder, request),
+        target_language=written.target_language, **settings,
+    )  # fmt: skip
 
     def align(sources: list[str], targets: list[str]) -> list[str]:
         from ..attention.alignments import align, pharaoh

@@ -65,7 +65,7 @@ def train_tokenizer(
         UserError: There is no text.
     """
     vocab_size = DEFAULT_VOCAB_SIZE[kind] if vocab_size is None else vocab_size
-    sentences = filter(None, texts)
+    sentences = filter(None, [texts] if isinstance(texts, str) else texts)
     first = next(sentences, None)
     if first is None:
         raise UserError("there is no text to train a tokenizer on: give at least one sentence that is not empty")

@@ -48,6 +48,10 @@ class FastTokenizer:
         """Return the text of each row of token ids."""
         return self._backend.decode_batch(rows, skip_special_tokens=skip_special_tokens)
 
+    def get_vocab(self) -> dict[str, int]:
+        """Return the ids of all tokens."""
+        return self._backend.get_vocab()
+
     def convert_ids_to_tokens(self, token: int) -> str:
         """Return the name of a token."""
         return self._backend.id_to_token(token)

@@ -69,12 +69,9 @@ class FileTranslator(LineWorker):
     """
 
     def __init__(
-        self,
-        translator: Translator,
-        layout: Layout = Layout(),
-        window: int = WINDOW_LINES,
+        self, translator: Translator, layout: Layout = Layout(), window: int = WINDOW_LINES,
         **extras: Callable[[list[str], list[str]], Iterable[Any]],
-    ):
+    ):  # fmt: skip
         self.translator, self.layout, self.window, self.extras = translator, layout, window, extras
 
     def prepare(self, window: Window) -> PreparedWindow:
@@ -91,7 +88,8 @@ class FileTranslator(LineWorker):
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:
         """Return the text of each line of a window."""
-        sources = [line if isinstance(line, str) else line[0] for line in window.lines]
+        lines = (line if isinstance(line, str) else line[0] for line in window.lines)
+        sources = list(map(self.translator.codes.coded, lines))
         repeated = [source for source, row in zip(sources, hypotheses, strict=True) for _ in row]
         texts = [each.text for row in hypotheses for each in row]
         for name, function in self.extras.items():

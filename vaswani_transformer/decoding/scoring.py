@@ -13,7 +13,8 @@ from itertools import accumulate
 from typing import Any
 
 from ..data.words import word_places, words_at, words_of
-from ..errors import UserError
+from ..errors import UserError, reading, texts_in
+from ..model.language_codes_vaswani import LanguageCodes
 from ..model.settings_vaswani import length_normalization
 from .streaming import LineWorker, Remarks, Window, batches_by_length
 
@@ -142,13 +143,9 @@ class TokenText:
 
 
 def score_tokens(
-    model,
-    tokenizer,
-    sources: list[str],
-    targets: list[str],
-    tokens_per_batch: int = TOKENS_PER_BATCH,
+    model, tokenizer, sources: list[str], targets: list[str], tokens_per_batch: int = TOKENS_PER_BATCH,
     numbers: Sequence[int] | None = None,
-) -> list[PairScore]:
+) -> list[PairScore]:  # fmt: skip
     """Score each token of each target, given its source and the tokens before it.
 
     Args:
@@ -160,12 +157,17 @@ def score_tokens(
         numbers: of their lines, for errors; from 1 if not given.
 
     Raises:
-        UserError: for a sentence that is too long for the model's positions, naming its line.
+        UserError: for a sentence that is too long for the model's positions, or begins with a language code that the
+            model does not have, naming its line.
         ValueError: for lists of different lengths.
     """
+    sources, targets = texts_in(sources, "source"), texts_in(targets, "target")
     if not list(zip(sources, targets, strict=True)):
         return []
-    numbers = numbers or range(1, len(sources) + 1)
+    numbers, codes = numbers or range(1, len(sources) + 1), LanguageCodes(tokenizer)
+    for number, source in zip(numbers, sources, strict=True):
+        with reading(f"line {number}"):
+            codes.split(source)
     sources, targets = tokenizer(sources)["input_ids"], tokenizer(text_target=targets)["input_ids"]
     for number, *pair in zip(numbers, sources, targets, strict=True):
         check_length(model.config, number, max(map(len, pair)))
@@ -221,13 +223,17 @@ class FileScorer(LineWorker):
         tokens: also write the log-probability of each token.
         window: pairs that are sorted by length and written together.
         tokens_per_batch: tokens a side scored at once, padding counted.
+        target_language: as of `LanguageCodes`.
     """
 
     doing, unit = "scoring", "pairs"  # of the progress bar
 
     def __init__(
-        self, model, tokenizer, rule: LengthRule, json: bool, tokens: bool, window: int, tokens_per_batch: int
-    ):
+        self, model, tokenizer, rule: LengthRule, json: bool, tokens: bool, window: int, tokens_per_batch: int,
+        target_language: str | None = None,
+    ):  # fmt: skip
+        with reading("--target-language"):
+            self.codes = LanguageCodes(tokenizer, target_language)
         self.model, self.tokenizer, self.rule, self.json, self.tokens = model, tokenizer, rule, json, tokens
         self.window, self.tokens_per_batch = window, tokens_per_batch
         self.sums: dict[str, Any] = {"pairs": 0, "tokens": 0, "log_probability": 0.0}  # of what was written
@@ -236,7 +242,7 @@ class FileScorer(LineWorker):
         """Score a window; see `LineWorker`. There are no remarks."""
         numbered = list(enumerate(window.lines, window.first))
         filled = {number: pair for number, pair in numbered if all(side.strip() for side in pair)}
-        sides = [pair[0] for pair in filled.values()], [pair[1] for pair in filled.values()]
+        sides = [self.codes.coded(source) for source, _ in filled.values()], [target for _, target in filled.values()]
         scores = score_tokens(self.model, self.tokenizer, *sides, self.tokens_per_batch, list(filled))
         by_number = dict(zip(filled, scores, strict=True))
         records = [self._record(number, by_number.get(number)) for number, _ in numbered]

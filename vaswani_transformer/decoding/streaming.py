@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from tqdm.auto import tqdm
 
+from ..errors import texts_in
 from ..model.sentence_splitting_vaswani import split_into_sentences
 
 logger = logging.getLogger(__name__)
@@ -130,14 +131,15 @@ def in_windows(lines: Iterable[Any], size: int, done: int = 0) -> Iterator[Windo
 
     The windows are those of all lines, but without the first ones that hold nothing beyond the `done` lines.
     """
-    lines, first, is_last = iter(lines), 1, False
+    lines, first, is_last = iter([lines] if isinstance(lines, str) else lines), 1, False
     for index in count():
         window, characters = Window(index, first, []), 0
         try:
             while len(window.lines) < size and characters < WINDOW_CHARACTERS:
-                line = next(lines)
+                line, number = next(lines), first + len(window.lines)
+                for part in line if isinstance(line, tuple | list) else [line]:
+                    characters += len(texts_in([part], "line", number)[0])
                 window.lines.append(line)
-                characters += len(line) if isinstance(line, str) else sum(map(len, line))
         except StopIteration:
             is_last = True
         except Exception as error:

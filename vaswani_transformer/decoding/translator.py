@@ -12,7 +12,8 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from ..errors import UserError
+from ..errors import UserError, reading
+from ..model.language_codes_vaswani import LanguageCodes
 from ..model.settings_vaswani import MAX_EXTRA_TOKENS
 from .glossary import Glossary, Progress, Terms, Tokens, term_forms
 from .scoring import check_length, length_rule, positions, score_ids
@@ -76,29 +77,24 @@ class Translator:
         seed: for sampling: each window starts from a random state made of the seed and the window's number; torch's
             own is left as it was.
         source_language: code of the sources' language, for the splitting of long lines.
+        target_language: of a model with several, what its code before each text names (`LanguageCodes`); a text that
+            begins with a code has its own.
         **generate_options: for `generate()`, over the model's own generation configuration.
     """
 
     def __init__(
-        self,
-        model,
-        tokenizer,
-        tokens_per_batch: int = 2048,
-        *,
-        max_source_tokens: int | None = None,
-        split_long: bool = False,
-        scores: bool = False,
-        glossary: Glossary | None = None,
-        seed: int | None = None,
-        source_language: str = "en",
-        **generate_options,
-    ):
+        self, model, tokenizer, tokens_per_batch: int = 2048, *, max_source_tokens: int | None = None,
+        split_long: bool = False, scores: bool = False, glossary: Glossary | None = None, seed: int | None = None,
+        source_language: str = "en", target_language: str | None = None, **generate_options,
+    ):  # fmt: skip
         self.model, self.tokenizer, self.tokens_per_batch = model, tokenizer, tokens_per_batch
         self.max_source_tokens, self.split_long, self.scores, self.seed = max_source_tokens, split_long, scores, seed
         self.glossary, self.source_language = glossary, source_language
         self.generate_options = {name: value for name, value in generate_options.items() if value is not None}
         # `prepare` may run in another thread than decoding, and tokenizers are not made for two at once.
         self._own_tokenizer = copy.deepcopy(tokenizer)
+        with reading("the target language"):
+            self.codes = LanguageCodes(self._own_tokenizer, target_language)
 
     def setting(self, name: str, default=None):
         """Return an option of the search: as given, else the model's own, else the default."""
@@ -113,11 +109,13 @@ class Translator:
         glossary, encode = glossary or self.glossary, cache(partial(term_forms, self._own_tokenizer))
         pairs = [(line, "") if isinstance(line, str) else line for line in window.lines]
         sources = {line: source.strip() for line, (source, _) in enumerate(pairs) if source.strip()}
-        ids = self._own_tokenizer(list(sources.values()))["input_ids"] if sources else []
+        ids = self._own_tokenizer(list(map(self.codes.coded, sources.values())))["input_ids"] if sources else []
         pieces, split = [], []
         for (line, source), source_ids in zip(sources.items(), ids, strict=True):
             number = window.first + line
             try:
+                with reading(f"line {number}"):
+                    self.codes.split(source)
                 parts = self._within_limits(number, source, source_ids)
                 prefix = self._prefix_ids(number, pairs[line][1], len(parts[0]))
                 terms = self._terms(number, source, parts, glossary, encode) if glossary else [None] * len(parts)
@@ -138,8 +136,10 @@ class Translator:
         limit = min(positions(self.model.config), most)
         if len(ids) <= limit:
             return [ids]
-        count = lambda part: len(self._own_tokenizer(part)["input_ids"])  # noqa: E731
-        return self._own_tokenizer(split_line(text, limit, count, self.source_language))["input_ids"]
+        code, text = self.codes.split(text)  # which each part begins with
+        count = lambda part: len(self._own_tokenizer(code + part)["input_ids"])  # noqa: E731
+        parts = split_line(text, limit, count, self.source_language)
+        return self._own_tokenizer([code + part for part in parts])["input_ids"]
 
     def _prefix_ids(self, number: int, text: str, source_length: int) -> list[int]:
         """Return the tokens of the prefix of line `number`."""
@@ -195,9 +195,9 @@ class Translator:
         kept = [self._without_repetition(ids, piece.terms) for piece, ids in zip(repeated, flat, strict=True)]
         texts = self.tokenizer.batch_decode(kept, skip_special_tokens=True)
         columns = zip(texts, kept, flat, strict=True)
-        hypotheses = [Hypothesis(text, len(ids), repeats=len(cut) < len(ids)) for text, cut, ids in columns]
+        hypotheses = [Hypothesis(text, len(cut), repeats=len(cut) < len(ids)) for text, cut, ids in columns]
         if self.scores:
-            rows = score_ids(self.model, [piece.ids for piece in repeated], flat, self.tokens_per_batch)
+            rows = score_ids(self.model, [piece.ids for piece in repeated], kept, self.tokens_per_batch)
             hypotheses = [self._scored(*pair) for pair in zip(hypotheses, map(math.fsum, rows), strict=True)]
         return [hypotheses[start : start + number] for start in range(0, len(hypotheses), number)]
 

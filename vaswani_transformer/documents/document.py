@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, zip_longest
 
+from ..model.language_codes_vaswani import typed_code
 from ..model.sentence_splitting_vaswani import sentence_parts
 from .markup import Character, Links, Point, Stack, project, written
 
@@ -197,30 +198,41 @@ class Translation:
     Args:
         documents: as readers return them.
         language: code of their language, for the splitting of sentences.
+        codes: for each document the code of its target language, which `sentences` begin with, up to one that begins
+            with another of its own.
     """
 
-    def __init__(self, documents: Sequence[Document], language: str = "en"):
+    def __init__(self, documents: Sequence[Document], language: str = "en", codes: Sequence[str] = ()):
         self._blocks = [
             [piece if isinstance(piece, Piece) else _Block(piece, document, language)
              for piece in _blocks(document.pieces)]
             for document in documents
         ]  # fmt: skip
-        flat = [block for blocks in self._blocks for block in blocks if isinstance(block, _Block)]
-        self._sentences = [s for block in flat for s in block.sentences if any(map(str.isalpha, s.text))]
-        self.sentences = [sentence.text for sentence in self._sentences]  # white space is single spaces
+        self._coded: dict[_Sentence, str] = {}  # what is translated, with codes
+        current = ""
+        for blocks, code in zip_longest(self._blocks, codes):
+            current = current if code is None else code  # parts of one file share that of the first
+            flat = (sentence for block in blocks if isinstance(block, _Block) for sentence in block.sentences)
+            for sentence in (sentence for sentence in flat if any(map(str.isalpha, sentence.text))):
+                typed, _ = typed_code(sentence.text)
+                current = typed or current
+                self._coded[sentence] = sentence.text if typed else current + sentence.text
+        self.sentences = list(self._coded.values())  # white space is single spaces
         self._translations: dict[_Sentence, str] = {}  # of those that change
 
     def take(self, translations: Iterable[str]) -> tuple[list[str], list[str]]:
         """Take the translations of `sentences`; returns the sentences and translations that are to be aligned."""
-        for sentence, translation in zip(self._sentences, translations, strict=True):
+        for sentence, translation in zip(self._coded, translations, strict=True):
             if (text := " ".join(translation.split())) not in ("", sentence.text):
                 self._translations[sentence] = text
         self._marked = [sentence for sentence in self._translations if not sentence.is_plain]
-        return [sentence.text for sentence in self._marked], [self._translations[s] for s in self._marked]
+        return [self._coded[s] for s in self._marked], [self._translations[s] for s in self._marked]
 
     def written(self, links: Iterable[Links]) -> list[str]:
         """Return the documents, with the alignments of what `take` returned."""
         of_marked = dict(zip(self._marked, links, strict=True))
+        for s in (s for s in of_marked if typed_code(s.text)[0]):  # its code is no word for the alignment
+            of_marked[s] = [(source + 1, target) for source, target in of_marked[s]]
         translated = {s: (text, of_marked.get(s, [])) for s, text in self._translations.items()}
         return [
             "".join(block.raw if isinstance(block, Piece) else block.render(translated) for block in blocks)

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..data.words import word_places
 from ..errors import UserError
+from ..model.language_codes_vaswani import typed_code
 from .document import Document, Translation
 from .markdown_text import read_markdown
 from .markup import Links
@@ -42,8 +43,8 @@ def translate_document(
         UserError: for a document that is not of this format, or not UTF-8.
     """
 
-    def translated(documents: list[Document]) -> list[str]:
-        work = Translation(documents, language)
+    def translated(documents: list[Document], *codes: str) -> list[str]:
+        work = Translation(documents, language, codes)
         pairs = work.take(translate(work.sentences) if work.sentences else [])
         return work.written((align or _in_order)(*pairs) if pairs[0] else [])
 
@@ -55,7 +56,8 @@ def translate_document(
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"line {line} is not valid UTF-8: convert the document first, or give its --format") from error
     mark = text[: text.startswith("\ufeff")]  # of the byte order, which is not text
-    return (mark + translated([_READERS[format](text[len(mark) :])])[0]).encode()
+    code, text = typed_code(text[len(mark) :])  # which counts for all of it
+    return (mark + translated([_READERS[format](text)], code)[0]).encode()
 
 
 def aligner(model: Any, tokenizer: Any) -> Align:
@@ -81,6 +83,6 @@ def aligner(model: Any, tokenizer: Any) -> Align:
 
 def _in_order(sources: list[str], targets: list[str]) -> list[Links]:
     """Return links from each target word to the source word at the same share of the sentence."""
-    pairs = zip(sources, targets, strict=True)
+    pairs = zip((typed_code(source)[1] for source in sources), targets, strict=True)
     lengths = [(len(word_places(source)), len(word_places(target))) for source, target in pairs]
     return [[(place * rows // columns, place) for place in range(columns)] for rows, columns in lengths]

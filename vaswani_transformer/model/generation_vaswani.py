@@ -8,6 +8,7 @@ The private methods of `GenerationMixin` that are overridden here have no public
 the first version of transformers that has the method in this form.
 """
 
+import copy
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -255,7 +256,11 @@ class VaswaniGenerationMixin:
 
     def _validate_generated_length(self, generation_config, input_ids_length, has_default_max_length):
         # Since 5.0: the limit above is the model's own, so that a warning about transformers' default would be wrong.
-        super()._validate_generated_length(generation_config, input_ids_length, has_default_max_length=False)
+        # A minimum is compared with the shortest limit of a batch.
+        config, limits = copy.copy(generation_config), generation_config._sentence_limits
+        if limits is not None:
+            config.max_length = min(config.max_length, input_ids_length + int(limits.min()))
+        super()._validate_generated_length(config, input_ids_length, has_default_max_length=False)
 
     def _own_search(
         self, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, streamer=None,

@@ -106,13 +106,9 @@ class VaswaniLearnedPositions(nn.Embedding):
 
 
 def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float,
     dropout: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     r"""Section 3.2.1, Equation (1): \(\mathrm{softmax}(QK^T/\sqrt{d_k})V\), head by head.
 
     Args:
@@ -164,8 +160,8 @@ class VaswaniAttention(nn.Module):
             projection.joined_features = sum(each.out_features for each in joined)
 
     def _split_heads(self, states: torch.Tensor, head_width: int) -> torch.Tensor:
-        # To (batch_size, num_heads, length, head_width).
-        return states.unflatten(-1, (-1, head_width)).transpose(1, 2)
+        # To (batch_size, num_heads, length, head_width). `unflatten` would fix the length in a traced model.
+        return states.view(*states.shape[:-1], -1, head_width).transpose(1, 2)
 
     def _project_together(self, hidden_states: torch.Tensor, key_value_states: torch.Tensor | None) -> list:
         if key_value_states is None:

@@ -20,6 +20,7 @@ from transformers import AutoModelForSeq2SeqLM
 from transformers.pipelines.base import Pipeline
 
 from .copying_vaswani import copy_sharing_weights
+from .language_codes_vaswani import LanguageCodes
 from .sentence_splitting_vaswani import split_into_sentences
 
 logger = logging.getLogger(__name__)
@@ -81,14 +82,9 @@ class Text2TextGenerationPipeline(Pipeline):
     return_name = "generated"
 
     def __init__(
-        self,
-        model,
-        tokenizer=None,
-        *,
-        task: str = "",
-        split_sentences: bool | Callable[[str], Iterable[str]] = False,
+        self, model, tokenizer=None, *, task: str = "", split_sentences: bool | Callable[[str], Iterable[str]] = False,
         **options,
-    ):
+    ):  # fmt: skip
         tasks = getattr(model.config, "task_specific_params", None) or {}
         directions = [name for name in tasks if name.startswith("translation_")]
         if task == "translation" and directions:
@@ -166,7 +162,10 @@ class Text2TextGenerationPipeline(Pipeline):
 
         def sentences():
             for text in texts:
-                parts = [part for part in splitter(text) if part.strip()] or [""]
+                if isinstance(text, str):  # anything else is refused as without a splitter
+                    code, rest = self._codes.split(text)
+                    text = [code + part for part in splitter(rest) if part.strip()] or [""]
+                parts = text if isinstance(text, list) else [text]
                 counts.append(len(parts))
                 yield from parts
 
@@ -189,6 +188,10 @@ class Text2TextGenerationPipeline(Pipeline):
     def _tokenize(self, tokenizer, text: str, **options):
         """Return the encoder's inputs of one text, `(1, length)` each."""
         return tokenizer(self.prefix + text, return_tensors="pt", **options)
+
+    @cached_property
+    def _codes(self) -> LanguageCodes:
+        return LanguageCodes(self.tokenizer)
 
     @cached_property
     def _cutting_tokenizer(self):
@@ -280,7 +283,9 @@ class TranslationPipeline(Text2TextGenerationPipeline):
     """Text in, `translation_text` out; otherwise as [`Text2TextGenerationPipeline`].
 
     `src_lang` and `tgt_lang`, in the constructor or a call, or a task `"translation_XX_to_YY"`, choose the languages of
-    a multilingual model (mBART, M2M100, NLLB) by the tokenizer's codes; models of one direction ignore them.
+    a multilingual model (mBART, M2M100, NLLB) by the tokenizer's codes. Where these are tokens before a text
+    (``>>fra<<`` of OPUS-MT), `tgt_lang` (``"fra"``) puts one before each sentence that has none; models of one
+    direction ignore them.
     """
 
     return_name = "translation"
@@ -291,12 +296,14 @@ class TranslationPipeline(Text2TextGenerationPipeline):
         return {**preprocess, **{k: v for k, v in languages.items() if v is not None}}, forward, postprocess
 
     def _tokenize(self, tokenizer, text: str, src_lang=None, tgt_lang=None, **options):
-        build = getattr(tokenizer, "_build_translation_inputs", None)
-        if build is None:
-            return super()._tokenize(tokenizer, text, **options)
-        named = _DIRECTION.fullmatch(self.task or "")
+        build, named = getattr(tokenizer, "_build_translation_inputs", None), _DIRECTION.fullmatch(self.task or "")
         if named:
             src_lang, tgt_lang = src_lang or named[1], tgt_lang or named[2]
+        if build is None:
+            code, rest = self._codes.split(text)
+            if tgt_lang and not code and (self._codes.known or not tgt_lang[0].isalpha()):
+                code = f"{self._codes.code(tgt_lang)} "
+            return super()._tokenize(tokenizer, code + rest, **options)
         if src_lang is None or tgt_lang is None:
             missing = "src_lang" if src_lang is None else "tgt_lang"
             raise ValueError(f"this model translates several languages: give {missing}, a code of its tokenizer")

@@ -89,7 +89,8 @@ def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
     """
     for line, words in enumerate(sentences, 1):
         for number, word in enumerate(words, 1):
-            if isinstance(words, str) or not _WORD.fullmatch(word) or "\0" in word or has_undecoded(word):
+            is_word = isinstance(word, str) and not isinstance(words, str) and _WORD.fullmatch(word)
+            if not is_word or "\0" in word or has_undecoded(word):
                 raise UserError(
                     f"line {line}: word {number} is {word!r}: give a list of words of UTF-8 text without space or NUL"
                 )

@@ -22,6 +22,7 @@ from ..decoding.glossary import Glossary, Terms, beams_for
 from ..decoding.scoring import positions
 from ..decoding.streaming import Window, split_line
 from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
+from ..model.language_codes_vaswani import LanguageCodes
 
 LONGEST = 500  # tokens of a sentence; a longer one is divided, or its attention might fill the memory
 _BEAMS = 4  # with so many beams a search has `tokens_per_batch` source tokens; with more it has fewer
@@ -192,6 +193,7 @@ class Engine:
         self._groups: dict[_Key, _Group] = {}
         # Requests are tokenised in their own threads, but no tokenizer is made for two at once.
         self._tokenizing, self._counter = threading.Lock(), copy.deepcopy(tokenizer)
+        self._codes: dict[str, LanguageCodes] = {}  # by target language
         self._thread, self._is_working = ThreadPoolExecutor(1, "engine"), False
 
     @cached_property
@@ -214,17 +216,24 @@ class Engine:
         translator.generate_options, translator.scores = dict(options), scores
         return translator
 
-    def divide(self, sentence: str, language: str) -> list[str]:
-        """Return a sentence in as many parts as its length needs, nearly always one; for any thread."""
-        if 4 * len(sentence) < self._longest:  # a character has four bytes at most, and rarely as many tokens
+    def codes(self, language: str) -> LanguageCodes:
+        """Return the codes with that of a target language, if the model has one, before texts without their own."""
+        if language not in self._codes:
+            try:
+                self._codes[language] = LanguageCodes(self.tokenizer, language)
+            except ValueError:
+                self._codes[language] = LanguageCodes(self.tokenizer)
+        return self._codes[language]
+
+    def divide(self, sentence: str, language: str, code: str = "") -> list[str]:
+        """Return a sentence in as many parts as its length with a code needs, nearly always one; for any thread."""
+        if 4 * len(code + sentence) < self._longest:  # a character has four bytes at most, and rarely as many tokens
             return [sentence]
         with self._tokenizing:
-            if self._count(sentence) <= self._longest:
+            count = lambda part: len(self._counter(code + part)["input_ids"])  # noqa: E731
+            if count(sentence) <= self._longest:
                 return [sentence]
-            return split_line(sentence, self._longest, self._count, language)
-
-    def _count(self, text: str) -> int:
-        return len(self._counter(text)["input_ids"])
+            return split_line(sentence, self._longest, count, language)
 
     def tokenize(
         self, sentences: Sequence[tuple[str, str]], glossary: Glossary | None = None, options: Options = ()

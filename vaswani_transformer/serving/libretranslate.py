@@ -13,6 +13,7 @@ from ..documents.document import Translation
 from ..documents.formats import aligner
 from ..documents.web_page import read_web_page
 from ..exported import is_exported
+from ..model.language_codes_vaswani import typed_code
 from .models import ServedModel
 from .service import Service, Texts, TranslationsRequest, texts_of
 
@@ -112,13 +113,15 @@ async def translate(request: Request) -> dict[str, Any]:
 
 async def _translate_pages(service: Service, served: ServedModel, texts: list[str]) -> list[str]:
     """Return web pages, or parts of them, translated with all tags where they belong."""
-    work = await asyncio.to_thread(lambda: Translation(list(map(read_web_page, texts)), served.source))
+    codes, texts = zip(*map(typed_code, texts), strict=True)
+    work = await asyncio.to_thread(lambda: Translation(list(map(read_web_page, texts)), served.source, codes))
     job = TranslationsRequest.model_construct(text=work.sentences, split_sentences=False)  # maybe none
     async with service.translating(served, job) as translating:
         ranked, engine = await translating.all(), translating.engine
         pairs = zip(translating.texts, ranked, strict=True)
         sources, targets = work.take([text.joined([best[0].text for best in parts]) for text, parts in pairs])
         align, links = aligner(engine.model, engine.tokenizer), []
+        sources = list(map(engine.codes(served.target).coded, sources))
         for start in range(0, len(sources), _ALIGNED):
             part = slice(start, start + _ALIGNED)
             links += await engine.call(align, sources[part], targets[part])

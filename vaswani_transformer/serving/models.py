@@ -6,7 +6,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -32,7 +32,7 @@ class ServedModel:
     """A model that is served; a parser has no languages."""
 
     source: str  # code of the language
-    target: str
+    target: str = field(compare=False)  # of a model with several targets, one of them; all have one engine
     folder: Path
     needs: str = ""  # of requests that CTranslate2 cannot follow: loaded for them whatever the precision is
 

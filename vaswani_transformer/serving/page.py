@@ -58,7 +58,7 @@ async def attention(
     served = service.model_for(source, target)
     service.note(request, served, [text])
     async with service.models.engine(served, "attention") as engine:
-        page = await engine.call(_attention_page, engine, text, translation)
+        page = await engine.call(_attention_page, engine, engine.codes(served.target).coded(text), translation)
     return HTMLResponse(page, headers=_headers(_ATTENTION))
 
 

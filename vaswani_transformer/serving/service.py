@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from ..decoding.glossary import make_glossary
 from ..decoding.translator import Hypothesis
 from ..errors import UserError, reading
+from ..model.language_codes_vaswani import typed_code
 from ..model.sentence_splitting_vaswani import split_into_sentences
 from ..model.settings_vaswani import SETTING_RANGES
 from .engine import Engine, Options
@@ -96,10 +97,11 @@ class SplitText:
         language: its language's code.
         divide: divides what is too long to be translated at once, of this language.
         split: whether sentences are translated by themselves, or lines as they are.
+        code: of the target language, for each sentence up to one that begins with another.
     """
 
-    def __init__(self, text: str, language: str, divide: Callable[[str, str], list[str]], split: bool = True):
-        self.sentences: list[str] = []
+    def __init__(self, text: str, language: str, divide: Callable[..., list[str]], split: bool = True, code: str = ""):
+        self.sentences, self._codes = [], []
         self.gaps = [""]  # one more than sentences
         for line in re.split(r"([\r\n]+)", text):
             end = 0
@@ -107,10 +109,17 @@ class SplitText:
                 start = line.index(sentence, end)
                 self.gaps[-1] += line[end:start]
                 end = start + len(sentence)
-                parts = divide(_ENDLESS.sub(r"\g<0> ", " ".join(sentence.split())), language)
+                own, sentence = typed_code(" ".join(sentence.split()))
+                code = own or code
+                parts = divide(_ENDLESS.sub(r"\g<0> ", sentence), language, code)
                 self.sentences += parts
+                self._codes += [code] * len(parts)
                 self.gaps += [" "] * (len(parts) - 1) + [""]
             self.gaps[-1] += line[end:]
+
+    def coded(self, number: int) -> str:
+        """Return a sentence as the model gets it."""
+        return self._codes[number] + self.sentences[number]
 
     def before(self, number: int) -> str:
         """Return the white space before the translation of a sentence."""
@@ -129,15 +138,18 @@ class Translating:
         UserError: for a prefix that is too long, or a glossary with empty terms or that the model cannot follow.
     """
 
-    def __init__(self, engine: Engine, language: str, job: TranslationsRequest):
+    def __init__(self, engine: Engine, served: ServedModel, job: TranslationsRequest):
         self.engine, self._scores, self._options = engine, job.scores, _options(engine.model, job)
-        self.texts = [SplitText(text, language, engine.divide, job.split_sentences) for text in job.texts]
+        with reading("the text"):
+            coded = list(map(engine.codes(served.target).split, job.texts))
+        settings = served.source, engine.divide, job.split_sentences
+        self.texts = [SplitText(text, *settings, code) for code, text in coded]
         self._indices = [
             (text, number) for text, split in enumerate(self.texts) for number in range(len(split.sentences))
         ]
         prefixes = job.prefixes
         sentences = [
-            (self.texts[text].sentences[number], "" if number else prefixes[text]) for text, number in self._indices
+            (self.texts[text].coded(number), "" if number else prefixes[text]) for text, number in self._indices
         ]
         terms = ((term.source, texts_of(term.target)) for term in job.glossary)
         glossary = make_glossary((f"entry {number} of the glossary", *term) for number, term in enumerate(terms, 1))
@@ -221,7 +233,7 @@ class Service:
         terms = [text for term in job.glossary for text in (term.source, *texts_of(term.target))]
         self.check([*job.texts, *job.prefixes, *terms])
         async with self.models.engine(served, job.needs) as engine:
-            work = await asyncio.to_thread(Translating, engine, served.source, job)
+            work = await asyncio.to_thread(Translating, engine, served, job)
             pending = self.models.pending
             if pending and pending + len(work.pieces) > self.limits.queue:
                 raise full()

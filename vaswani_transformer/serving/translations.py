@@ -67,7 +67,7 @@ async def _sentence(
     if body.alignments:
         sentence["source_words"] = words_of(sentence["source"])
     if body.token_scores or body.alignments or body.confidence:
-        await work.engine.call(_add_details, body, work.engine, sentence["source"], details)
+        await work.engine.call(_add_details, body, work.engine, text.coded(number), details)
     return sentence
 
 

@@ -1,10 +1,11 @@
-"""Processor time and memory of commands from start to end, beside bare scripts of the libraries that do the same.
+"""Time and memory of commands from start to end, beside bare scripts of the libraries that do the same.
 
     python scripts/benchmarks/cold_start.py MODEL [--exported FOLDER] [--runs 7]
 
 MODEL is a model folder; --exported one that `vaswani export` wrote, for the rows of CTranslate2. Each program runs
-several times in processes of its own, all programs in turn; medians are printed as JSON lines. Time is that of all
-threads, user and system, as the system counts it for a child that has ended; memory is the most that it held at once.
+several times in processes of its own, all programs in turn; medians are printed as JSON lines. Processor time is that
+of all threads, user and system, as the system counts it for a child that has ended; memory is the most that it held at
+once. A server ends when it has answered one request, and its time by the clock is that from its start to the answer.
 """
 
 import argparse
@@ -13,7 +14,8 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
+from time import perf_counter
+from urllib.request import Request, urlopen
 
 SENTENCE = "Two dogs play in the snow."
 TORCH = """
@@ -33,16 +35,22 @@ print(tokenizer.decode([tokenizer.token_to_id(token) for token in result.hypothe
 """
 
 
-def measure(command: list[str]) -> tuple[float, float]:
-    """Return seconds of the processor and MB of memory of a program that has ended."""
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        output.seek(0)
-        if process.returncode not in (0, 2):  # 2: a wrong option
-            sys.exit(output.read().decode())
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+def measure(command: list[str]) -> tuple[float, float, float]:
+    """Return seconds of the processor, seconds by the clock and MB of memory of a program that has ended."""
+    start = perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output, seconds = process.stdout.readline(), None
+    if "serve" in command:
+        body = json.dumps({"q": SENTENCE, "source": "auto", "target": "xx"}).encode()
+        urlopen(Request(output.split()[-1] + "/translate", body, {"Content-Type": "application/json"})).close()
+        seconds = perf_counter() - start
+        process.terminate()
+    output += process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode not in (0, 2):  # 2: a wrong option
+        sys.exit(output)
+    return usage.ru_utime + usage.ru_stime, seconds or perf_counter() - start, usage.ru_maxrss / 1024
 
 
 def main() -> None:
@@ -62,11 +70,12 @@ def main() -> None:
     }
     if arguments.exported:
         programs["vaswani translate, exported"] = [*vaswani, "translate", arguments.exported, SENTENCE]
+        programs["vaswani serve, exported"] = [*vaswani, "serve", f"en-xx={arguments.exported}", "--port", "0"]
         programs["ctranslate2 + tokenizers"] = [sys.executable, "-c", CTRANSLATE2, arguments.exported, SENTENCE]
     runs = [{name: measure(command) for name, command in programs.items()} for _ in range(arguments.runs)]
     for name in programs:
-        seconds, memory = (statistics.median(run[name][index] for run in runs) for index in (0, 1))
-        print(json.dumps({"program": name, "seconds": round(seconds, 3), "MB": round(memory)}))
+        values = (round(statistics.median(run[name][index] for run in runs), 3) for index in range(3))
+        print(json.dumps({"program": name, **dict(zip(("processor, s", "clock, s", "MB"), values, strict=True))}))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import re
 import shlex
 
 import pytest
+import reference_pages
 import torch
 from conftest import ROOT, tiny_model
 
@@ -81,6 +82,16 @@ def test_files_and_definitions_that_a_page_names_are_there(name):
         code = "\n".join(path.read_text(encoding="utf-8") for path in paths)
         for part in filter(None, definition.split(".")):
             assert re.search(rf"^\s*(def|class) {part}\b", code, re.M), f"{name}: {part}"
+
+
+def test_the_generated_pages_print_what_help_prints_and_no_tag_of_html(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    pages = reference_pages.commands(), reference_pages.recipe()
+    assert not re.findall(r"<\S*", re.sub(r"`[^`]*`", "", "\n".join(pages)))
+    for name, text in re.findall(r"^#+ vaswani ([\w ]+)\n(.*?)(?=^#+ vaswani|\Z)", pages[0], re.M | re.S):
+        make_app().help_print(name.split())
+        options = [set(re.findall(r"(?<![\w-])--\w[\w-]*", shown)) for shown in (text, capsys.readouterr().out)]
+        assert options[0] == options[1] - {"--help", "--version"}, name
 
 
 def test_the_promises_have_tests_that_are_there():

@@ -51,7 +51,7 @@ def make_app() -> App:
         help_format="plaintext",
         default_parameter=Parameter(negative_bool=(), negative_iterable=(), show_default=shown, allow_repeating=True),
     )
-    parse = App(name="parse", help="Constituency parsing: train, predict, evaluate.")
+    parse = App(name="parse", help="Train or use a constituency parser.", default_parameter=app.default_parameter)
     app.command(parse)
     for parent, commands in ((app, _COMMANDS), (parse, _PARSING)):
         for name, function in commands.items():

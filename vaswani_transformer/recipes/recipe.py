@@ -60,8 +60,8 @@ class Recipe:
     max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
     max_length_ratio: float = _option(3.0, "drop pairs with one side over this many times as long; 0: no limit", DATA)
     expected_pairs: int | None = _option(None, "pairs of an epoch, for --dry-run where the data is not here", DATA)
-    expected_source_length: float | None = _option(None, "the same: mean tokens of a source, </s> included", DATA)
-    expected_target_length: float | None = _option(None, "the same: mean tokens of a target, </s> included", DATA)
+    expected_source_length: float | None = _option(None, "the same: mean tokens of a source, `</s>` included", DATA)
+    expected_target_length: float | None = _option(None, "the same: mean tokens of a target, `</s>` included", DATA)
 
     tokenizer: str | None = _option(None, "folder of a trained tokenizer; none: train one on the data", TOKENIZER)
     tokenizer_kind: str = _option("bpe", "kind to train: bpe or wordpiece", TOKENIZER)

@@ -17,6 +17,7 @@ help:  ## this list
 
 demo: .venv/installed  ## set up, train on a generated corpus (minutes), show what was learned
 	@$(BIN)/vaswani demo
+	@echo "     (before it, once in each terminal: source .venv/bin/activate)"
 
 test: .venv/installed  ## set up, run the fast tests
 	$(BIN)/python -m pytest -q -n auto --dist loadfile --durations 20

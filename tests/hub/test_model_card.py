@@ -157,7 +157,7 @@ def test_absent_facts_leave_no_row():
     assert rows == {"warmup_steps": "10"} | {f"{kind}dropout": "0" for kind in ("", "attention_", "activation_")}
     card = render_card(facts(recipe={"warmup_steps": 10}, generation={}))
     assert "Training dropped" not in card and "generation_config.json" not in card
-    assert "No licence was given" in card and "It was trained from" not in card
+    assert "No licence was given" in card and "It was trained to" not in card
 
 
 def test_data_of_other_forms():

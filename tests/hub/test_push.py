@@ -129,7 +129,7 @@ def test_the_methods_of_transformers_push_too(forked, hub, model, tmp_path):
     assert done.status == 0, done.err
     assert hub.files(REPO)["model.safetensors"] == (model / "model.safetensors").read_bytes()
     card = hub.files(REPO)["README.md"].decode()
-    assert is_sealed(card) and "| parameters |" in card and "trained from en to de" in card
+    assert is_sealed(card) and "| parameters |" in card and "translate from en to de" in card
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_changed_weights_are_not_said_to_come_from_the_run_they_started_from(pus
     hub.reset()
     push_model(change)
     card = hub.files(REPO)["README.md"].decode()
-    assert is_sealed(card) and "## Training" not in card and "trained from" not in card
+    assert is_sealed(card) and "## Training" not in card and "translate from" not in card
 
 
 def test_the_method_of_transformers_keeps_what_the_command_wrote(push_model, push, hub, scores):

@@ -78,7 +78,7 @@ def test_model_tokenizer_settings_and_card_are_written(toy, tmp_path, model, tok
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.license == "cc-by-4.0" and card.data.language == ["fr", "en"] and is_sealed(card.content)
     assert "The weights were trained by Toykit and imported from model.toy by `vaswani import`." in card.text
-    assert r"A note \[of\](x) it." in card.text and "It was trained from fr to en." in card.text
+    assert r"A note \[of\](x) it." in card.text and "It was trained to translate from fr to en." in card.text
 
 
 def test_a_push_keeps_what_is_known_of_the_original(toy, tmp_path, capsys):

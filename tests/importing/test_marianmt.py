@@ -124,7 +124,7 @@ def test_licence_languages_and_source(folder, tmp_path):
     assert (facts.toolkit, facts.license, facts.languages) == ("Marian", "apache-2.0", ("fr", "en"))
     assert facts.source == "https://huggingface.co/Helsinki-NLP/opus-mt-fr-en"
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "license: apache-2.0" in card and "It was trained from fr to en." in card
+    assert "license: apache-2.0" in card and "It was trained to translate from fr to en." in card
     assert "trained by Marian and imported from https\\://huggingface.co/Helsinki-NLP/opus-mt-fr-en by" in card
 
 

@@ -30,8 +30,9 @@ def checkpoint_names(recipe):
     return [path.name for path in complete_checkpoints(Path(recipe.output) / "checkpoints")]
 
 
-def test_without_a_terminal_every_logged_step_is_a_line(recipe, capfd):
-    folder = train(recipe).folder
+def test_without_a_terminal_every_logged_step_is_a_line(recipe, capfd, caplog):
+    caplog.set_level("INFO", "vaswani_transformer")
+    folder = train(dataclasses.replace(recipe, validation_bleu=4, average_checkpoints=2)).folder
     lines = capfd.readouterr().err.splitlines()
     entries = log_of(folder)
     steps = [entry for entry in entries if "loss" in entry]
@@ -43,7 +44,10 @@ def test_without_a_terminal_every_logged_step_is_a_line(recipe, capfd):
         assert f"{entry['source_tokens']:,} + {entry['target_tokens']:,} tokens a step" in line
         assert f"gradient {entry['grad_norm']:.2f}" in line and f"padding {entry['padding']:.1%}" in line
         assert line.endswith(" left")
-    assert len([line for line in lines if re.match(r"step [36]: validation loss", line)]) == 2
+    validated = [
+        line for line in [*lines, *caplog.messages] if re.search(": validation loss .*, perplexity .*, BLEU ", line)
+    ]
+    assert [re.sub(r"[ :].*", "", line) for line in validated] == ["step", "step", "best", "average"]
 
 
 def test_a_terminal_has_a_bar(recipe, monkeypatch):

@@ -185,8 +185,8 @@ def export(
 ) -> None:  # fmt: skip
     """Write a model for CTranslate2, ONNX Runtime or Marian.
 
-    The two are compared on a few sentences before the folder appears; Marian is not run. CTranslate2 and ONNX Runtime
-    are extras: pip install 'vaswani_transformer[ctranslate2]' or '[onnx]'.
+    It is compared with the original on a few sentences before the folder appears, but for Marian, which is not run.
+    CTranslate2 and ONNX Runtime are extras: pip install 'vaswani_transformer[ctranslate2]' or '[onnx]'.
 
     Args:
         output: a new folder for the exported model

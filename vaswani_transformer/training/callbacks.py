@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 TENSORBOARD = "tensorboard"  # a folder of a run
 EVENTS = f"{TENSORBOARD}/events.out.tfevents.*"
-_SHOWN = (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU"))
+SHOWN = (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU"))
 
 
 class TrainingProgressCallback(TrainerCallback):
@@ -72,7 +72,7 @@ class TrainingProgressCallback(TrainerCallback):
             shown = f"{loss}, {rate}{gradient}, {speed}, {tokens}, padding {logs.get('padding', 0):.1%}, {left}"
             self.bar.write(f"step {state.global_step:,} of {state.max_steps:,}: {shown}", file=sys.stderr)
         elif "eval_loss" in logs:
-            shown = ", ".join(f"{label} {logs[key]:.2f}" for key, label in _SHOWN if key in logs)
+            shown = ", ".join(f"{label} {logs[key]:.2f}" for key, label in SHOWN if key in logs)
             self.bar.write(f"step {state.global_step:,}: validation {shown}", file=sys.stderr)
 
     def on_train_end(self, args, state, control, **kwargs):

@@ -12,6 +12,7 @@ from ..distributed import Processes
 from ..errors import UserError
 from ..recipes.recipe import Recipe
 from .averaging import average_checkpoints
+from .callbacks import SHOWN
 from .checkpoints import Checkpoint, check_contents, read_checkpoints, step_of, to_average
 from .initial_model import SEARCH
 from .trainer import VaswaniTrainer
@@ -19,7 +20,6 @@ from .trainer import VaswaniTrainer
 logger = logging.getLogger(__name__)
 
 BEST, AVERAGE, LAST = "best", "average", "last"
-SCORES = ("loss", "perplexity", "bleu")
 LENGTH_PENALTIES = (0.2, 0.6, 1.0, 1.4, 1.8)  # above 2 outputs no longer end
 
 
@@ -71,7 +71,7 @@ def select_weights(
         scores = trainer.evaluate(metric_key_prefix=name)
         metrics[name] = {f"eval_{key.removeprefix(name + '_')}": value for key, value in scores.items()}
         steps = ", ".join(f"{step_of(path):,}" for path in paths)
-        shown = [f"{key} {metrics[name][f'eval_{key}']:.3f}" for key in SCORES if f"{name}_{key}" in scores]
+        shown = [f"{label} {metrics[name][key]:.3f}" for key, label in SHOWN if key in metrics[name]]
         logger.info("%s (of step %s): validation %s", _label(name, paths), steps, ", ".join(shown))
     kept = recipe.keep_weights
     if kept not in candidates:

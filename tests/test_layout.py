@@ -94,8 +94,8 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, and the package's 25,000 lines do not.
 ROOM_LINES = {
-    "model": 4188, "data": 3189, "training": 2415, "importing": 1629, "cli": 1953, "decoding": 1851,
-    "experiments": 1107, "serving": 1463, "hub": 914, "export": 1068, "parsing": 1159, "documents": 1059,
+    "model": 4174, "data": 3189, "training": 2415, "importing": 1629, "cli": 1953, "decoding": 1851,
+    "experiments": 1107, "serving": 1472, "hub": 914, "export": 1068, "parsing": 1159, "documents": 1059,
     "attention": 795, "recipes": 398, "evaluation": 291,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1503, 25000, 11.5

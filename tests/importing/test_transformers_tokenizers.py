@@ -72,6 +72,7 @@ def test_same_ids_as_marian(marian, pairs):
             texts += [">>fra<< Haus", ">>xyz<< Haus", ">>fra<<"]
         assert tokenizer(**{side: texts})["input_ids"] == reference(**{side: texts})["input_ids"]
     assert tokenizer.model_max_length == 512
+    assert tokenizer.supported_language_codes == sorted(key for key in reference.get_vocab() if key.startswith(">>"))
     targets = [text for _, text in pairs]
     ids = tokenizer(text_target=targets)["input_ids"]
     assert tokenizer.batch_decode(ids, skip_special_tokens=True) == reference.batch_decode(

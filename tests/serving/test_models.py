@@ -107,16 +107,17 @@ def test_the_least_recently_used_is_unloaded(make, folder, loaded):
     assert len(loads) >= 5
 
 
-def test_targets_of_one_model_share_it_and_have_their_codes(make, folder, tmp_path):
+def test_targets_of_one_model_share_it_and_have_their_codes(make, folder, tmp_path, caplog):
     model, tokenizer = load_model(folder, "cpu")
     tokenizer.add_tokens([">>fra<<", ">>pt_BR<<"])
     model.resize_token_embeddings(len(tokenizer))
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path)
     load, loads = counting()
-    app, texts = make(f"en-fra={tmp_path}", f"en-pt_BR={tmp_path}", load=load), [" ".join(SENTENCES[:2]), SENTENCES[2]]
+    names = [f"en-{target}={tmp_path}" for target in ("fr", "pt_BR", "it")]
+    app, texts = make(*names, load=load), [" ".join(SENTENCES[:2]), SENTENCES[2]]
     loaded = load_in_double(tmp_path)
-    for target, typed, code in (("fra", "", "fra"), ("pt-BR", "", "pt_BR"), ("fra", ">>pt_BR<< ", "pt_BR")):
+    for target, typed, code in (("fr", "", "fra"), ("pt-BR", "", "pt_BR"), ("it", ">>pt_BR<< ", "pt_BR")):
         wanted = {"q": [typed + text for text in texts], "source": "en", "target": target}
         one, two, three = translated(loaded, [f">>{code}<< {sentence}" for sentence in SENTENCES[:3]])
         expected = [f"{one} {two}", three]
@@ -130,6 +131,7 @@ def test_targets_of_one_model_share_it_and_have_their_codes(make, folder, tmp_pa
         assert sentence["source_words"] == texts[1].split() and tokens == pytest.approx(score.log_probabilities)
     status, answer = ask(app, "POST", "/translate", json=wanted | {"q": ">>ita<< A dog."})
     assert (status, len(loads)) == (400, 1) and "'>>ita<<' is no target language of the model" in answer["error"]
+    assert "texts for it get no language code: the model has >>fra<<, >>pt_BR<<" in caplog.text
 
 
 def test_two_that_share_one_place_are_both_answered(make, folder):

@@ -6,6 +6,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from .language_codes_vaswani import LanguageCodes
 from .sentencepiece_vaswani import SentencePieceText
 
 _TARGET_FILE = "target_tokenizer.json"
@@ -144,6 +145,11 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
         if target.known_tokens is None:
             return vocabulary
         return {token: number for token, number in vocabulary.items() if number < target.known_tokens[0]}
+
+    @property
+    def supported_language_codes(self) -> list[str]:
+        """Return the codes of target languages, which sources begin with, as `MarianTokenizer` calls them."""
+        return list(LanguageCodes(self).known.values())
 
     def rewritten(self, text):
         """Return a text, or texts in lists, as the backend of this side must get them: by Moses, by SentencePiece."""

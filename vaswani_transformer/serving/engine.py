@@ -10,6 +10,7 @@ batches.
 import asyncio
 import contextlib
 import copy
+import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,11 +19,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
+from babel.core import get_global
+
 from ..decoding.glossary import Glossary, Terms, beams_for
 from ..decoding.scoring import positions
 from ..decoding.streaming import Window, split_line
 from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
 from ..model.language_codes_vaswani import LanguageCodes
+
+logger = logging.getLogger(__name__)
 
 LONGEST = 500  # tokens of a sentence; a longer one is divided, or its attention might fill the memory
 _BEAMS = 4  # with so many beams a search has `tokens_per_batch` source tokens; with more it has fewer
@@ -217,12 +222,17 @@ class Engine:
         return translator
 
     def codes(self, language: str) -> LanguageCodes:
-        """Return the codes with that of a target language, if the model has one, before texts without their own."""
+        """Return the codes, with that of a target language (of `fr` also `fra`) before texts that have none."""
         if language not in self._codes:
-            try:
-                self._codes[language] = LanguageCodes(self.tokenizer, language)
-            except ValueError:
-                self._codes[language] = LanguageCodes(self.tokenizer)
+            names = [code for code, short in get_global("language_aliases").items() if short == language]
+            codes = LanguageCodes(self.tokenizer)
+            for name in (*names, language):
+                with contextlib.suppress(ValueError):
+                    codes = LanguageCodes(self.tokenizer, name)
+            if codes.known and codes.coded(language) == language:
+                there = ", ".join(codes.known.values())
+                logger.warning(f"texts for {language} get no language code: the model has {there:.300}")
+            self._codes[language] = codes
         return self._codes[language]
 
     def divide(self, sentence: str, language: str, code: str = "") -> list[str]:

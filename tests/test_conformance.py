@@ -110,9 +110,13 @@ def test_the_recorder_notes_what_pytest_reports(runner, tmp_path):
     options = ["-q", "-c", str(tmp_path / "pytest.ini"), "-p", "no:cacheprovider"]
     pytest.main([*options, str(tmp_path / "cases.py")], plugins=[recorder])
     assert recorder.outcomes == {
-        "Cases::test_good": "passed", "Cases::test_bad": "failed", "Cases::test_skip": "skipped",
-        "Cases::test_a_part_is_bad": "failed", "Cases::test_a_part_is_skipped": "passed", "Broken::test_any": "failed",
-    }  # fmt: skip
+        "Cases::test_good": "passed",
+        "Cases::test_bad": "failed",
+        "Cases::test_skip": "skipped",
+        "Cases::test_a_part_is_bad": "failed",
+        "Cases::test_a_part_is_skipped": "passed",
+        "Broken::test_any": "failed",
+    }
     assert recorder.reasons["Cases::test_bad"] == ["AssertionError: no"]  # and not the source line
     assert recorder.reason("Broken::test_any") == "OSError: no folder"
     assert recorder.reason("Cases::test_skip") == "not here"

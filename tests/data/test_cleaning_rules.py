@@ -104,9 +104,21 @@ def reference(pairs, rules, tests=(), scores=None):
 
 
 WORDS = [
-    "a", "dog", "Hund", "two\u00a0cats", "ﬁne", "fine", "Straße", "STRASSE", "", " ", "\u200b", "x" * 9, "\x92",
+    "a",
+    "dog",
+    "Hund",
+    "two\u00a0cats",
+    "ﬁne",
+    "fine",
+    "Straße",
+    "STRASSE",
+    "",
+    " ",
+    "\u200b",
+    "x" * 9,
+    "\x92",
     "\ufffd",
-]  # fmt: skip
+]
 SENTENCES = st.lists(st.sampled_from(WORDS), min_size=0, max_size=5).map(" ".join)
 SIDES = st.one_of(SENTENCES, st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), max_size=9))
 PAIRS = st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=25).flatmap(

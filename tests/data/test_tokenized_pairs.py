@@ -114,8 +114,12 @@ def test_lengths_of_filtered_sliced_and_plain_pairs(tokenizer):
     tokenized, _ = tokenize_pairs(pairs, tokenizer)
     plain, _ = tokenize_pairs(in_memory(PAIRS), tokenizer)
     for some in (
-        tokenized, tokenized.select(range(2, 6)), tokenized.select([5, 0, 3]), plain, plain.select(range(1, 3)),
-    ):  # fmt: skip
+        tokenized,
+        tokenized.select(range(2, 6)),
+        tokenized.select([5, 0, 3]),
+        plain,
+        plain.select(range(1, 3)),
+    ):
         source, target = pair_lengths(some)
         assert source.tolist() == some["source_length"][:] and target.tolist() == some["target_length"][:]
 

@@ -82,14 +82,17 @@ class TestFactory:
         shutil.copytree(marian_folder, tmp_path / "no weights")
         (tmp_path / "no weights" / "model.safetensors").unlink()
         cases = [
-            ({}, "tokenizer "), ({"model": marian}, "tokenizer "), ({"model": tmp_path / "gpt2"}, "gpt2"),
-            ({"model": tmp_path / "bare"}, "tokenizer .*bare"), ({"model": tmp_path / "no weights"}, "no weights"),
+            ({}, "tokenizer "),
+            ({"model": marian}, "tokenizer "),
+            ({"model": tmp_path / "gpt2"}, "gpt2"),
+            ({"model": tmp_path / "bare"}, "tokenizer .*bare"),
+            ({"model": tmp_path / "no weights"}, "no weights"),
             ({"model": str(tmp_path / "nothing")}, "nothing"),
             ({"model": marian_folder, "device": "nowhere"}, "nowhere"),
             ({"model": marian_folder, "dtype": "float99"}, "float99"),
             ({"model": marian_folder, "model_kwargs": {"attn_implementation": "no_such"}}, "no_such"),
             ({"model": marian_folder, "tokenizer": ("not/here", {"local_files_only": True})}, "tokenizer not/here"),
-        ]  # fmt: skip
+        ]
         for options, message in cases:
             with pytest.raises(UserError, match=message) as error:
                 pipeline("translation", **options)

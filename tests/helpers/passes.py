@@ -42,9 +42,12 @@ def step_by_step(model, input_ids, attention_mask, decoder_input_ids, cache=None
     logits, start = [], 0
     for length in steps or [1] * decoder_input_ids.shape[1]:
         outputs = model(
-            attention_mask=attention_mask, encoder_outputs=encoder_outputs,
-            decoder_input_ids=decoder_input_ids[:, start : start + length], past_key_values=cache, use_cache=True,
-        )  # fmt: skip
+            attention_mask=attention_mask,
+            encoder_outputs=encoder_outputs,
+            decoder_input_ids=decoder_input_ids[:, start : start + length],
+            past_key_values=cache,
+            use_cache=True,
+        )
         cache, start = outputs.past_key_values, start + length
         logits.append(outputs.logits)
     return torch.cat(logits, dim=1)

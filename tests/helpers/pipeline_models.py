@@ -21,14 +21,24 @@ from transformers import (
 from vaswani_transformer import train_tokenizer
 
 TEXTS = [
-    "the small dog sees a red house", "two birds are playing", "my father reads an old book in the garden", "red",
-]  # fmt: skip
+    "the small dog sees a red house",
+    "two birds are playing",
+    "my father reads an old book in the garden",
+    "red",
+]
 LIMIT = 40  # positions of the models that have a table
 IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 BART_LIKE = {
-    "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": LIMIT, "forced_eos_token_id": None,
-}  # fmt: skip
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "max_position_embeddings": LIMIT,
+    "forced_eos_token_id": None,
+}
 SHORT = {"max_new_tokens": 7}
 TRANSLATION = "translation_text"
 

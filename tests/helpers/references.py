@@ -68,11 +68,18 @@ def torch_transformer(model: VaswaniForConditionalGeneration) -> nn.Transformer:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="enable_nested_tensor")  # of an odd number of heads; harmless
         reference = nn.Transformer(
-            d_model=config.d_model, nhead=config.num_heads, num_encoder_layers=config.encoder_layers,
-            num_decoder_layers=config.decoder_layers, dim_feedforward=config.d_ff, dropout=0.0,
+            d_model=config.d_model,
+            nhead=config.num_heads,
+            num_encoder_layers=config.encoder_layers,
+            num_decoder_layers=config.decoder_layers,
+            dim_feedforward=config.d_ff,
+            dropout=0.0,
             activation={"relu": "relu", "gelu": "gelu", "silu": nn.functional.silu}[config.activation_function],
-            layer_norm_eps=config.layer_norm_eps, batch_first=True, norm_first=False, dtype=torch.float64,
-        )  # fmt: skip
+            layer_norm_eps=config.layer_norm_eps,
+            batch_first=True,
+            norm_first=False,
+            dtype=torch.float64,
+        )
     for target, source in ((reference.encoder, model.model.encoder), (reference.decoder, model.model.decoder)):
         if config.add_final_layer_norm:
             target.norm.load_state_dict(source.layer_norm.state_dict())
@@ -124,9 +131,15 @@ def torch_transformer_logits(
 
 
 def naive_attention(
-    queries: torch.Tensor, keys: torch.Tensor, w_q: torch.Tensor, w_k: torch.Tensor, w_v: torch.Tensor,
-    w_o: torch.Tensor, num_heads: int, is_allowed: Callable[[int, int], bool] = lambda query, key: True,
-) -> torch.Tensor:  # fmt: skip
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    w_q: torch.Tensor,
+    w_k: torch.Tensor,
+    w_v: torch.Tensor,
+    w_o: torch.Tensor,
+    num_heads: int,
+    is_allowed: Callable[[int, int], bool] = lambda query, key: True,
+) -> torch.Tensor:
     """Section 3.2.2 for one sequence, head by head and position by position; any d_k and d_v.
 
     Args:

@@ -64,9 +64,13 @@ def facts(**changes) -> CardFacts:
 def full_facts(**changes) -> CardFacts:
     recipe = dataclasses.asdict(load_recipe("multi30k-en-de", {"data_dir": "/home/someone/secret"}))
     values = {
-        "recipe": recipe, "steps": 200, "results": results_of(SCORES), "languages": ["en", "de"], "license": "mit",
+        "recipe": recipe,
+        "steps": 200,
+        "results": results_of(SCORES),
+        "languages": ["en", "de"],
+        "license": "mit",
         "datasets": ["owner/texts"],
-    }  # fmt: skip
+    }
     return facts(**{**values, **changes})
 
 
@@ -139,11 +143,16 @@ def test_figures_of_the_card_come_from_the_facts():
     given = full_facts(config=tiny_config(dropout=0.3))
     recipe, rows = given.recipe, dict(training_rows(given))
     expected = {
-        "train_source": "train.en.gz", "validation_target": "val.de.gz", "optimizer steps": "200",
-        "max_length": f"{recipe['max_length']}", "tokens_per_batch": f"{recipe['tokens_per_batch']:,}",
-        "warmup_steps": f"{recipe['warmup_steps']:,}", "adam_epsilon": f"{recipe['adam_epsilon']:g}",
-        "label_smoothing": f"{recipe['label_smoothing']:g}", "dropout": "0.3",
-    }  # fmt: skip
+        "train_source": "train.en.gz",
+        "validation_target": "val.de.gz",
+        "optimizer steps": "200",
+        "max_length": f"{recipe['max_length']}",
+        "tokens_per_batch": f"{recipe['tokens_per_batch']:,}",
+        "warmup_steps": f"{recipe['warmup_steps']:,}",
+        "adam_epsilon": f"{recipe['adam_epsilon']:g}",
+        "label_smoothing": f"{recipe['label_smoothing']:g}",
+        "dropout": "0.3",
+    }
     assert rows.items() >= expected.items() and rows["seed"] == "0"
     card = render_card(given)
     for label, value in rows.items():

@@ -21,11 +21,20 @@ from vaswani_transformer.importing import fairseq
 WORDS = ["the", "dog", "un@@", "like@@", "ly", "a@@", "b", "c@@", "é"]
 SIZES = len(WORDS) + 4, len(WORDS) + 7
 OPTIONS = {
-    "arch": "transformer_iwslt_de_en", "source_lang": "de", "target_lang": "en", "encoder_attention_heads": 3,
-    "decoder_attention_heads": 3, "encoder_normalize_before": False, "decoder_normalize_before": False,
-    "share_decoder_input_output_embed": True, "share_all_embeddings": False, "activation_fn": "relu", "dropout": 0.3,
-    "max_source_positions": 1024, "max_target_positions": 1024,
-}  # fmt: skip
+    "arch": "transformer_iwslt_de_en",
+    "source_lang": "de",
+    "target_lang": "en",
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3,
+    "encoder_normalize_before": False,
+    "decoder_normalize_before": False,
+    "share_decoder_input_output_embed": True,
+    "share_all_embeddings": False,
+    "activation_fn": "relu",
+    "dropout": 0.3,
+    "max_source_positions": 1024,
+    "max_target_positions": 1024,
+}
 
 
 def fsmt(ties=True, **changes) -> FSMTForConditionalGeneration:

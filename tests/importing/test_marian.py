@@ -99,10 +99,15 @@ def changed(folder: Path, name: str = "relu-two", options: dict | None = None, a
 
 
 REFUSED = {
-    "type": "multi-transformer", "transformer-decoder-autoreg": "rnn", "transformer-ffn-activation": "tanh",
-    "transformer-postprocess": "da", "transformer-attention-mask": "alibi", "right-left": True, "lemma-dim-emb": 8,
+    "type": "multi-transformer",
+    "transformer-decoder-autoreg": "rnn",
+    "transformer-ffn-activation": "tanh",
+    "transformer-postprocess": "da",
+    "transformer-attention-mask": "alibi",
+    "right-left": True,
+    "lemma-dim-emb": 8,
     "input-types": ["sequence", "class"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("option", REFUSED)
@@ -235,8 +240,16 @@ def test_words_of_a_vocabulary(tmp_path):
     path = changed(tmp_path / "model", "swish-all")
     size = read(path).config.vocab_size - 1
     lines = [
-        "eos: 0", "UNK: 1", "null: 2", "1.50: 3", '"ye\\u00e9 s": 4', "yes: 5", "~: 6", "yes: 7", f"beyond: {size}",
-    ]  # fmt: skip
+        "eos: 0",
+        "UNK: 1",
+        "null: 2",
+        "1.50: 3",
+        '"ye\\u00e9 s": 4',
+        "yes: 5",
+        "~: 6",
+        "yes: 7",
+        f"beyond: {size}",
+    ]
     (tmp_path / "words.yml").write_text("\n".join(lines))
     imported = read(path, tmp_path / "words.yml")
     tokenizer = imported.tokenizer

@@ -161,9 +161,12 @@ def test_importing_runs_no_code(folder, tmp_path, capsys):
 
 
 WRONG_KINDS = [
-    lambda tensor: torch.complex(tensor, tensor), torch.Tensor.long, torch.Tensor.to_sparse,
-    lambda tensor: torch.nested.nested_tensor(list(tensor)), lambda tensor: tensor.to("meta"),
-]  # fmt: skip
+    lambda tensor: torch.complex(tensor, tensor),
+    torch.Tensor.long,
+    torch.Tensor.to_sparse,
+    lambda tensor: torch.nested.nested_tensor(list(tensor)),
+    lambda tensor: tensor.to("meta"),
+]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch calls nested tensors a prototype

@@ -118,10 +118,15 @@ def test_the_page_makes_the_same_model(example):
 
 @hypothesis_settings(max_examples=15, derandomize=True)
 @given(
-    heads=st.integers(1, 3), width=st.sampled_from([2, 4]), d_ff=st.integers(1, 20),
-    layers=st.tuples(st.integers(1, 3), st.integers(1, 3)), activation=st.sampled_from(["relu", "gelu"]),
-    bias=st.booleans(), learned=st.booleans(), layer_norm_eps=st.sampled_from([1e-5, 1e-3]),
-)  # fmt: skip
+    heads=st.integers(1, 3),
+    width=st.sampled_from([2, 4]),
+    d_ff=st.integers(1, 20),
+    layers=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    activation=st.sampled_from(["relu", "gelu"]),
+    bias=st.booleans(),
+    learned=st.booleans(),
+    layer_norm_eps=st.sampled_from([1e-5, 1e-3]),
+)
 def test_logits_and_greedy_outputs_are_torchs(example, heads, width, d_ff, layers, activation, bias, learned,
                                               layer_norm_eps):  # fmt: skip
     torch.manual_seed(0)

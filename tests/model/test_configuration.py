@@ -130,10 +130,17 @@ class TestPresets:
 
 # The column "params x10^6" of Table 3, of the rows that print one and have the base model's embeddings.
 TABLE_3_MILLIONS = {
-    "base": 65, "table3-b-dk-16": 58, "table3-b-dk-32": 60, "table3-c-layers-2": 36, "table3-c-layers-4": 50,
-    "table3-c-layers-8": 80, "table3-c-dmodel-256": 28, "table3-c-dmodel-1024": 168, "table3-c-dff-1024": 53,
+    "base": 65,
+    "table3-b-dk-16": 58,
+    "table3-b-dk-32": 60,
+    "table3-c-layers-2": 36,
+    "table3-c-layers-4": 50,
+    "table3-c-layers-8": 80,
+    "table3-c-dmodel-256": 28,
+    "table3-c-dmodel-1024": 168,
+    "table3-c-dff-1024": 53,
     "table3-c-dff-4096": 90,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("name", "millions"), TABLE_3_MILLIONS.items())

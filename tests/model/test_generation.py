@@ -78,9 +78,13 @@ class TestBeamSearch:
         model = peaked_model(seed)
         input_ids = random_ids(4, seed=seed, vocab_size=VOCABULARY)
         outputs = model.generate(
-            input_ids[None], num_beams=num_beams, num_return_sequences=num_beams, length_penalty=0.6,
-            max_new_tokens=LIMIT, return_dict_in_generate=True,
-        )  # fmt: skip
+            input_ids[None],
+            num_beams=num_beams,
+            num_return_sequences=num_beams,
+            length_penalty=0.6,
+            max_new_tokens=LIMIT,
+            return_dict_in_generate=True,
+        )
         scores = {output: score for score, output in every_output(model, input_ids, 0.6)}
         found = [tuple(without_padding(row)[1:]) for row in outputs.sequences]
         assert outputs.sequences_scores.tolist() == pytest.approx([scores[output] for output in found], rel=1e-4)

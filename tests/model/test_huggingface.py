@@ -15,10 +15,13 @@ from vaswani_transformer import VaswaniForConditionalGeneration
 
 HEADS = [{}, {"d_k": 5, "d_v": 7}, {"d_k": 7, "d_v": 5}]
 VARIANTS = [
-    {}, {"position_encoding": "learned"}, {"tie_word_embeddings": False},
+    {},
+    {"position_encoding": "learned"},
+    {"tie_word_embeddings": False},
     {"position_encoding": "learned", "tie_word_embeddings": False, "attention_bias": True},
-    {"share_encoder_decoder_embeddings": False, "output_bias": True}, OTHER_TOOLKITS[-1],
-]  # fmt: skip
+    {"share_encoder_decoder_embeddings": False, "output_bias": True},
+    OTHER_TOOLKITS[-1],
+]
 
 
 def inputs_with_padding(target_length: int = 6) -> dict[str, torch.Tensor]:
@@ -62,9 +65,13 @@ class TestTracing:
         runtime, written, names = pytest.importorskip("onnxruntime"), io.BytesIO(), list(inputs_with_padding())
         axes = {name: {0: "batch", 1: f"length of {name}"} for name in names}
         torch.onnx.export(
-            tiny_model(**changes), kwargs={**inputs_with_padding(), "use_cache": False}, f=written, dynamo=False,
-            input_names=names, dynamic_axes=axes,
-        )  # fmt: skip
+            tiny_model(**changes),
+            kwargs={**inputs_with_padding(), "use_cache": False},
+            f=written,
+            dynamo=False,
+            input_names=names,
+            dynamic_axes=axes,
+        )
         session = runtime.InferenceSession(written.getvalue())
         for lengths, target in (((6, 2, 9, 1), 7), ((1,), 1)):
             inputs = dict(zip(names, (*padded_batch(lengths), random_ids(len(lengths), target)), strict=True))

@@ -226,11 +226,15 @@ def test_processors_criteria_and_outputs_of_steps_are_as_in_transformers_loop(op
 
 
 OTHERS = {
-    "a processor": {"logits_processor": [Nothing()]}, "a criterion": {"stopping_criteria": [MaxTimeCriteria(100)]},
-    "samples": {"do_sample": True}, "sampled beams": {"do_sample": True, "num_beams": 2},
-    "scores of steps": {"output_scores": True, "return_dict_in_generate": True}, "no cache": {"use_cache": False},
-    "an end beyond the vocabulary": {"eos_token_id": 100}, "chunks": {"prefill_chunk_size": 4, "num_beams": 2},
-}  # fmt: skip
+    "a processor": {"logits_processor": [Nothing()]},
+    "a criterion": {"stopping_criteria": [MaxTimeCriteria(100)]},
+    "samples": {"do_sample": True},
+    "sampled beams": {"do_sample": True, "num_beams": 2},
+    "scores of steps": {"output_scores": True, "return_dict_in_generate": True},
+    "no cache": {"use_cache": False},
+    "an end beyond the vocabulary": {"eos_token_id": 100},
+    "chunks": {"prefill_chunk_size": 4, "num_beams": 2},
+}
 
 
 @pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)

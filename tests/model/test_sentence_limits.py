@@ -77,9 +77,13 @@ class TestLimit:
         input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
         limits = (8, 5, 7)  # the first by the positions
         outputs = model.generate(
-            input_ids, attention_mask=attention_mask, logits_processor=[EndlessUntil(limits)], max_extra_tokens=3,
-            forced_eos_token_id=END, **SEARCHES[search],
-        )  # fmt: skip
+            input_ids,
+            attention_mask=attention_mask,
+            logits_processor=[EndlessUntil(limits)],
+            max_extra_tokens=3,
+            forced_eos_token_id=END,
+            **SEARCHES[search],
+        )
         copies = SEARCHES[search].get("num_return_sequences", 1)
         for row, output in enumerate(outputs.tolist()):
             assert output.index(END) == limits[row // copies]
@@ -127,11 +131,16 @@ def search(model, input_ids, attention_mask, options):
 
 @settings(max_examples=40)
 @given(
-    seed=st.integers(0, 3), lengths=st.lists(st.integers(1, 8), min_size=2, max_size=5), padding=st.integers(0, 4),
-    num_beams=st.sampled_from([1, 2, 4]), alpha=st.sampled_from([-1.0, 0.0, 0.6, 2.0]), returned=st.integers(1, 4),
-    early_stopping=st.sampled_from([False, True, "never"]), rule=st.sampled_from(["gnmt", "power"]),
+    seed=st.integers(0, 3),
+    lengths=st.lists(st.integers(1, 8), min_size=2, max_size=5),
+    padding=st.integers(0, 4),
+    num_beams=st.sampled_from([1, 2, 4]),
+    alpha=st.sampled_from([-1.0, 0.0, 0.6, 2.0]),
+    returned=st.integers(1, 4),
+    early_stopping=st.sampled_from([False, True, "never"]),
+    rule=st.sampled_from(["gnmt", "power"]),
     limit=st.sampled_from([{}, {"max_new_tokens": 6}]),
-)  # fmt: skip
+)
 def test_a_sentence_gets_in_any_batch_what_it_gets_alone(
     seed, lengths, padding, num_beams, alpha, returned, early_stopping, rule, limit
 ):
@@ -157,8 +166,12 @@ def test_a_sentence_gets_in_any_batch_what_it_gets_alone(
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 2.0])
 def test_ending_early_changes_no_result(alpha, limit, returned):
     options = {
-        "num_beams": 3, "length_penalty": alpha, "num_return_sequences": returned, "max_extra_tokens": 6, **limit,
-    }  # fmt: skip
+        "num_beams": 3,
+        "length_penalty": alpha,
+        "num_return_sequences": returned,
+        "max_extra_tokens": 6,
+        **limit,
+    }
     for seed in range(2):
         model = tiny_model(seed=seed, vocab_size=9, scale=1.6, dtype=torch.float64)
         input_ids, attention_mask = padded_batch((7, 4, 2), seed=seed, vocab_size=9)

@@ -42,11 +42,16 @@ def stock_trainer(folder, output, count=64, model=None, compute_metrics=None, co
     }  # fmt: skip
     pairs = tokenized(tokenizer, count)
     return Seq2SeqTrainer(
-        model=model, args=Seq2SeqTrainingArguments(output_dir=str(output), **{**options, **settings}),
-        train_dataset=pairs, eval_dataset=pairs.select(range(min(count, 12))),
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model), processing_class=tokenizer,
-        compute_metrics=compute_metrics, compute_loss_func=compute_loss_func, callbacks=[Recorder()],
-    )  # fmt: skip
+        model=model,
+        args=Seq2SeqTrainingArguments(output_dir=str(output), **{**options, **settings}),
+        train_dataset=pairs,
+        eval_dataset=pairs.select(range(min(count, 12))),
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        processing_class=tokenizer,
+        compute_metrics=compute_metrics,
+        compute_loss_func=compute_loss_func,
+        callbacks=[Recorder()],
+    )
 
 
 def logged(trainer, name: str = "loss") -> list[float]:

@@ -78,9 +78,12 @@ def stock_trainer(folder, tokenizer, pairs, callback, **settings):
         "report_to": "none", "disable_tqdm": True, "use_cpu": True, "learning_rate": 0.123,
     }  # fmt: skip
     return RecordingTrainer(
-        model=model, args=Seq2SeqTrainingArguments(output_dir=str(folder), **{**defaults, **settings}),
-        train_dataset=pairs, data_collator=DataCollatorForSeq2Seq(tokenizer, model=model), callbacks=[callback],
-    )  # fmt: skip
+        model=model,
+        args=Seq2SeqTrainingArguments(output_dir=str(folder), **{**defaults, **settings}),
+        train_dataset=pairs,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        callbacks=[callback],
+    )
 
 
 def logged_rates(trainer):

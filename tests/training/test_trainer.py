@@ -75,15 +75,27 @@ class RecordingTrainer(VaswaniTrainer):
 
 def make_trainer(folder, pairs=None, model=None, stop_at=None, trainer_options=None, **settings):
     defaults = {
-        "output_dir": str(folder), "tokens_per_batch": BATCH_TOKENS, "tokens_per_device": BATCH_TOKENS, "max_steps": 3,
-        "logging_steps": 1, "save_strategy": "no", "per_device_eval_batch_size": 4, "remove_unused_columns": False,
-        "report_to": "none", "disable_tqdm": True, "use_cpu": True, "seed": 3,
-    }  # fmt: skip
+        "output_dir": str(folder),
+        "tokens_per_batch": BATCH_TOKENS,
+        "tokens_per_device": BATCH_TOKENS,
+        "max_steps": 3,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "per_device_eval_batch_size": 4,
+        "remove_unused_columns": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 3,
+    }
     recording = Recording(stop_at)
     trainer = RecordingTrainer(
-        model=make_model() if model is None else model, args=VaswaniTrainingArguments(**{**defaults, **settings}),
-        train_dataset=make_pairs(60) if pairs is None else pairs, callbacks=[recording], **(trainer_options or {}),
-    )  # fmt: skip
+        model=make_model() if model is None else model,
+        args=VaswaniTrainingArguments(**{**defaults, **settings}),
+        train_dataset=make_pairs(60) if pairs is None else pairs,
+        callbacks=[recording],
+        **(trainer_options or {}),
+    )
     recording.trainer = trainer
     trainer.recording = recording
     return trainer
@@ -252,8 +264,11 @@ def test_a_resumed_run_goes_on_bit_by_bit(tmp_path, epoch_steps, parts):
     """Stopped after step 3: inside the first epoch, at its end, and inside the second."""
     pairs = pairs_of_an_epoch(epoch_steps, parts)
     settings = {
-        "max_steps": 6, "warmup_steps": 4, "learning_rate_scale": 0.1, "tokens_per_device": BATCH_TOKENS // parts,
-    }  # fmt: skip
+        "max_steps": 6,
+        "warmup_steps": 4,
+        "learning_rate_scale": 0.1,
+        "tokens_per_device": BATCH_TOKENS // parts,
+    }
     straight = make_trainer(tmp_path / "a", pairs, make_model(dropout=0.3), **settings)
     straight.train()
     first = make_trainer(tmp_path / "b", pairs, make_model(dropout=0.3), stop_at=3, **settings)

@@ -9,17 +9,28 @@ from .options import SEVERAL, Path_
 
 # Module and class in `experiments`, which are imported once they are needed.
 _EXPERIMENTS = {
-    "table1": "table1.Table1", "table2": "translation.Table2", "table3": "translation.Table3",
-    "table4": "table4.Table4", "attention": "translation.HeadStudy", "positions": "positions.Positions",
-}  # fmt: skip
+    "table1": "table1.Table1",
+    "table2": "translation.Table2",
+    "table3": "translation.Table3",
+    "table4": "table4.Table4",
+    "attention": "translation.HeadStudy",
+    "positions": "positions.Positions",
+}
 _NO_SETTINGS = ("data_dir", "output", "overwrite")  # options of their own, or what the command does by itself
 
 
 def experiment(
-    name: Literal[tuple(_EXPERIMENTS)], /, *, scale: Literal["laptop", "paper"] = "laptop",
-    data_dir: Path_ | None = None, output: Path_ = "runs", only: Annotated[list[str] | None, SEVERAL] = None,
-    set: Annotated[list[str] | None, SEVERAL] = None, report: bool = False, dry_run: bool = False,
-) -> None:  # fmt: skip
+    name: Literal[tuple(_EXPERIMENTS)],
+    /,
+    *,
+    scale: Literal["laptop", "paper"] = "laptop",
+    data_dir: Path_ | None = None,
+    output: Path_ = "runs",
+    only: Annotated[list[str] | None, SEVERAL] = None,
+    set: Annotated[list[str] | None, SEVERAL] = None,
+    report: bool = False,
+    dry_run: bool = False,
+) -> None:
     """Run an experiment of the paper, and print its table beside the paper's figures.
 
     Each cell is a folder OUTPUT/NAME/SCALE/CELL with its recipe, log and result; the same command runs what is missing

@@ -200,9 +200,14 @@ def open_output(
 
 
 def do_lines(
-    worker: Any, output: Output, writing: Writing, read: Mapping[str, str | None], scans: Mapping[str, TextScan],
-    sentences: tuple[str, ...] = (), make: Callable[[], Any] | None = None,
-) -> None:  # fmt: skip
+    worker: Any,
+    output: Output,
+    writing: Writing,
+    read: Mapping[str, str | None],
+    scans: Mapping[str, TextScan],
+    sentences: tuple[str, ...] = (),
+    make: Callable[[], Any] | None = None,
+) -> None:
     """Have a worker write the output of sentences, or of lines of files (the first None: standard input).
 
     Where other processes do the work, each of them calls `make` for its worker.

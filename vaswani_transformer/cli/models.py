@@ -144,10 +144,15 @@ def _print_pushed(result, dry_run: bool) -> None:
 
 
 def import_(
-    source: Path_, /, *, output: Path_, vocabulary: Annotated[list[Path_] | None, SEVERAL] = None,
-    bpe_codes: Path_ | None = None, positions: Literal["marian", "transformers"] | None = None,
+    source: Path_,
+    /,
+    *,
+    output: Path_,
+    vocabulary: Annotated[list[Path_] | None, SEVERAL] = None,
+    bpe_codes: Path_ | None = None,
+    positions: Literal["marian", "transformers"] | None = None,
     overwrite: Overwrite = False,
-) -> None:  # fmt: skip
+) -> None:
     """Make a model of another toolkit a model of this package, with its tokenizer and a card.
 
     SOURCE is the folder or Hub name (owner/name) of a MarianMT (OPUS-MT) or FSMT model of transformers, Marian's .npz,
@@ -179,10 +184,15 @@ def import_(
 
 
 def export(
-    model: Model, /, *, output: Path_, format: Literal["ctranslate2", "onnx", "marian"] = "ctranslate2",
+    model: Model,
+    /,
+    *,
+    output: Path_,
+    format: Literal["ctranslate2", "onnx", "marian"] = "ctranslate2",
     quantization: Literal["float32", "int8", "int8_float32", "bfloat16", "float16", "int16"] | None = None,
-    positions: int | None = None, overwrite: Overwrite = False,
-) -> None:  # fmt: skip
+    positions: int | None = None,
+    overwrite: Overwrite = False,
+) -> None:
     """Write a model for CTranslate2, ONNX Runtime or Marian.
 
     It is compared with the original on a few sentences before the folder appears, but for Marian, which is not run.

@@ -185,9 +185,14 @@ def evaluate(
 
 
 _COLUMNS = {
-    "bracket_f1": "F1", "bracket_precision": "precision", "bracket_recall": "recall", "exact_match": "exact",
-    "pos_accuracy": "POS", "well_formed": "well-formed", "bracket_f1_40": "F1 (40 words)",
-}  # fmt: skip
+    "bracket_f1": "F1",
+    "bracket_precision": "precision",
+    "bracket_recall": "recall",
+    "exact_match": "exact",
+    "pos_accuracy": "POS",
+    "well_formed": "well-formed",
+    "bracket_f1_40": "F1 (40 words)",
+}
 
 
 def _print_table(rows: dict[str, dict]) -> None:

@@ -172,11 +172,18 @@ def load(folder: str, request: Request):
     # What looks at a line and its translation afterwards needs positions for all of it.
     is_whole = model.config.position_encoding == "learned" and (written.alignments or written.confidence)
     translator = Translator(
-        model, tokenizer, request.computing.tokens_per_batch, max_source_tokens=files.max_source_tokens,
-        split_long=files.long_lines == "split" and not is_whole, scores=written.scores or written.nbest is not None,
-        glossary=glossary, seed=seed, source_language=_language(folder, request),
-        target_language=written.target_language, **settings,
-    )  # fmt: skip
+        model,
+        tokenizer,
+        request.computing.tokens_per_batch,
+        max_source_tokens=files.max_source_tokens,
+        split_long=files.long_lines == "split" and not is_whole,
+        scores=written.scores or written.nbest is not None,
+        glossary=glossary,
+        seed=seed,
+        source_language=_language(folder, request),
+        target_language=written.target_language,
+        **settings,
+    )
 
     def align(sources: list[str], targets: list[str]) -> list[str]:
         from ..attention.alignments import align, pharaoh

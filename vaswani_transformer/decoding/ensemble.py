@@ -116,11 +116,16 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
         model_kwargs["past_key_values"] = _MemberCaches(caches)
 
     def forward(
-        self, input_ids: torch.LongTensor | None = None, attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None, decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: BaseModelOutput | None = None, past_key_values: _MemberCaches | None = None,
-        use_cache: bool | None = None, **kwargs,
-    ) -> Seq2SeqLMOutput:  # fmt: skip
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
+        past_key_values: _MemberCaches | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ) -> Seq2SeqLMOutput:
         """Compute the common distribution of the next token at every position.
 
         Accepts a member's `forward` arguments, except labels and those that ask for attention weights or hidden states.
@@ -132,9 +137,13 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
         log_probs, caches_after = [], []
         for member, part, cache in zip(self.members, self._parts(encoder_outputs), caches, strict=True):
             output = member(
-                encoder_outputs=part, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids,
-                decoder_attention_mask=decoder_attention_mask, past_key_values=cache, use_cache=use_cache,
-            )  # fmt: skip
+                encoder_outputs=part,
+                attention_mask=attention_mask,
+                decoder_input_ids=decoder_input_ids,
+                decoder_attention_mask=decoder_attention_mask,
+                past_key_values=cache,
+                use_cache=use_cache,
+            )
             log_probs.append(output.logits.float().log_softmax(dim=-1))
             caches_after.append(output.past_key_values)
         return Seq2SeqLMOutput(

@@ -69,9 +69,12 @@ class FileTranslator(LineWorker):
     """
 
     def __init__(
-        self, translator: Translator, layout: Layout = Layout(), window: int = WINDOW_LINES,
+        self,
+        translator: Translator,
+        layout: Layout = Layout(),
+        window: int = WINDOW_LINES,
         **extras: Callable[[list[str], list[str]], Iterable[Any]],
-    ):  # fmt: skip
+    ):
         self.translator, self.layout, self.window, self.extras = translator, layout, window, extras
 
     def prepare(self, window: Window) -> PreparedWindow:

@@ -79,9 +79,13 @@ class ResumableOutput:
     """
 
     def __init__(
-        self, path: Path, settings: dict[str, Any], lines_per_record: int = 1, resume: bool = False,
+        self,
+        path: Path,
+        settings: dict[str, Any],
+        lines_per_record: int = 1,
+        resume: bool = False,
         drawn: dict[str, Any] | None = None,
-    ):  # fmt: skip
+    ):
         self.path = self.unfinished = path
         self._notes, self.done = notes_path(path), 0
         self.settings = json.loads(json.dumps(settings | (drawn or {})))

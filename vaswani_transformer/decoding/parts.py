@@ -51,9 +51,14 @@ def _task(make: Callable[[], LineWorker], files: Files, count: int, done: int) -
 
 
 def write_in_parts(
-    output: ResumableOutput, doing: str | None, make: Callable[[], LineWorker], files: Files, window: int, workers: int,
+    output: ResumableOutput,
+    doing: str | None,
+    make: Callable[[], LineWorker],
+    files: Files,
+    window: int,
+    workers: int,
     engine: str = LOCAL,
-) -> None:  # fmt: skip
+) -> None:
     """Translate or score a file into its output by workers, from where it ended.
 
     Args:

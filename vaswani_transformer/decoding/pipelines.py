@@ -20,10 +20,19 @@ _OF_HUB = ("revision", "token", "local_files_only", "code_revision")
 
 
 def pipeline(
-    task: str | None = None, model: Any = None, config: Any = None, tokenizer: Any = None, *, device: Any = None,
-    device_map: Any = None, dtype: Any = "auto", trust_remote_code: bool | None = None,
-    model_kwargs: dict[str, Any] | None = None, pipeline_class: type[Pipeline] | None = None, **options,
-) -> Pipeline:  # fmt: skip
+    task: str | None = None,
+    model: Any = None,
+    config: Any = None,
+    tokenizer: Any = None,
+    *,
+    device: Any = None,
+    device_map: Any = None,
+    dtype: Any = "auto",
+    trust_remote_code: bool | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    pipeline_class: type[Pipeline] | None = None,
+    **options,
+) -> Pipeline:
     """Build a pipeline, those that transformers 5 removed included; stands in for `transformers.pipeline`.
 
     Args:

@@ -143,9 +143,13 @@ class TokenText:
 
 
 def score_tokens(
-    model, tokenizer, sources: list[str], targets: list[str], tokens_per_batch: int = TOKENS_PER_BATCH,
+    model,
+    tokenizer,
+    sources: list[str],
+    targets: list[str],
+    tokens_per_batch: int = TOKENS_PER_BATCH,
     numbers: Sequence[int] | None = None,
-) -> list[PairScore]:  # fmt: skip
+) -> list[PairScore]:
     """Score each token of each target, given its source and the tokens before it.
 
     Args:
@@ -229,9 +233,16 @@ class FileScorer(LineWorker):
     doing, unit = "scoring", "pairs"  # of the progress bar
 
     def __init__(
-        self, model, tokenizer, rule: LengthRule, json: bool, tokens: bool, window: int, tokens_per_batch: int,
+        self,
+        model,
+        tokenizer,
+        rule: LengthRule,
+        json: bool,
+        tokens: bool,
+        window: int,
+        tokens_per_batch: int,
         target_language: str | None = None,
-    ):  # fmt: skip
+    ):
         with reading("--target-language"):
             self.codes = LanguageCodes(tokenizer, target_language)
         self.model, self.tokenizer, self.rule, self.json, self.tokens = model, tokenizer, rule, json, tokens

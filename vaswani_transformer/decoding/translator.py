@@ -83,10 +83,20 @@ class Translator:
     """
 
     def __init__(
-        self, model, tokenizer, tokens_per_batch: int = 2048, *, max_source_tokens: int | None = None,
-        split_long: bool = False, scores: bool = False, glossary: Glossary | None = None, seed: int | None = None,
-        source_language: str = "en", target_language: str | None = None, **generate_options,
-    ):  # fmt: skip
+        self,
+        model,
+        tokenizer,
+        tokens_per_batch: int = 2048,
+        *,
+        max_source_tokens: int | None = None,
+        split_long: bool = False,
+        scores: bool = False,
+        glossary: Glossary | None = None,
+        seed: int | None = None,
+        source_language: str = "en",
+        target_language: str | None = None,
+        **generate_options,
+    ):
         self.model, self.tokenizer, self.tokens_per_batch = model, tokenizer, tokens_per_batch
         self.max_source_tokens, self.split_long, self.scores, self.seed = max_source_tokens, split_long, scores, seed
         self.glossary, self.source_language = glossary, source_language

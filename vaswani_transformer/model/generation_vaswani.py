@@ -263,9 +263,16 @@ class VaswaniGenerationMixin:
         super()._validate_generated_length(config, input_ids_length, has_default_max_length=False)
 
     def _own_search(
-        self, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, streamer=None,
-        past_key_values=None, **model_kwargs,
-    ) -> SearchSettings | None:  # fmt: skip
+        self,
+        input_ids,
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        synced_gpus=False,
+        streamer=None,
+        past_key_values=None,
+        **model_kwargs,
+    ) -> SearchSettings | None:
         """Return the settings of a `Search` that gives what transformers' loop would; None if there are none."""
         config, prompt = generation_config, input_ids.shape[1]  # the tokens that outputs start from
         is_new = isinstance(past_key_values, DecodingCache) and not past_key_values.source

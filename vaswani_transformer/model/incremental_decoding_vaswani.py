@@ -46,9 +46,13 @@ class _Attention:
         return _split_heads(key, sentences, self.d_k), _split_heads(value, sentences, self.d_v)
 
     def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
         residual: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """Compute Equation (1), projected and added to `residual`, `(rows, d_model)`."""
         if query.is_cpu and query.shape[0] >= _MANY:
             output, _ = attention(query, key, value, mask, self.scaling)

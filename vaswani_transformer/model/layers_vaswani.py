@@ -106,9 +106,13 @@ class VaswaniLearnedPositions(nn.Embedding):
 
 
 def attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float,
     dropout: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Section 3.2.1, Equation (1): \(\mathrm{softmax}(QK^T/\sqrt{d_k})V\), head by head.
 
     Args:

@@ -106,9 +106,13 @@ def _spans(states: torch.Tensor, block: int, is_causal: bool) -> torch.Tensor:
 
 
 def restricted_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: NeighbourMask, scaling: float,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: NeighbourMask,
+    scaling: float,
     dropout: float = 0.0,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Equation (1) over a neighbourhood of r positions, in time and memory O(length * (r + block)).
 
     Arguments as in `layers_vaswani.attention`, with a mask of `block_mask`; output `(batch_size, length, num_heads,

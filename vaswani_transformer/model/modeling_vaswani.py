@@ -380,17 +380,28 @@ class VaswaniModel(VaswaniPreTrainedModel):
             use_cache = False
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
-                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds,
-                source_offsets=source_offsets, max_length=max_length, **kwargs,
-            )  # fmt: skip
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                inputs_embeds=inputs_embeds,
+                source_offsets=source_offsets,
+                max_length=max_length,
+                **kwargs,
+            )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs[:3])
         decoder_outputs = self.decoder(
-            input_ids=decoder_input_ids, attention_mask=decoder_attention_mask,
-            encoder_hidden_states=encoder_outputs.last_hidden_state, encoder_attention_mask=attention_mask,
-            past_key_values=past_key_values, inputs_embeds=decoder_inputs_embeds, use_cache=use_cache,
-            source_offsets=source_offsets, target_offsets=target_offsets, max_length=max_length, **kwargs,
-        )  # fmt: skip
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            source_offsets=source_offsets,
+            target_offsets=target_offsets,
+            max_length=max_length,
+            **kwargs,
+        )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
             past_key_values=decoder_outputs.past_key_values,
@@ -499,12 +510,20 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
                     starts = place_sentences(target_offsets, labels.shape[1], max_length).positions == 0
                     decoder_input_ids.masked_fill_(starts, self.config.decoder_start_token_id)
         outputs = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask, encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values, inputs_embeds=inputs_embeds, decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache, source_offsets=source_offsets, target_offsets=target_offsets, max_length=max_length,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            source_offsets=source_offsets,
+            target_offsets=target_offsets,
+            max_length=max_length,
             **kwargs,
-        )  # fmt: skip
+        )
         loss = None
         smoothing = self.config.label_smoothing if self.training else 0.0  # Section 5.4
         hidden_states = outputs.last_hidden_state

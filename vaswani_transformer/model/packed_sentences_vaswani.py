@@ -73,9 +73,13 @@ def place_sentences(offsets: torch.Tensor, tokens: int, max_length: int | None) 
 
 
 def pack_sentences(
-    config: VaswaniConfig, hidden_states: torch.Tensor, queries: SentencePlaces, keys: SentencePlaces, training: bool,
+    config: VaswaniConfig,
+    hidden_states: torch.Tensor,
+    queries: SentencePlaces,
+    keys: SentencePlaces,
+    training: bool,
     is_causal: bool = False,
-) -> PackedSentences:  # fmt: skip
+) -> PackedSentences:
     """Return what each token of `hidden_states`, `(1, tokens, d_model)`, sees of the tokens that `keys` places."""
     drops_weights = training and config.attention_dropout > 0  # which flash attention cannot
     if can_use_flash_attention(config, hidden_states) and not drops_weights:

@@ -82,9 +82,14 @@ class Text2TextGenerationPipeline(Pipeline):
     return_name = "generated"
 
     def __init__(
-        self, model, tokenizer=None, *, task: str = "", split_sentences: bool | Callable[[str], Iterable[str]] = False,
+        self,
+        model,
+        tokenizer=None,
+        *,
+        task: str = "",
+        split_sentences: bool | Callable[[str], Iterable[str]] = False,
         **options,
-    ):  # fmt: skip
+    ):
         tasks = getattr(model.config, "task_specific_params", None) or {}
         directions = [name for name in tasks if name.startswith("translation_")]
         if task == "translation" and directions:

@@ -112,9 +112,14 @@ class BeamSentence(Sentence):
         self.horizon = settings.divisor(limit) if settings.judges_by_limit() else None
 
     def extend(
-        self, values: list[float], scores: list[float], bounds: list[float], beams: list[float], tokens: list[float],
+        self,
+        values: list[float],
+        scores: list[float],
+        bounds: list[float],
+        beams: list[float],
+        tokens: list[float],
         stops: Sequence[bool] = (),
-    ) -> tuple[list[float], list[float], list[float]]:  # fmt: skip
+    ) -> tuple[list[float], list[float], list[float]]:
         """Add the best continuations, best first.
 
         Args:
@@ -276,9 +281,13 @@ class Search(_Search):
         return max(self.cache.source_lengths, default=0)
 
     def add(
-        self, states: torch.Tensor, mask: torch.Tensor | None, limits: Sequence[int], start: torch.LongTensor,
+        self,
+        states: torch.Tensor,
+        mask: torch.Tensor | None,
+        limits: Sequence[int],
+        start: torch.LongTensor,
         kinds: Sequence[Callable[[int, SearchSettings], Sentence]] | None = None,
-    ) -> list[Sentence]:  # fmt: skip
+    ) -> list[Sentence]:
         """Let sentences join, in the rows of those that are done and after the others.
 
         Args:
@@ -394,9 +403,14 @@ class ForwardSearch(_Search):
     """
 
     def __init__(
-        self, model, settings: SearchSettings, generation_config, processors: LogitsProcessorList,
-        criteria: StoppingCriteriaList, model_kwargs: dict,
-    ):  # fmt: skip
+        self,
+        model,
+        settings: SearchSettings,
+        generation_config,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        model_kwargs: dict,
+    ):
         super().__init__(settings)
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._processors, self._criteria = processors, criteria

@@ -85,9 +85,14 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
 
     def __init__(
-        self, *args, target_tokenizer_object: Tokenizer | None = None, target_tokenizer_file: str | None = None,
-        known_tokens: tuple[int, int] | None = None, moses: dict | None = None, **kwargs,
-    ):  # fmt: skip
+        self,
+        *args,
+        target_tokenizer_object: Tokenizer | None = None,
+        target_tokenizer_file: str | None = None,
+        known_tokens: tuple[int, int] | None = None,
+        moses: dict | None = None,
+        **kwargs,
+    ):
         self.known_tokens, self._target_backend, self.moses = known_tokens, None, moses
         self._is_side, self._which, self._rewriters = False, 0, {}  # of a view that `side` gives
         if target_tokenizer_object is not None:

@@ -26,11 +26,18 @@ class Seq2SeqTester:
     def get_config(self) -> PreTrainedConfig:
         """A configuration of a few thousand parameters, with dropout as in the paper."""
         return self.config_class(
-            vocab_size=self.vocab_size, d_model=self.hidden_size, encoder_layers=self.num_hidden_layers,
-            decoder_layers=self.num_hidden_layers, dropout=0.1, max_position_embeddings=80,
-            pad_token_id=self.pad_token_id, eos_token_id=self.eos_token_id, bos_token_id=0,
-            decoder_start_token_id=self.start_token_id, **self.settings,
-        )  # fmt: skip
+            vocab_size=self.vocab_size,
+            d_model=self.hidden_size,
+            encoder_layers=self.num_hidden_layers,
+            decoder_layers=self.num_hidden_layers,
+            dropout=0.1,
+            max_position_embeddings=80,
+            pad_token_id=self.pad_token_id,
+            eos_token_id=self.eos_token_id,
+            bos_token_id=0,
+            decoder_start_token_id=self.start_token_id,
+            **self.settings,
+        )
 
     def prepare_config_and_inputs_for_common(self) -> tuple[PreTrainedConfig, dict[str, torch.Tensor]]:
         """The configuration and a batch of sentences without padding (some tests add their own)."""

@@ -16,8 +16,14 @@ class ExportTesterMixin:
 
 
 config_common_kwargs = {
-    "architectures": ["SomeModel"], "chunk_size_feed_forward": 3, "dtype": "float16",
-    "id2label": {0: "no", 1: "yes", 2: "maybe"}, "is_encoder_decoder": True,
-    "label2id": {"no": 0, "yes": 1, "maybe": 2}, "output_attentions": True, "output_hidden_states": True,
-    "problem_type": "regression", "return_dict": False,
-}  # fmt: skip
+    "architectures": ["SomeModel"],
+    "chunk_size_feed_forward": 3,
+    "dtype": "float16",
+    "id2label": {0: "no", 1: "yes", 2: "maybe"},
+    "is_encoder_decoder": True,
+    "label2id": {"no": 0, "yes": 1, "maybe": 2},
+    "output_attentions": True,
+    "output_hidden_states": True,
+    "problem_type": "regression",
+    "return_dict": False,
+}

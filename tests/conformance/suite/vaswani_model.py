@@ -40,9 +40,14 @@ class VaswaniImportedTest(VaswaniModelTest):
 
     def setUp(self):
         self.model_tester = new_tester(
-            activation_function="silu", output_bias=True, attention_bias=True, add_final_layer_norm=True,
-            share_encoder_decoder_embeddings=False, position_encoding="sinusoidal-tensor2tensor", position_offset=2,
-        )  # fmt: skip
+            activation_function="silu",
+            output_bias=True,
+            attention_bias=True,
+            add_final_layer_norm=True,
+            share_encoder_decoder_embeddings=False,
+            position_encoding="sinusoidal-tensor2tensor",
+            position_offset=2,
+        )
 
 
 class VaswaniConfigurationTest(ConfigurationTests, unittest.TestCase):

@@ -322,10 +322,14 @@ class VaswaniDecoderLayer(VaswaniLayer):
         self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def compute(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None,
-        encoder_hidden_states: torch.Tensor | None, encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None, **kwargs: Unpack[TransformersKwargs],
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        encoder_hidden_states: torch.Tensor | None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
         """`(batch_size, target_length, d_model)` to the same shape, attending to the encoder's output if given."""
         attended, _ = self.self_attn(
             hidden_states, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs

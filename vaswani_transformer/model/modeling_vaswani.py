@@ -362,13 +362,21 @@ class VaswaniModel(VaswaniPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self, input_ids: torch.LongTensor | None = None, attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None, decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: tuple | BaseModelOutput | None = None, past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None, decoder_inputs_embeds: torch.Tensor | None = None,
-        use_cache: bool | None = None, source_offsets: torch.Tensor | None = None,
-        target_offsets: torch.Tensor | None = None, max_length: int | None = None, **kwargs: Unpack[TransformersKwargs],
-    ) -> Seq2SeqModelOutput:  # fmt: skip
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: tuple | BaseModelOutput | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        source_offsets: torch.Tensor | None = None,
+        target_offsets: torch.Tensor | None = None,
+        max_length: int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
         """Compute the decoder's output, `(batch_size, target_length, d_model)`.
 
         Arguments and errors as in [`VaswaniForConditionalGeneration`]'s `forward`, without those about the loss.
@@ -446,15 +454,24 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
 
     @can_return_tuple
     def forward(
-        self, input_ids: torch.LongTensor | None = None, attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None, decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: tuple | BaseModelOutput | None = None, past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None, decoder_inputs_embeds: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None, use_cache: bool | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None, skip_logits: bool = False,
-        source_offsets: torch.Tensor | None = None, target_offsets: torch.Tensor | None = None,
-        max_length: int | None = None, **kwargs: Unpack[TransformersKwargs],
-    ) -> Seq2SeqLMOutput:  # fmt: skip
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: tuple | BaseModelOutput | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        skip_logits: bool = False,
+        source_offsets: torch.Tensor | None = None,
+        target_offsets: torch.Tensor | None = None,
+        max_length: int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqLMOutput:
         """Compute logits of the next token at every position and, given `labels`, the loss.
 
         Args:

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import zlib
+from urllib.parse import urlencode
 
 import browser as browsing
 import numpy as np
@@ -89,11 +90,11 @@ def test_attention_pages_that_are_refused(make, changed, message):
 
 
 @contextlib.contextmanager
-def opened(browser, app, **size):
+def opened(browser, app, query: str = ""):
     """The page of an application."""
-    look(browser, **size)
+    look(browser)
     with running(app) as (host, port):
-        browser.get(f"http://{host}:{port}/")
+        browser.get(f"http://{host}:{port}/{query}")
         wait_for(lambda: text_of(browser, "#from-name"))
         browser.get_log("browser")
         yield
@@ -147,20 +148,51 @@ def expected(loaded) -> list[str]:
 
 @pytest.mark.slow
 def test_what_is_typed_is_translated(browser, make, expected):
-    app = make()
-    with opened(browser, app):
+    with opened(browser, make()):
         assert [text_of(browser, f"#{side}-name") for side in ("from", "to")] == ["English", "German"]
         assert not any(element.is_displayed() for element in elements(browser, "select, #swap, #modes, #key-form"))
         text = f"{TEXT[0]}  {TEXT[1]}\n\n {TEXT[2]} "
         translate(browser, text, f"{expected[0]}  {expected[1]}\n\n {expected[2]} ")
         assert text_of(browser, "#count") == f"{len(text)} of 50,000 characters"
-        counted = [sample for metric in app.state.metrics.registry.collect() for sample in metric.samples]
-        asked = [each for each in counted if each.name == "vaswani_requests_total" and "/v1/" in each.labels["path"]]
-        assert sum(each.value for each in asked) < len(text) / 2  # not for each character
         translate(browser, TEXT[1], expected[1])
         elements(browser, "#clear")[0].click()
         wait_for(lambda: browser.execute_script("return document.getElementById('output').textContent") == "")
         assert not elements(browser, "#inside")[0].is_displayed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("separator", [" ", "\n", "\n\n 12. 🎈 "])
+def test_only_what_changes_is_sent_again(browser, make, loaded, separator):
+    app = make()
+    lines, wanted = SENTENCES[:30], dict(zip(SENTENCES, translated(loaded, SENTENCES), strict=True))
+    sent = app.state.metrics.characters.labels("en-de")._value.get
+    enter = """const output = document.getElementById('output');
+        document.getElementById('text').value = arguments[0];
+        document.getElementById('text').dispatchEvent(new Event('input'));
+        return [output.textContent, getComputedStyle(output).opacity];"""
+    with opened(browser, app):
+        for change in (lambda: None, lambda: lines.insert(17, SENTENCES[33]), lambda: lines.append(SENTENCES[34]),
+                       lambda: lines.insert(0, SENTENCES[35]), lambda: lines.pop(8), lambda: lines.pop(),
+                       lambda: lines.__setitem__(20, SENTENCES[36])):  # fmt: skip
+            change()
+            before, text = sent(), separator.join(lines)
+            shown, opacity = browser.execute_script(enter, text)
+            assert float(opacity) < 0.7 or not shown  # at once
+            output = separator.join(wanted[line] for line in lines)
+            wait_for(lambda output=output: output_of(browser) == output)
+            assert sent() - before <= (200 if shown else len(text))
+            assert len(elements(browser, "#output .sentence")) == len(lines)
+
+
+@pytest.mark.slow
+def test_an_address_may_hold_a_text_and_its_languages(browser, make, folder, expected):
+    app = make(f"de-en={folder}", f"en-de={folder}", f"en-pt-BR={folder}")
+    text = f"{TEXT[1]}\n& 100 % + x"
+    for source, target in (("en", "pt"), ("EN_us", "pt-br")):
+        with opened(browser, app, f"?{urlencode({'q': text, 'source': source, 'target': target})}"):
+            wait_for(lambda: output_of(browser).startswith(expected[1] + "\n"))
+            values = [elements(browser, name)[0].get_property("value") for name in ("#from", "#to", "#text")]
+            assert values == ["en", "pt-BR", text]
 
 
 @pytest.mark.slow
@@ -226,9 +258,16 @@ def test_errors_are_shown_in_words_and_what_helps_is_tried(browser, make, expect
         write(browser, "a" * 61)
         wait_for(lambda: text_of(browser, "#error") == "The text is 1 characters too long for this server.")
         assert [line.rpartition("status of ")[2][:3] for line in problems(browser)] == ["503", "403"]
-        browser.execute_script("window.fetch = () => Promise.reject(new TypeError())")
-        write(browser, "b")
-        wait_for(lambda: text_of(browser, "#error") == "The server cannot be reached.")
+        # A server that is away, at first behind a proxy; and one that comes back, also when the page is new.
+        browser.execute_script("""window.own = window.fetch;
+            window.fetch = async () => new Response("<h1>Bad gateway</h1>", {status: 502})""")
+        write(browser, TEXT[1])
+        wait_for(lambda: text_of(browser, "#error").endswith(" status 502. The next try is in 1 s."))
+        browser.execute_script("window.fetch = () => Promise.reject(new TypeError()); state.details = null")
+        wait_for(lambda: text_of(browser, "#error").startswith("The server cannot be reached. The next try is in"))
+        browser.execute_script("window.fetch = window.own")
+        wait_for(lambda: output_of(browser) == expected[1])
+        assert not text_of(browser, "#error")
 
 
 @pytest.mark.slow

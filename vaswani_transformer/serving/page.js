@@ -15,9 +15,11 @@ const state = {
   languages: [],
   limit: Infinity, // characters
   sentences: [], // of the translation that is shown
+  known: null, // the text that was translated last: its languages, what is behind its sentences, and their places
+  tries: 0, // since the server last answered
   now: 0, // the sentence that is looked into
   request: null, // the AbortController of what is under way
-  details: {}, // by pair: what is asked about each translation, as options of a request
+  details: null, // by pair: what is asked about each translation, as options of a request
 };
 let storage = {}; // of this tab, or of this page where a browser lets it keep nothing
 try { storage = sessionStorage; } catch { /* as in a frame of another site */ }
@@ -31,19 +33,33 @@ const percent = (share) => `${Math.round(100 * share)} %`;
 async function ask(path, {signal, body} = {}) {
   const headers = {}, key = storage.apiKey;
   if (body) headers["Content-Type"] = "application/json";
-  if (key) headers.Authorization = `Bearer ${key}`;
+  // As bytes of UTF-8, since headers have no other letters.
+  if (key) headers.Authorization = `Bearer ${String.fromCharCode(...new TextEncoder().encode(key))}`;
   let response;
   try {
     response = await fetch(path, {method: body ? "POST" : "GET", body: body && JSON.stringify(body), headers, signal});
   } catch (error) {
-    throw signal?.aborted ? error : new Error("The server cannot be reached.");
+    throw signal?.aborted ? error : passing("The server cannot be reached.");
   }
   if (response.ok) return response;
   const answer = await response.json().catch(() => ({}));
-  const error = new Error(sentenceOf(answer.error || `The server answers with status ${response.status}`));
+  const message = sentenceOf(answer.error || `The server answers with status ${response.status}`);
+  if (response.status > 501 && !answer.error) throw passing(message); // a proxy's, whose server is away
+  const error = new Error(message);
   error.isRefusal = response.status === 400;
   error.seconds = response.status === 503 && Number(response.headers.get("Retry-After"));
+  if (error.seconds) error.message = "The server is overloaded.";
   throw error;
+}
+
+/** An error of which one may hope that it is over after some seconds, more with each try. */
+const passing = (message) => Object.assign(new Error(message), {seconds: Math.min(30, 2 ** state.tries++)});
+
+/** Shows an error, and tries again later if that may help. */
+function failed(error, again) {
+  if (!error.seconds) clear();
+  else timer = setTimeout(again, 1000 * error.seconds);
+  fail(error.message + (error.seconds ? ` The next try is in ${error.seconds} s.` : ""));
 }
 
 /** Asks for the details that the model gives, and without them if it refuses them for this text. */
@@ -63,7 +79,7 @@ async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ;) {
     const {done, value} = await reader.read().catch((error) => {
-      throw error.name === "AbortError" ? error : new Error("The answer broke off. The text may be too long.");
+      throw error.name === "AbortError" ? error : passing("The answer broke off. The text may be too long.");
     });
     if (done) return;
     const parts = (rest + value).split("\n\n");
@@ -81,19 +97,24 @@ let timer;
 function later(milliseconds) {
   clearTimeout(timer);
   state.request?.abort();
+  $("output").classList.add("old");
   timer = setTimeout(work, milliseconds);
 }
 
 async function work() {
   clearTimeout(timer);
   state.request?.abort();
+  if (!state.details) return start(); // which has failed, or has not ended
   const request = state.request = new AbortController(), text = $("text").value, size = [...text].length;
   $("clear").hidden = !text;
   $("count").textContent = `${size.toLocaleString("en")} of ${state.limit.toLocaleString("en")} characters`;
   $("count").className = size > state.limit ? "over" : "";
   fail("");
   if (!text.trim()) return clear();
-  if (!$("key-form").hidden && !storage.apiKey) return fail("Give the API key above first.");
+  if (!$("key-form").hidden && !storage.apiKey) {
+    clear();
+    return fail("Give the API key above first.");
+  }
   if (size > state.limit) {
     clear();
     return fail(`The text is ${(size - state.limit).toLocaleString("en")} characters too long for this server.`);
@@ -103,22 +124,14 @@ async function work() {
   try {
     await (mode() === "parse" ? parse : translate)(text, request.signal);
   } catch (error) {
-    if (!request.signal.aborted) onError(error);
+    if (!request.signal.aborted) failed(error, work);
   }
   clearTimeout(patience);
   if (request.signal.aborted) return;
   $("status").textContent = "";
+  if (!$("error").hidden) return;
+  state.tries = 0;
   $("output").classList.remove("old");
-}
-
-function onError(error) {
-  clear();
-  if (error.seconds) {
-    fail(`The server is overloaded. The next try is in ${error.seconds} s.`);
-    timer = setTimeout(work, 1000 * error.seconds);
-  } else {
-    fail(error.message);
-  }
 }
 
 function fail(message) {
@@ -128,6 +141,7 @@ function fail(message) {
 
 function clear() {
   state.sentences = [];
+  state.known = null;
   $("output").replaceChildren();
   $("output").classList.remove("old");
   $("inside").hidden = $("copy").hidden = true;
@@ -137,42 +151,100 @@ function clear() {
 // The translation
 
 async function translate(text, signal) {
-  const languages = pair(), output = $("output");
-  if (!output.querySelector(".sentence")) output.replaceChildren();
+  const languages = pair(), name = nameOf(languages), output = $("output"), {known} = state;
+  const {head, tail, start, end} = changes(text, name), part = text.slice(start, end);
+  const of = (places) => places.map((one) => one.sentence), kept = new Set(of([...head, ...tail]));
+  const old = state.sentences.filter((one) => !kept.has(one));
   const attempt = async (details) => {
-    const sentences = [], body = {text, ...languages, stream: true, ...details};
+    const fresh = [], body = {text: part, ...languages, stream: true, ...details};
+    let after = tail.length ? known.after : "";
     for await (const [event, data] of eventsOf(await ask("v1/translations", {signal, body}))) {
       signal.throwIfAborted(); // what had come before may still be read
       if (event === "error") throw Object.assign(new Error(sentenceOf(data.error)), {isRefusal: true});
-      if (event === "sentence") {
-        sentences.push(place(data, sentences.length, languages));
-        state.sentences = [...sentences, ...state.sentences.slice(sentences.length)];
-        if (sentences.length <= state.now + 1) lookInside(state.now);
-      } else {
-        while (output.childNodes.length > sentences.length) output.lastChild.remove();
-        if (data.after[0]) output.append(data.after[0]);
+      if (event === "end") {
+        if (!tail.length) after = data.after[0];
+        else if (data.after[0]) { // the sentence behind begins elsewhere now
+          state.known = null;
+          return translate(text, signal);
+        }
+        continue;
       }
+      if (head.length && !fresh.length) data.before = known.places[head.length].sentence.before + data.before;
+      const sentence = sentenceFrom(data, old[fresh.length], languages), last = fresh.at(-1) || head.at(-1);
+      fresh.push({sentence, ...placeOf(sentence, text, last ? last.end : 0)});
+      state.sentences = [...of(head), ...of(fresh), ...old.slice(fresh.length), ...of(tail)];
+      show(state.sentences.map((one) => one.box));
+      if (!tail.length) state.known = {text: text.slice(0, fresh.at(-1).end), name, after, places: [...head, ...fresh]};
+      if (head.length + fresh.length <= state.now + 1) lookInside(state.now);
     }
-    state.sentences = sentences;
+    const by = tail.length && text.length - known.text.length;
+    const moved = tail.map((one) => ({...one, start: one.start + by, end: one.end + by}));
+    state.known = {text, name, after, places: [...head, ...fresh, ...moved]};
   };
-  await (text.length > LONG ? attempt({}) : withDetails(languages, attempt));
+  await (part.length > LONG ? attempt({}) : withDetails(languages, attempt));
+  const {places, after} = state.known;
+  state.sentences = of(places);
+  show([...state.sentences.map((one) => one.box), ...(after ? [document.createTextNode(after)] : [])]);
   output.classList.toggle("several", state.sentences.length > 1);
-  $("copy").hidden = !(state.sentences.length && navigator.clipboard); // which browsers give to secure pages only
+  $("copy").hidden = !(output.textContent && navigator.clipboard); // which browsers give to secure pages only
   lookInside(Math.min(state.now, state.sentences.length - 1));
 }
 
-/** Puts a sentence that has come in the place of the one before, unless it is the same. */
-function place({source, source_words, before, translations}, number, languages) {
-  const old = state.sentences[number], box = $("output").childNodes[number];
-  const isSame = old && box === old.box && nameOf(old.languages) === nameOf(languages);
-  if (isSame && old.source === source && old.before === before) return old;
+/**
+ * The part of a text that differs from the last one, with the sentences around it whose neighbours differ: they may end
+ * elsewhere now. `head` and `tail` are the places of the other sentences, in the last text.
+ */
+function changes(text, name) {
+  const {known} = state, all = {head: [], tail: [], start: 0, end: text.length};
+  if (known?.name !== name || Number.isNaN(known.places.at(-1)?.end)) return all;
+  const before = known.text, most = Math.min(text.length, before.length);
+  let same = 0, behind = 0;
+  while (same < most && text[same] === before[same]) same++;
+  while (behind < most - same && text.at(-1 - behind) === before.at(-1 - behind)) behind++;
+  const head = known.places.slice(0, Math.max(0, known.places.filter(({end}) => end <= same).length - 1));
+  const number = known.places.filter(({start}) => start >= before.length - behind).length;
+  const tail = number > 1 ? known.places.slice(1 - number) : [];
+  const first = known.places[head.length], last = known.places.at(-1 - tail.length);
+  return {head, tail, start: head.length ? first.start : 0,
+    end: tail.length ? last.end + text.length - before.length : text.length};
+}
+
+const UNSEEN = /[\s\p{Cc}\p{Cf}]/u; // which the server may have changed
+
+/** Where in a text a sentence begins and ends, from a place on; NaN if it is not there. */
+function placeOf({before, source}, text, from) {
+  const pass = (part, at) => {
+    for (const character of part) {
+      if (UNSEEN.test(character)) continue;
+      while (UNSEEN.test(text[at])) at++;
+      if (!text.startsWith(character, at)) return NaN;
+      at += character.length;
+    }
+    return at;
+  };
+  let start = pass(before, from);
+  while (UNSEEN.test(text[start])) start++;
+  return {start, end: pass(source, start)};
+}
+
+/** A sentence that has come, or the one that was in its place if that is the same. */
+function sentenceFrom({source, source_words, before, translations}, old, languages) {
+  const isSame = old && nameOf(old.languages) === nameOf(languages) && old.source === source && old.before === before;
+  if (isSame) return old;
   const sentence = {source, source_words, before, languages, shown: translations[0], others: null};
   sentence.box = make("span", {className: "sentence", lang: languages.target});
   sentence.box.addEventListener("click", () => lookInside(state.sentences.indexOf(sentence)));
   fill(sentence);
-  if (box) box.replaceWith(sentence.box);
-  else $("output").append(sentence.box);
   return sentence;
+}
+
+/** Puts nodes into the output, and takes away and moves no more than is needed. */
+function show(nodes) {
+  const output = $("output"), wanted = new Set(nodes);
+  for (const node of [...output.childNodes]) if (!wanted.has(node)) node.remove();
+  nodes.forEach((node, number) => {
+    if (output.childNodes[number] !== node) output.insertBefore(node, output.childNodes[number] || null);
+  });
 }
 
 function fill(sentence) {
@@ -452,24 +524,43 @@ function swap() {
 }
 
 async function start() {
+  clearTimeout(timer);
   let settings;
   try {
     [state.languages, settings] = await Promise.all(["languages", "frontend/settings"].map(
       async (path) => (await ask(path)).json()));
   } catch (error) {
-    return fail(error.message);
+    return failed(error, start);
   }
+  state.tries = 0;
   Object.assign(state, {limit: settings.charLimit, details: settings.details});
   $("key-form").hidden = !settings.keyRequired;
   const sources = state.languages.filter((one) => one.targets.length);
   $("modes").hidden = !(sources.length && settings.parser);
   if (!sources.length) document.querySelector("[value=parse]").checked = true;
   fillSelect($("from"), sources.map((one) => one.code));
+  const asked = new URLSearchParams(location.search), [to, from] = ["target", "source"].map((side) => asked.get(side));
+  const fits = (one) => nearest(one.targets, to);
+  const own = nearest(sources, from, (one) => one.code) || sources.find(fits);
+  if (own) {
+    $("from").value = own.code;
+    fillSelect($("to"), own.targets);
+    $("to").value = fits(own) || own.targets[0];
+  }
+  if (asked.has("q")) $("text").value = asked.get("q");
   if (sources.length) chooseSource();
   else chooseTarget();
 }
 
+/** The first of several with the code of a language, else one with that of the language in another region. */
+function nearest(all, code, codeOf = (one) => one) {
+  const parts = (one) => (one || "").toLowerCase().split(/[-_]/), [language] = parts(code);
+  return all.find((one) => `${parts(codeOf(one))}` === `${parts(code)}`)
+    || all.find((one) => parts(codeOf(one))[0] === language);
+}
+
 $("text").addEventListener("input", () => later(WAIT));
+window.addEventListener("online", () => state.tries && work());
 $("from").addEventListener("change", chooseSource);
 $("to").addEventListener("change", chooseTarget);
 $("swap").addEventListener("click", swap);

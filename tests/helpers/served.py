@@ -108,9 +108,9 @@ def translated(loaded, sentences, **options) -> list[str]:
 
 
 @contextlib.contextmanager
-def running(app, seconds: float = 60):
+def running(app, root_path: str = ""):
     """The address of a server in a thread."""
-    socket, server = listen("127.0.0.1", 0), make_server(app, seconds)
+    socket, server = listen("127.0.0.1", 0), make_server(app, 60, root_path)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
     thread.start()
     try:

@@ -61,12 +61,13 @@ def test_it_answers_finishes_what_runs_and_ends(forked, folder, number):
 
 
 def test_keys_from_a_file(forked, folder, tmp_path):
-    (tmp_path / "keys").write_text("first\nsecond\n")
+    (tmp_path / "keys").write_text("\ufeff# Night shift: first of May\r\nfirst\r\n\r\n  # old\r\n open sesame, #2 \r\n")
     process, address = started(forked, f"en-de={folder}", "--api-keys", tmp_path / "keys")
     body = {"q": SENTENCES[0], "source": "en", "target": "de"}
-    assert post(address, "/translate", **body, api_key="second")["translatedText"]
-    with pytest.raises(urllib.error.HTTPError, match="403"):
-        post(address, "/translate", **body, api_key="third")
+    assert post(address, "/translate", **body, api_key="open sesame, #2")["translatedText"]
+    for wrong in ("third", "sesame,", "#", "# old", "May"):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            post(address, "/translate", **body, api_key=wrong)
     os.kill(process, signal.SIGTERM)
     assert forked.wait().status == 0
 
@@ -78,7 +79,7 @@ def test_mistakes_are_one_line(fails, folder, tmp_path, monkeypatch):
     for option, value in (("--port", 65_536), ("--max-models", 0), ("--queue", 0), ("--timeout", "nan")):
         assert option in fails("serve", model, option, value)
     assert "No such file" in fails("serve", model, "--api-keys", keys)
-    keys.write_text(" \n")
+    keys.write_text(" \n# none yet\n")
     assert "holds no key" in fails("serve", model, "--api-keys", keys)
     keys.write_bytes(b"\xff")
     assert "can't decode" in fails("serve", model, "--api-keys", keys)

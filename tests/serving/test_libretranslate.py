@@ -1,14 +1,15 @@
 """LibreTranslate's interface: its own tests' requests, those of its clients, and its errors."""
 
-import asyncio
 import json
 import subprocess
 import sys
 from functools import partial
 
+import httpx
 import pytest
 import served
-from served import SENTENCES, ask, client_of, running, translated
+from served import SENTENCES, ask, running, translated
+from starlette.exceptions import HTTPException
 
 from vaswani_transformer.documents.formats import aligner, translate_document
 
@@ -31,8 +32,13 @@ def test_a_text_a_list_and_a_form(post, loaded):
         assert post("/translate", data=form) == (200, {"translatedText": first})
     parts = {"q": (None, SENTENCES[0]), "source": (None, "en"), "target": (None, "de")}
     assert post("/translate", files=parts) == (200, {"translatedText": first})
-    answer = post("/translate", json={"q": SENTENCES[:2], "format": "text", **LANGUAGES})
-    assert answer == (200, {"translatedText": [first, second]})
+    assert post("/translate", params={"q": SENTENCES[0]}, data=LANGUAGES) == (200, {"translatedText": first})
+    both, files = {"q": SENTENCES[:2], **LANGUAGES}, [("q", (None, text)) for text in SENTENCES[:2]]
+    for request in ({"json": both | {"format": "text"}}, {"json": {"q": both["q"]}, "params": LANGUAGES},
+                    {"data": both}, {"params": both}, {"files": files, "params": LANGUAGES},
+                    {"params": {"q": both["q"][0]}, "data": both | {"q": both["q"][1]}}):  # fmt: skip
+        assert post("/translate", **request) == (200, {"translatedText": [first, second]})
+    assert error_of(post("/translate", data=both, params={"target": "fr"})).startswith("Invalid request: target")
 
 
 def test_sentences_and_the_space_between_them(post, loaded):
@@ -42,7 +48,11 @@ def test_sentences_and_the_space_between_them(post, loaded):
     answer = post("/translate", json={"q": text, **LANGUAGES})[1]
     assert answer == {"translatedText": "  {}  {}\n\n\t{}\r\n".format(*expected)}
     assert post("/translate", data={"q": "\r\n", **LANGUAGES})[1] == {"translatedText": "\n"}  # as browsers send lines
-    blank = ["", " ", "\n \n", "\u3000"]
+    # A model would invent something for what has no letters.
+    text, expected = "♥ {} 7:15! {} (👩🏽‍🚀) ... \n{} 🇫🇷🎈?", translated(loaded, [one, two[:-1], three])
+    answer = post("/translate", json={"q": text.format(one, two[:-1], three), **LANGUAGES})[1]
+    assert answer == {"translatedText": text.format(*expected)}
+    blank = ["", " ", "\n \n", "\u3000", "7", "…", "¡!", "3 × 4 = 12.", "1,5 %\n– 6 –", "🐈‍⬛", "☎ +49 30", "１２。"]
     assert post("/translate", json={"q": blank, **LANGUAGES}) == (200, {"translatedText": blank})
 
 
@@ -61,14 +71,10 @@ def test_alternatives(post, loaded):
 
 def test_languages_and_settings(make, folder):
     app = make(f"en-de={folder}", f"en-pt-BR={folder}", f"xx_yy-en={folder}")
-    known = {
-        "en": ("English", ["de", "pt-BR"]),
-        "de": ("German", []),
-        "pt-BR": ("Portuguese", []),
-        "xx-yy": ("Xx-Yy", ["en"]),
-    }
+    own = {"en": ("English", ["de", "pt-BR"]), "xx-yy": ("Xx-Yy", ["en"])}
+    own |= {"de": ("German", []), "pt-BR": ("Portuguese", [])}
     listed = ask(app, "GET", "/languages")[1]
-    assert {one["code"]: (one["name"], one["targets"]) for one in listed} == known
+    assert {one["code"]: (one["name"], one["targets"]) for one in listed} == own
     assert ask(app, "GET", "/health") == (200, {"status": "ok"})
     settings = ask(app, "GET", "/frontend/settings")[1]
     assert settings["charLimit"] == 50_000 and settings["keyRequired"] is False
@@ -76,6 +82,48 @@ def test_languages_and_settings(make, folder):
     assert list(settings["details"]) == ["en-de", "en-pt-BR", "xx-yy-en"]
     assert settings["details"]["en-de"] == {"alignments": True, "confidence": True}
     assert ask(app, "POST", "/translate", json={"q": "A dog.", "source": "EN", "target": "PT-br"})[0] == 200
+
+
+def test_codes_of_languages_stand_for_what_they_imply(make, folder):
+    names = ("zh", "zh-TW", "nb", "sr-Latn", "he", "pt-BR", "de")
+    service = make(*(f"en-{name}={folder}" for name in names), f"zh_Hant-en={folder}").state.service
+    asked = {"zh-Hans": "zh", "zh_CN": "zh", "zho_Hans": "zh", "zh-Hant": "zh-TW", "zh-HK": "zh-TW", "zh_tw": "zh-TW",
+             "no": "nb", "sr": "sr-Latn", "iw": "he", "pt": "pt-BR", "pt_PT": "pt-BR", "deu": "de"}  # fmt: skip
+    assert {code: service.model_for("EN_gb", code).target for code in asked} == asked
+    assert service.model_for("zh", "en-US") == service.model_for("zh-TW", "en") == service.model_for("auto", "eng")
+    for source, target in (("en", "sr-Cyrl"), ("zh-Hans", "en"), ("en", "fr"), ("en", "z h"), ("\ud800", "en")):
+        with pytest.raises(HTTPException, match="400"):
+            service.model_for(source, target)
+
+
+def test_a_text_in_the_target_language_stays(make, folder, loaded):
+    for source, target, format in (("de", "de", "text"), ("EN", "en_GB", "html")):
+        request = {"q": ["Two dogs. <b>7", " A\r\ncat"], "source": source, "target": target, "format": format}
+        assert ask(make(), "POST", "/translate", json=request) == (200, {"translatedText": request["q"]})
+    assert ask(make(), "POST", "/translate", json=request | {"source": "fr", "target": "fr"})[0] == 400
+    request = {"q": SENTENCES[0], "source": "en", "target": "en"}
+    own = ask(make(f"en-en={folder}"), "POST", "/translate", json=request)[1]
+    assert own == {"translatedText": translated(loaded, SENTENCES[:1])[0]}
+
+
+@pytest.mark.parametrize("root_path", ["", "mt/", "/translate"])
+def test_head_and_get_also_below_the_path_of_a_proxy(make, root_path):
+    """Some proxies take their path off, some leave it, and a slash at the end leads nowhere else."""
+    app, outside = make(), f"/{root_path}".replace("//", "/").rstrip("/")
+    with running(app, root_path) as (host, port), httpx.Client(base_url=f"http://{host}:{port}") as client:
+        for before in {"", outside}:
+            for path in ("/health", "/languages/", "/frontend/settings", "/docs", "/openapi.json", "/page.js"):
+                got, head = client.get(f"{before}{path}"), client.head(f"{before}{path}")
+                assert (got.status_code, head.status_code, head.content) == (200, 200, b"") and got.content
+                assert head.headers["content-length"] == got.headers["content-length"]
+            assert client.head(f"{before}/metrics").status_code == client.head(f"{before}/").status_code == 200
+            assert f"'{outside}/openapi.json'" in client.get(f"{before}/docs/").text
+            assert client.head(f"{before}/v1/parses").status_code == 405
+            assert client.post(f"{before}/translate", json={"q": "A.", **LANGUAGES}).status_code == 200
+        assert 'path="/translate",status="200"} ' in client.get("/metrics").text
+        asked = {"Origin": "http://elsewhere", "Access-Control-Request-Method": "POST"}  # by pages of other sites
+        before = client.options("/translate", headers=asked | {"Access-Control-Request-Headers": "Content-Type"})
+        assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, "*")
 
 
 def test_auto_where_there_is_one_source_only(make, folder, loaded):
@@ -130,30 +178,20 @@ def test_its_python_client(make, loaded):
 
 
 def test_keys(make):
-    app = make(keys=["first", "second"])
+    app = make(keys=["first", "second", "clé"])
     body = {"q": "A dog.", **LANGUAGES}
     assert ask(app, "POST", "/translate", json=body | {"api_key": "second"})[0] == 200
-    assert ask(app, "POST", "/translate", json=body, headers={"Authorization": "Bearer first"})[0] == 200
     for key in ("third", "firs", "first2", 7, ["first"], "\ud800"):
         wrong = ask(app, "POST", "/translate", content=json.dumps(body | {"api_key": key}).encode(),
                     headers={"content-type": "application/json"})  # fmt: skip
         assert wrong == (403, {"error": "Invalid API key"})
+    for header in ("bearer first", "BEARER  second ", b"Bearer cl\xc3\xa9"):
+        assert ask(app, "POST", "/translate", json=body, headers={"Authorization": header})[0] == 200
     assert error_of(ask(app, "POST", "/translate", json=body)) == "Please contact the server operator to get an API key"
     wanted = {"text": "A dog.", "target": "de"}
     assert ask(app, "POST", "/v1/translations", json=wanted)[0] == 400
     assert ask(app, "POST", "/v1/translations", json=wanted, headers={"Authorization": "Bearer second"})[0] == 200
     assert ask(app, "GET", "/frontend/settings")[1]["keyRequired"] is True
-
-
-def test_pages_of_other_sites_may_ask(make):
-    async def run():
-        async with client_of(make()) as client:
-            asked = {"Origin": "http://elsewhere", "Access-Control-Request-Method": "POST"}
-            asked["Access-Control-Request-Headers"] = "Content-Type"
-            before = await client.options("/translate", headers=asked)
-            return before.status_code, before.headers["access-control-allow-origin"]
-
-    assert asyncio.run(run()) == (200, "*")
 
 
 @pytest.fixture(scope="module")

@@ -55,12 +55,7 @@ def test_it_is_no_translation_model(app, make, model, folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a" * 1001, "exceeds text limit (1000)"),
-        ([], "Invalid request: text"),
-        ("a\0b", "NUL"),
-    ],
+    ("text", "message"), [("a" * 1001, "exceeds text limit (1000)"), ([], "Invalid request: text"), ("a\0b", "NUL")]
 )
 def test_sentences_that_are_refused(app, text, message):
     status, answer = ask(app, "POST", "/v1/parses", json={"text": text})

@@ -159,6 +159,7 @@ def events_of(app, wanted) -> list[tuple[str, dict]]:
         async with client_of(app) as client:
             response = await client.post("/v1/translations", json=wanted | {"stream": True})
             assert response.headers["content-type"].startswith("text/event-stream")
+            assert response.headers["x-accel-buffering"] == "no"  # or nginx collects the events
             return response.text
 
     blocks = [block.split("\n") for block in asyncio.run(run()).strip().split("\n\n")]

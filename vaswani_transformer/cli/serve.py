@@ -22,6 +22,7 @@ def serve(
     queue: Annotated[int, within(1, 10**8), _LIMITS] = 10_000,
     timeout: Annotated[float, within(0.1, 10**6), _LIMITS] = 60.0,
     api_keys: Annotated[Path_ | None, _USERS] = None,
+    root_path: Annotated[str, _USERS] = "",
     log_text: Annotated[bool, _USERS] = False,
     computing: Computing = Computing(),  # noqa: B008 (of cyclopts)
 ) -> None:
@@ -38,7 +39,8 @@ def serve(
         max_characters: characters of a request
         queue: sentences under way at once; beyond it requests are refused with status 503
         timeout: seconds that a request may take
-        api_keys: a key on each line, one of which a request needs (default: none is needed)
+        api_keys: a key on each line (`#`: a comment), one of which a request needs (default: none is needed)
+        root_path: path at which a proxy shows the server, as /translate
         log_text: write the texts of requests into the log
     """
     keys = _read_keys(api_keys)
@@ -61,7 +63,7 @@ def serve(
         keys=keys,
         log_text=log_text,
     )
-    socket, server = listen(host, port), make_server(app, timeout)
+    socket, server = listen(host, port), make_server(app, timeout, root_path)
     name = f"[{host}]" if ":" in host else host
     print(f"serving {', '.join(place.name for place in places)} at http://{name}:{socket.getsockname()[1]}", flush=True)
     # uvicorn passes a signal on when all is done, and then nothing is left to do.
@@ -74,7 +76,8 @@ def _read_keys(name: str | None) -> list[str]:
     if name is None:
         return []
     with reading(name):
-        keys = Path(name).read_text(encoding="utf-8").split()
+        text = Path(name).read_text(encoding="utf-8-sig")
+        keys = [key for key in map(str.strip, text.split("\n")) if key and key[0] != "#"]
     if not keys:  # a server that nobody can use, or that everybody could
         raise UserError(f"--api-keys {name} holds no key: write one on each line, or leave the option out")
     return keys

@@ -73,8 +73,8 @@ def make_app(
     for kind in (UserError, ValidationError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_middleware(RequestLimiter, limits=limits, metrics=metrics, log_text=log_text)
-    headers = ["Authorization", "Content-Type"]
-    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["GET", "POST"], allow_headers=headers)
+    names, methods = ["Authorization", "Content-Type"], ["GET", "HEAD", "POST"]
+    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=methods, allow_headers=names)
     return app
 
 

@@ -187,9 +187,7 @@ class Engine:
         note_batch: is called with the number of sentences of each step of a search, and of each batch.
     """
 
-    def __init__(
-        self, model, tokenizer, tokens_per_batch: int = 2048, note_batch: Callable[[int], Any] = lambda size: None
-    ):
+    def __init__(self, model, tokenizer, tokens_per_batch: int = 2048, note_batch: Callable = lambda size: None):
         self.model, self.tokenizer, self.note_batch = model, tokenizer, note_batch
         self.pending = 0  # sentences that have come and are not done
         self.translator = Translator(model, tokenizer, tokens_per_batch, max_source_tokens=LONGEST)
@@ -211,9 +209,7 @@ class Engine:
     @property
     def precision(self) -> str:
         """Return the type that the model computes in."""
-        if not self.is_ours:
-            return self.model.engine.compute_type
-        return str(self.model.dtype).removeprefix("torch.")
+        return str(self.model.dtype).removeprefix("torch.") if self.is_ours else self.model.engine.compute_type
 
     def with_options(self, options: Options, scores: bool = False) -> Translator:
         """Return the translator with the options of a request."""

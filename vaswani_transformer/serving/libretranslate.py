@@ -33,14 +33,8 @@ async def languages(request: Request) -> list[dict[str, Any]]:
     """Return the languages, and for each those that it can be translated to."""
     served = request.app.state.service.models.served
     codes = dict.fromkeys(code for model in served for code in (model.source, model.target))
-    return [
-        {
-            "code": code,
-            "name": _language_name(code),
-            "targets": [model.target for model in served if model.source == code],
-        }
-        for code in codes
-    ]
+    targets = {code: [model.target for model in served if model.source == code] for code in codes}
+    return [{"code": code, "name": _language_name(code), "targets": own} for code, own in targets.items()]
 
 
 @router.get("/health")
@@ -53,7 +47,8 @@ async def health() -> dict[str, str]:
 async def settings(request: Request) -> dict[str, Any]:
     """Return what a page for this server has to know."""
     service: Service = request.app.state.service
-    sides = {side: getattr(first, side) for first in service.models.served[:1] for side in ("source", "target")}
+    served = service.models.served
+    sides = {side: getattr(first, side) for first in served[:1] for side in ("source", "target")}
     return {
         "charLimit": service.limits.characters,
         "frontendTimeout": 500,
@@ -64,10 +59,7 @@ async def settings(request: Request) -> dict[str, Any]:
         "supportedFilesFormat": [],
         # Not LibreTranslate's, for the page:
         "parser": service.models.parser is not None,
-        "details": {
-            model.name: {"alignments": not is_exported(model.folder), "confidence": True}
-            for model in service.models.served
-        },
+        "details": {each.name: {"alignments": not is_exported(each.folder), "confidence": True} for each in served},
         "language": {side: {"code": code, "name": _language_name(code)} for side, code in sides.items()},
     }
 
@@ -83,6 +75,7 @@ class TranslateFields(BaseModel):
     api_key: Any = None
 
 
+_STRICT = {"keep_blank_values": True, "errors": "strict", "max_num_fields": 1000}
 _KINDS = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
 _BODY = {"content": {kind: {"schema": TranslateFields.model_json_schema()} for kind in _KINDS}}
 
@@ -93,10 +86,12 @@ async def translate(request: Request) -> dict[str, Any]:
     service: Service = request.app.state.service
     fields = TranslateFields.model_validate(await _fields(request, service.limits.body))
     service.check_key(request.headers, fields.api_key)
-    texts, served = texts_of(fields.q), service.model_for(fields.source, fields.target)
+    texts, served = texts_of(fields.q), service.model_for(fields.source, fields.target, may_stay=True)
     service.check(texts)
     service.note(request, served, texts)
-    if fields.format == "html":  # LibreTranslate has no other translations of them either
+    if served is None:
+        translated = [[text] for text in texts]
+    elif fields.format == "html":  # LibreTranslate has no other translations of them either
         translated = [[page] for page in await _translate_pages(service, served, texts)]
     else:
         job = TranslationsRequest(text=texts, target=served.target, nbest=fields.alternatives + 1)
@@ -139,18 +134,22 @@ def _distinct(text, sentences: list[list]) -> list[str]:
 
 
 async def _fields(request: Request, limit: int) -> dict[str, Any]:
-    """Return the parameters of a request that are not empty, from JSON or a form."""
+    """Return the parameters in a request's address, form and JSON that are not empty; lists of those given twice."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         body = (await request.body()).decode()
+        form, sent = parse_qsl(request.scope["query_string"].decode(), **_STRICT), {}
         if kind == "application/json" or kind.endswith("+json"):
-            fields = dict(json.loads(body))
+            sent = dict(json.loads(body))
         elif kind == "multipart/form-data":
-            fields = dict(await request.form(max_part_size=limit))
+            form += (await request.form(max_part_size=limit)).multi_items()
         else:
-            fields = dict(parse_qsl(body, errors="strict", max_num_fields=100))
+            form += parse_qsl(body, **_STRICT)
     except (ValueError, TypeError, RecursionError) as error:
         raise HTTPException(400, f"Invalid {'JSON' if 'json' in kind else 'form'} format, or not UTF-8") from error
-    if "json" not in kind:  # browsers send line feeds so
-        fields = {name: value.replace("\r\n", "\n") for name, value in fields.items() if isinstance(value, str)}
-    return {name: value for name, value in fields.items() if value not in (None, "")}
+    fields = {}
+    for name, value in form:  # in which browsers send lines as here
+        fields.setdefault(name, []).append(value.replace("\r\n", "\n") if isinstance(value, str) else value)
+    for name, value in sent.items():
+        fields.setdefault(name, []).append(value)
+    return {key: values if values[1:] else values[0] for key, values in fields.items() if values not in ([""], [None])}

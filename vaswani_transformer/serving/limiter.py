@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import traceback
 from collections.abc import Mapping
 from time import perf_counter
@@ -28,9 +29,7 @@ class Metrics:
         self.registry, self.paths = CollectorRegistry(), paths
         options = {"registry": self.registry}
         self.requests = Counter("vaswani_requests", "Answered requests.", ["path", "status"], **options)
-        self.seconds = Histogram(
-            "vaswani_request_seconds", "Time of answered requests.", ["path"], buckets=_SECONDS, **options
-        )
+        self.seconds = Histogram("vaswani_request_seconds", "Time of requests.", ["path"], buckets=_SECONDS, **options)
         self.characters = Counter("vaswani_characters", "Characters of translated texts.", ["model"], **options)
         self.batches = Histogram(
             "vaswani_batch_sentences", "Sentences in each step of a search.", ["model"], buckets=_BATCHES, **options
@@ -75,7 +74,9 @@ class RequestLimiter:
         try:
             if self.metrics.under_way > self.limits.queue and scope["method"] == "POST":
                 raise full()
-            await self._answer(scope, receive, noting)
+            routed = {"path": scope.get("root_path", "") + self._route(scope), "state": scope.setdefault("state", {})}
+            method = {"HEAD": "GET"}.get(scope["method"], scope["method"])  # the server itself leaves out the body
+            await self._answer(scope | routed | {"method": method}, receive, noting)
         except ClientDisconnect:
             pass
         except BaseException as error:
@@ -135,8 +136,12 @@ class RequestLimiter:
                 raise HTTPException(413, reason, {"Connection": "close"})
         return bytes(body)
 
+    def _route(self, scope) -> str:
+        """Return the path below the proxy's, which uvicorn adds and some proxies leave too, without a slash behind."""
+        return re.sub(rf"^({re.escape(scope.get('root_path', ''))}){{0,2}}(?=/)", "", scope["path"]).rstrip("/") or "/"
+
     def _log(self, scope, status: int, seconds: float) -> None:
-        path = scope["path"] if scope["path"] in self.metrics.paths else "other"
+        path = path if (path := self._route(scope)) in self.metrics.paths else "other"
         self.metrics.requests.labels(path, status).inc()
         self.metrics.seconds.labels(path).observe(seconds)
         client = (scope.get("client") or ("-",))[0]

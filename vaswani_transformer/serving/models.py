@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
+from babel import Locale, UnknownLocaleError
 from starlette.exceptions import HTTPException
 
 from ..errors import UserError, one_line
@@ -82,6 +84,18 @@ def _is_parser(folder: Path) -> bool:
     return False
 
 
+def language_distance(*codes: str) -> float:
+    """Return the share of subtags that two codes differ in, infinite for other languages or scripts (zh-TW, zh-CN)."""
+    subtags = []  # language, script and region, as Unicode's CLDR completes them: of zh-TW zh, hant and tw
+    for code in codes:
+        with contextlib.suppress(ValueError, UnknownLocaleError):
+            code = str(Locale.parse(code.replace("-", "_")))
+        subtags.append(re.sub(r"^nb\b", "no", code.lower().replace("_", "-")).split("-"))
+    differing = set(subtags[0]) ^ set(subtags[1])
+    is_other = subtags[0][0] != subtags[1][0] or sum(len(subtag) == 4 for subtag in differing) == 2
+    return math.inf if is_other else len(differing) / sum(map(len, subtags))
+
+
 class Models:
     """Loads models when they are first asked for, and unloads the least recently used when there are too many.
 
@@ -127,7 +141,8 @@ class Models:
             HTTPException: it cannot be loaded, which the server's log explains.
         """
         while served == self._leaving:
-            await self._change()
+            self._changed.clear()
+            await self._changed.wait()
         self._users[served] += 1  # before it is loaded, or it could be unloaded before it is used
         try:
             while served not in self.loaded:
@@ -139,10 +154,6 @@ class Models:
         finally:
             self._users[served] -= 1
             self._changed.set()
-
-    async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
 
     async def _add(self, served: ServedModel) -> None:
         try:
@@ -163,7 +174,8 @@ class Models:
             self._leaving = oldest = next(idle, next(iter(self.loaded)))
             try:
                 while self._users[oldest]:
-                    await self._change()
+                    self._changed.clear()
+                    await self._changed.wait()
                 await asyncio.to_thread(self.loaded.pop(oldest).close)
             finally:
                 self._leaving = None

@@ -10,11 +10,7 @@ from ..parsing.trees import words_of
 from .engine import Engine
 from .service import Service, Texts, texts_of
 
-_FILES = {
-    "/": ("page.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-}
+_FILES = {"/": ("page.html", "html"), "/page.css": ("page.css", "css"), "/page.js": ("page.js", "javascript")}
 _SENTENCES = "a sentence, words and punctuation marks separated by spaces, or several"
 _MOST_TOKENS = 200  # of a sentence in an attention page, whose size grows with their square
 _OWN = "script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; form-action 'self'"
@@ -35,7 +31,8 @@ def _headers(policy: str) -> dict[str, str]:
 
 async def _file(request: Request) -> Response:
     name, kind = _FILES[request.scope["route"].path]
-    return Response((resources.files(__package__) / name).read_bytes(), headers=_headers(_OWN), media_type=kind)
+    content = (resources.files(__package__) / name).read_bytes()
+    return Response(content, headers=_headers(_OWN), media_type=f"text/{kind}")
 
 
 for _path in _FILES:

@@ -10,7 +10,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ..errors import reading
 
 _SECONDS_FOR_HEADERS = 10
-_SECONDS_TO_FINISH = 5  # beyond the time that a request may take
+_TO_FINISH = 5  # beyond the time that a request may take
 
 
 class _Protocol(H11Protocol):
@@ -38,11 +38,11 @@ class _Protocol(H11Protocol):
             self._timer = self.loop.call_later(_SECONDS_FOR_HEADERS, self.transport.close)
 
 
-def make_server(app, seconds: float) -> uvicorn.Server:
+def make_server(app, seconds: float, root: str = "") -> uvicorn.Server:
     """Return the server of an application; when it is to end, requests under way get `seconds`, as any request does."""
     return uvicorn.Server(uvicorn.Config(
-        app, http=_Protocol, ws="none", lifespan="on", log_config=None, access_log=False, log_level="error",
-        server_header=False, timeout_graceful_shutdown=int(seconds) + _SECONDS_TO_FINISH,
+        app, http=_Protocol, root_path=f"/{root.strip('/')}".rstrip("/"), ws="none", lifespan="on", log_config=None,
+        access_log=False, log_level="error", server_header=False, timeout_graceful_shutdown=int(seconds) + _TO_FINISH,
     ))  # fmt: skip
 
 
@@ -57,8 +57,7 @@ def listen(host: str, port: int) -> socket.socket:
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # as many connections as the system allows
-    is_v6 = ":" in host
-    family = socket.AF_INET6 if is_v6 else socket.AF_INET
+    family = socket.AF_INET6 if (is_v6 := ":" in host) else socket.AF_INET
     with reading(f"cannot listen at --host {host} --port {port}"):
         dualstack = is_v6 and socket.has_dualstack_ipv6()
         listening = socket.create_server((host, port), family=family, dualstack_ipv6=dualstack)

@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import hmac
+import math
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+import regex
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from ..decoding.glossary import make_glossary
@@ -18,11 +20,18 @@ from ..model.language_codes_vaswani import typed_code
 from ..model.sentence_splitting_vaswani import split_into_sentences
 from ..model.settings_vaswani import SETTING_RANGES
 from .engine import Engine, Options
-from .models import Models, ServedModel
+from .models import Models, ServedModel, language_distance
 
 _TERMS = 128  # tokens of a sentence's terms in a glossary: each makes every step of its search longer
 _MOST_BEAMS = 32
 _ENDLESS = re.compile(r"\S{500}(?=\S)")  # part of a word for which a tokenizer would take long
+# A sentence but for pictures, such as emoji, at its ends, with brackets around them.
+_SHOWN = regex.compile(
+    r"""(?sx)(?(DEFINE)(?P<sign>[^\p{L}\p{N}])(?P<picture>
+    [\p{Extended_Pictographic}\p{Regional_Indicator}\p{Emoji_Modifier}\p{Co}\u2190-\u21ff\u2500-\u2bff][\p{M}\u200d]*))
+    ((?&sign)*(?&picture)[\s\p{Pe}]*)?(?P<shown>.*[\p{L}\p{N}]((?![\s\p{Ps}]{0,3}(?&picture))(?&sign))*)"""
+)
+_LETTER = regex.compile(r"\p{L}")
 _LEAST, _MOST = SETTING_RANGES["length_penalty"][1:]
 
 Texts = str | Annotated[list[str], Field(min_length=1)]
@@ -42,19 +51,15 @@ class Limits:
         return 12 * self.characters + 65_536
 
 
-class GlossaryTerm(BaseModel):
+class GlossaryTerm(BaseModel, extra="forbid"):
     """A term that translations of texts with its source have to have."""
-
-    model_config = ConfigDict(extra="forbid")
 
     source: str = Field(description="words; in small letters they are found in any letters", examples=["sofa"])
     target: str | list[str] = Field([], description="one form, or several of which one has to be there; none: as it is")
 
 
-class TranslationsRequest(BaseModel):
+class TranslationsRequest(BaseModel, extra="forbid"):
     """Texts, and options of their translations; without an option the model's own settings hold."""
-
-    model_config = ConfigDict(extra="forbid")
 
     text: Texts = Field(description="a text of any number of sentences, or several", examples=["Two dogs."])
     source: str = Field("auto", description="code of its language; auto where one model only has the target")
@@ -73,14 +78,9 @@ class TranslationsRequest(BaseModel):
     stream: bool = Field(False, description="server-sent events, one for each sentence, in order")
 
     @property
-    def texts(self) -> list[str]:
-        """Return the texts as a list."""
-        return texts_of(self.text)
-
-    @property
     def prefixes(self) -> list[str]:
         """Return the prefix of each text's translation."""
-        return [""] * len(self.texts) if self.prefix is None else texts_of(self.prefix)
+        return [""] * len(texts_of(self.text)) if self.prefix is None else texts_of(self.prefix)
 
     @property
     def needs(self) -> str:
@@ -90,7 +90,7 @@ class TranslationsRequest(BaseModel):
 
 
 class SplitText:
-    """A text as its sentences and the white space before, between and behind them.
+    """A text as its sentences and what is before, between and behind them: white space, and what has no letters.
 
     Args:
         text: any text.
@@ -105,16 +105,22 @@ class SplitText:
         self.gaps = [""]  # one more than sentences
         for line in re.split(r"([\r\n]+)", text):
             end = 0
-            for sentence in split_into_sentences(line, language) if split else filter(None, [line.strip()]):
-                start = line.index(sentence, end)
+            sentences = split_into_sentences(line, language) if split else [line.strip()]
+            for sentence in filter(_LETTER.search, sentences):  # a model would invent something for numbers and signs
+                shown = _SHOWN.match(sentence)["shown"]
+                start = line.index(shown, end)
                 self.gaps[-1] += line[end:start]
-                end = start + len(sentence)
-                own, sentence = typed_code(" ".join(sentence.split()))
+                end = start + len(shown)
+                own, sentence = typed_code(" ".join(shown.split()))
                 code = own or code
-                parts = divide(_ENDLESS.sub(r"\g<0> ", sentence), language, code)
-                self.sentences += parts
-                self._codes += [code] * len(parts)
-                self.gaps += [" "] * (len(parts) - 1) + [""]
+                for number, part in enumerate(divide(_ENDLESS.sub(r"\g<0> ", sentence), language, code)):
+                    self.gaps[-1] += " " * (number > 0)
+                    if _LETTER.search(part):
+                        self.sentences.append(part)
+                        self._codes.append(code)
+                        self.gaps.append("")
+                    else:
+                        self.gaps[-1] += part
             self.gaps[-1] += line[end:]
 
     def coded(self, number: int) -> str:
@@ -122,7 +128,7 @@ class SplitText:
         return self._codes[number] + self.sentences[number]
 
     def before(self, number: int) -> str:
-        """Return the white space before the translation of a sentence."""
+        """Return what is before the translation of a sentence."""
         return self.gaps[number] or (" " if number else "")
 
     def joined(self, translations: Sequence[str]) -> str:
@@ -141,24 +147,18 @@ class Translating:
     def __init__(self, engine: Engine, served: ServedModel, job: TranslationsRequest):
         self.engine, self._scores, self._options = engine, job.scores, _options(engine.model, job)
         with reading("the text"):
-            coded = list(map(engine.codes(served.target).split, job.texts))
+            coded = list(map(engine.codes(served.target).split, texts_of(job.text)))
         settings = served.source, engine.divide, job.split_sentences
         self.texts = [SplitText(text, *settings, code) for code, text in coded]
-        self._indices = [
-            (text, number) for text, split in enumerate(self.texts) for number in range(len(split.sentences))
-        ]
+        self._indices = [(text, at) for text, split in enumerate(self.texts) for at in range(len(split.sentences))]
         prefixes = job.prefixes
-        sentences = [
-            (self.texts[text].coded(number), "" if number else prefixes[text]) for text, number in self._indices
-        ]
+        sentences = [(self.texts[text].coded(at), "" if at else prefixes[text]) for text, at in self._indices]
         terms = ((term.source, texts_of(term.target)) for term in job.glossary)
         glossary = make_glossary((f"entry {number} of the glossary", *term) for number, term in enumerate(terms, 1))
         self.pieces = engine.tokenize(sentences, glossary, self._options)
         size = max((piece.terms.size for piece in self.pieces if piece.terms), default=0)
         if size > _TERMS:
-            raise UserError(
-                f"the glossary's terms of a sentence have {size} tokens in all forms, at most {_TERMS} are taken"
-            )
+            raise UserError(f"a sentence's glossary has {size} tokens in all forms, at most {_TERMS} are taken")
 
     async def sentences(self) -> AsyncIterator[tuple[int, int, list[Hypothesis]]]:
         """Yield the numbers of each text and its sentences in order, and the sentence's hypotheses, best first."""
@@ -188,31 +188,38 @@ class Service:
 
     def check_key(self, headers: Mapping[str, str], key: Any = None) -> None:
         """Raise `HTTPException` without a key that is known, given here or as `Authorization: Bearer KEY`."""
-        key = str(key or headers.get("authorization", "").partition("Bearer ")[2].strip())
-        encoded = key.encode(errors="surrogatepass")
-        if self.keys and not any(hmac.compare_digest(encoded, known) for known in self.keys):
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        sent = token.strip().encode("latin-1") if scheme.lower() == "bearer" else b""  # the bytes as they came
+        encoded = str(key).encode(errors="surrogatepass") if key else sent
+        if self.keys and not sum(hmac.compare_digest(encoded, known) for known in self.keys):
             missing = 400, "Please contact the server operator to get an API key"
-            raise HTTPException(*((403, "Invalid API key") if key else missing))
+            raise HTTPException(*((403, "Invalid API key") if encoded else missing))
 
-    def note(self, request, served: ServedModel, texts: Sequence[str]) -> None:
+    def note(self, request, served: ServedModel | None, texts: Sequence[str]) -> None:
         """Note for log and metrics what a request is about."""
-        size = sum(map(len, texts))
-        request.app.state.metrics.characters.labels(served.name).inc(size)
-        request.state.notes = {"model": served.name, "characters": size, "texts": texts}
+        size, name = sum(map(len, texts)), served.name if served else "none"
+        request.app.state.metrics.characters.labels(name).inc(size)
+        request.state.notes = {"model": name, "characters": size, "texts": texts}
 
-    def model_for(self, source: str, target: str) -> ServedModel:
-        """Return the model between two languages, in any case; `auto` is the source if only one model has the target.
+    def model_for(self, source: str, target: str, may_stay: bool = False) -> ServedModel | None:
+        """Return the model whose languages are nearest; `auto` is the source if only one model has the target.
+
+        None for texts that are in the target language already, if they `may_stay`.
 
         Raises:
             HTTPException: there is none.
         """
-        models = [model for model in self.models.served if model.target.lower() == target.lower()]
-        if source.lower() != "auto":
-            models = [model for model in models if model.source.lower() == source.lower()]
-        if len(models) != 1:
-            known = ", ".join(model.name for model in self.models.served)
+        is_auto, served = source.lower() == "auto", self.models.served
+        sources = [0 if is_auto else language_distance(source, model.source) for model in served]
+        targets = [language_distance(target, model.target) for model in served]
+        distances = [sum(pair) for pair in zip(sources, targets, strict=True)]
+        nearest, is_known = min(distances, default=math.inf), min(sources + targets, default=math.inf) < math.inf
+        if may_stay and is_known and nearest and language_distance(source, target) < 0.5:
+            return None
+        if nearest == math.inf or (is_auto and distances.count(nearest) > 1):
+            known = ", ".join(model.name for model in served)
             raise HTTPException(400, f"{source:.20} to {target:.20} is not supported: there are {known}")
-        return models[0]
+        return served[distances.index(nearest)]
 
     def check(self, texts: Sequence[str]) -> None:
         """Raise `HTTPException` for texts that are too long or cannot be encoded."""
@@ -231,7 +238,7 @@ class Service:
             UserError: as `Translating`.
         """
         terms = [text for term in job.glossary for text in (term.source, *texts_of(term.target))]
-        self.check([*job.texts, *job.prefixes, *terms])
+        self.check([*texts_of(job.text), *job.prefixes, *terms])
         async with self.models.engine(served, job.needs) as engine:
             work = await asyncio.to_thread(Translating, engine, served, job)
             pending = self.models.pending

@@ -14,7 +14,7 @@ from ..decoding.translator import Hypothesis
 from ..errors import UserError
 from .engine import Engine
 from .models import ServedModel
-from .service import Service, SplitText, Translating, TranslationsRequest
+from .service import Service, SplitText, Translating, TranslationsRequest, texts_of
 
 router = APIRouter(tags=["translations"])
 
@@ -25,8 +25,8 @@ async def translate(request: Request, body: TranslationsRequest) -> dict[str, An
 
     The answer has `model` (its languages, as in `en-de`), `precision` (of its computation), `source`, `target` and
     `translations`: for each text its best translation, `text`, and its `sentences`. Each of these has its `source`,
-    `before` (white space between the last translation and this one) and `translations`, best first, which have `text`,
-    `repeats` (true where the model repeated its end until it was stopped), and as asked for:
+    `before` (what is between the last translation and this one: white space, numbers, signs) and `translations`, best
+    first, which have `text`, `repeats` (true where the model repeated its end until it was stopped), and as asked for:
 
     - `scores`: `score`, which beam search ranks by, and `log_probability`, of all tokens, in nats
     - `token_scores`: `tokens`, each with `text` and `log_probability`, in nats, given the source and those before it
@@ -40,13 +40,15 @@ async def translate(request: Request, body: TranslationsRequest) -> dict[str, An
     """
     service: Service = request.app.state.service
     service.check_key(request.headers)
-    if body.prefix is not None and (body.glossary or len(body.prefixes) != len(body.texts)):
+    texts = texts_of(body.text)
+    if body.prefix is not None and (body.glossary or len(body.prefixes) != len(texts)):
         raise HTTPException(400, "Invalid request: prefix has one text for each text, and no glossary beside it")
     served = service.model_for(body.source, body.target)
-    service.note(request, served, body.texts)
+    service.note(request, served, texts)
     async with service.translating(served, body) as work:
         if body.stream:  # all has been checked, so that the stream will not fail
-            return StreamingResponse(_events(service, served, body), media_type="text/event-stream")
+            headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}  # nginx passes each event on at once
+            return StreamingResponse(_events(service, served, body), media_type="text/event-stream", headers=headers)
         answers = []
         for text, sentences in zip(work.texts, await work.all(), strict=True):
             details = [await _sentence(body, work, text, *numbered) for numbered in enumerate(sentences)]
@@ -60,9 +62,7 @@ async def _sentence(
 ) -> dict[str, Any]:
     """Return a sentence with its translations, and what the request asks about them."""
     names = ("text", "score", "log_probability") if body.scores else ("text",)
-    details = [
-        {name: getattr(each, name) for name in names} | ({"repeats": True} if each.repeats else {}) for each in ranked
-    ]
+    details = [{key: getattr(one, key) for key in names} | ({"repeats": True} if one.repeats else {}) for one in ranked]
     sentence = {"source": text.sentences[number], "before": text.before(number), "translations": details}
     if body.alignments:
         sentence["source_words"] = words_of(sentence["source"])

@@ -14,7 +14,7 @@ from vaswani_transformer.documents.formats import FORMATS, translate_document
 from vaswani_transformer.model.language_codes_vaswani import LanguageCodes
 
 A, B, C = "The old dog sleeps here.", "We see a small bird, and a cat.", "It rains."
-FRENCH, GREEK = ">>fra<< ", ">>ell_Grek<<\u00a0"
+FRENCH, GREEK = ">>fra<< ", ">>ell_Grek<< "
 
 
 @pytest.fixture(scope="module", params=[(FRENCH.strip(), GREEK.strip(), "<num>"), ()], ids=["tokens", "text"])
@@ -89,7 +89,8 @@ def test_a_document_becomes_what_it_does_without_its_code_and_each_sentence_had_
         return louder(sentence.removeprefix(FRENCH) for sentence in sentences)
 
     expected = translate_document(document(""), format, louder, in_place)
-    assert translate_document(document(FRENCH), format, french, in_place) == expected
+    for code in (FRENCH,) if format in ("srt", "docx", "html") else (FRENCH, FRENCH + "\n\n"):
+        assert translate_document(document(code), format, french, in_place) == expected
 
 
 def test_alignments_leave_codes_out(loaded):

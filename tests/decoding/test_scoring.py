@@ -71,6 +71,8 @@ def test_one_string_is_one_text_and_what_is_no_text_is_refused(loaded):
     assert score_pairs(*loaded, source, target) == score_pairs(*loaded, [source], (target,))
     assert align(*loaded, source, target) == align(*loaded, [source], [target])
     assert list(Translator(*loaded).translate(source)) == list(Translator(*loaded).translate((source,)))
+    with pytest.raises(UserError, match=r"^each line is a text, or a pair .*too many values"):
+        next(Translator(*loaded).translate([source.split()]))
     for wrong in (None, math.nan, {"en": source}, [source, target, 3], (source, None)):
         translations = Translator(*loaded).translate(text for text in (source, wrong))
         assert next(translations)

@@ -79,7 +79,7 @@ def tokenized_pairs(config, tokenizer, sources: Sequence[str], targets: Sequence
     if not filled:
         return []
     codes = LanguageCodes(tokenizer)
-    starts = (len(codes.split(sources[index])[0]) for index in filled), repeat(0)
+    starts = (len(sources[index]) - len(codes.split(sources[index])[1]) for index in filled), repeat(0)
     sides = [
         tokens_and_words(side_of(tokenizer, side), [texts[index] for index in filled], begins)
         for side, texts, begins in zip(SIDES, (sources, targets), starts, strict=True)

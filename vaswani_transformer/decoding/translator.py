@@ -118,7 +118,8 @@ class Translator:
         """
         glossary, encode = glossary or self.glossary, cache(partial(term_forms, self._own_tokenizer))
         pairs = [(line, "") if isinstance(line, str) else line for line in window.lines]
-        sources = {line: source.strip() for line, (source, _) in enumerate(pairs) if source.strip()}
+        with reading("each line is a text, or a pair of a source and the prefix of its translation"):
+            sources = {line: source.strip() for line, (source, _) in enumerate(pairs) if source.strip()}
         ids = self._own_tokenizer(list(map(self.codes.coded, sources.values())))["input_ids"] if sources else []
         pieces, split = [], []
         for (line, source), source_ids in zip(sources.items(), ids, strict=True):

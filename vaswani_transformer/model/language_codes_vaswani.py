@@ -11,9 +11,12 @@ _BEGINNING = re.compile(rf"\s*({_TOKEN.pattern})\s*(?=\S)")
 
 
 def typed_code(text: str) -> tuple[str, str]:
-    """Return the tag before a text, white space included, and the text behind it; "" and the text if there is none."""
-    end = match.end() if (match := _TAG.match(text)) else 0
-    return text[:end], text[end:]
+    """Return the tag before a text, with a space if there was any, and the text behind; "" and the text for none."""
+    return _cut(_TAG.match(text), text)
+
+
+def _cut(match: re.Match | None, text: str) -> tuple[str, str]:
+    return (re.sub(r"\s+", " ", match[0].lstrip()), text[match.end() :]) if match else ("", text)
 
 
 class LanguageCodes:
@@ -66,5 +69,4 @@ class LanguageCodes:
 
     def _own(self, text: str) -> tuple[str, str]:
         match = _BEGINNING.match(text)
-        is_known = match and match[1] in self.known.values()
-        return (match[0], text[match.end() :]) if is_known else typed_code(text)
+        return _cut(match, text) if match and match[1] in self.known.values() else typed_code(text)

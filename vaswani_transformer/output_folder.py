@@ -100,18 +100,15 @@ class OutputFolder:
     def check_ours(self, *others: str) -> None:
         """Raise `UserError` for a folder that holds something, `others` with marks of their own aside, and no mark."""
         if not (self.path / RECORD).is_file() and not is_empty(self.path, *others):
-            raise UserError(
-                f"{self.shown} is not empty and was not written by this program (it has no {RECORD}): give another"
-                " --output"
-            )
+            problem = f"is not empty and was not written by this program (it has no {RECORD})"
+            raise UserError(f"{self.shown} {problem}: give another --output")
 
     def check(self, names: Iterable[str]) -> None:
         """Raise `UserError` for the first of these names that is taken and not listed."""
         for name in names:
             if name not in self.names and os.path.lexists(self.path / name):
-                raise UserError(
-                    f"{self.shown / name} was not written by this program: move it, or give another --output"
-                )
+                fix = "move it, or give another --output"
+                raise UserError(f"{self.shown / name} was not written by this program: {fix}")
 
     def note(self, names: Iterable[str] = ()) -> None:
         """Mark the folder, and list names that are about to be written.

@@ -13,13 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from vaswani_transformer.data.batching import (
-    IGNORE_INDEX,
-    PackedCollator,
-    PairCollator,
-    TokenBatchSampler,
-    packed_size,
-)
+from vaswani_transformer.data.batching import IGNORE_INDEX, PackedCollator, PairCollator, TokenBatchSampler, packed_size
 from vaswani_transformer.decoding.streaming import batches_by_length
 from vaswani_transformer.errors import UserError
 

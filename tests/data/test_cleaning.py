@@ -233,11 +233,7 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path, capsys):
     assert "a.en" in capsys.readouterr().err
     recipe = recipe_of(tmp_path, [("a dog", "ein Hund")])
     options = ["--data-dir", str(tmp_path), "--output", str(tmp_path / "out"), "--quiet", "--workers", "1"]
-    for wrong in (
-        ["--length-ratio", "nan"],
-        ["--near-duplicates", "1"],
-        ["--minimum-score", "nan"],
-    ):
+    for wrong in (["--length-ratio", "nan"], ["--near-duplicates", "1"], ["--minimum-score", "nan"]):
         assert main(["clean", str(tmp_path / "r.yaml"), *options, *wrong]) == 2
         assert wrong[0] in capsys.readouterr().err
     assert main(["clean", str(tmp_path / "r.yaml"), *options]) == 0

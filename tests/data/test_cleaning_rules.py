@@ -18,11 +18,7 @@ from pair_files import write
 from vaswani_transformer.data import cleaning
 from vaswani_transformer.data.cleaning import clean
 from vaswani_transformer.data.cleaning_options import CleaningRules
-from vaswani_transformer.data.cleaning_rules import (
-    LengthRatio,
-    bands,
-    read_scores,
-)
+from vaswani_transformer.data.cleaning_rules import LengthRatio, bands, read_scores
 
 # The rules, by plain Python
 

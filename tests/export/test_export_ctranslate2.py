@@ -19,13 +19,7 @@ from exporting_models import (
 from model_folders import change
 from passes import OTHER_TOOLKITS
 
-from vaswani_transformer import (
-    CTranslate2Translator,
-    Translator,
-    export_model,
-    load_model,
-    score_pairs,
-)
+from vaswani_transformer import CTranslate2Translator, Translator, export_model, load_model, score_pairs
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.decoding.streaming import Window
 from vaswani_transformer.errors import UserError

@@ -22,10 +22,7 @@ def write(path, content):
 
 def write_two(folder, source, target, suffix=""):
     """A file of each side; the arguments that name them."""
-    return {
-        "source": write(folder / f"a.en{suffix}", source),
-        "target": write(folder / f"a.de{suffix}", target),
-    }
+    return {"source": write(folder / f"a.en{suffix}", source), "target": write(folder / f"a.de{suffix}", target)}
 
 
 def in_memory(pairs, names=("source", "target")):

@@ -13,10 +13,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from vaswani_transformer.model import incremental_decoding_vaswani as decoding_vaswani
 from vaswani_transformer.model import local_attention_vaswani as restricted_vaswani
 from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
-from vaswani_transformer.model.local_attention_vaswani import (
-    block_mask,
-    restricted_attention,
-)
+from vaswani_transformer.model.local_attention_vaswani import block_mask, restricted_attention
 
 WINDOWS = (1, 2, 3, 4, 7)
 

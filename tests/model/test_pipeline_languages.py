@@ -51,11 +51,7 @@ class TestLanguages:
         assert [result[TRANSLATION] for result in translator(TEXTS, tgt_lang="de_DE")] == german
 
     @pytest.mark.parametrize(
-        ("languages", "message"),
-        [
-            ({}, "give src_lang"),
-            ({"src_lang": "en_XX"}, "give tgt_lang"),
-        ],
+        ("languages", "message"), [({}, "give src_lang"), ({"src_lang": "en_XX"}, "give tgt_lang")]
     )
     def test_what_is_missing_or_unknown_is_named(self, parts, languages, message):
         with pytest.raises(ValueError, match=message):

@@ -5,12 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_trees import GUM, TOKENS, clean_trees, top_nodes, tree_of, treebank
 
-from vaswani_transformer.parsing.linearization import (
-    delinearize,
-    linearize,
-    with_words,
-    without_words,
-)
+from vaswani_transformer.parsing.linearization import delinearize, linearize, with_words, without_words
 from vaswani_transformer.parsing.trees import Tree, clean, read_trees
 
 

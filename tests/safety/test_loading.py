@@ -112,11 +112,7 @@ def test_a_damaged_shard_is_named(folder):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"vocab_size": 10**12},
-        {"max_position_embeddings": 10**14, "position_encoding": "learned"},
-        {"dropout": 7.0},
-    ],
+    [{"vocab_size": 10**12}, {"max_position_embeddings": 10**14, "position_encoding": "learned"}, {"dropout": 7.0}],
     ids=str,
 )
 def test_absurd_sizes_are_refused_before_anything_is_built(folder, changes, capsys):

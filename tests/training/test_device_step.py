@@ -6,11 +6,7 @@ import pytest
 from test_trainer import make_model, make_pairs
 from waiting import META, WaitingOperations, complete
 
-from vaswani_transformer.training.callbacks import (
-    StopAndSaveCallback,
-    TrainingLogCallback,
-    TrainingProgressCallback,
-)
+from vaswani_transformer.training.callbacks import StopAndSaveCallback, TrainingLogCallback, TrainingProgressCallback
 from vaswani_transformer.training.trainer import VaswaniTrainer, VaswaniTrainingArguments
 
 LOGGED, STEPS = 3, 5
@@ -43,11 +39,7 @@ def waiting_by_step(folder, monkeypatch, **settings) -> list[list[str]]:
     model = make_model(dropout=0.1)
     model.set_attn_implementation("sdpa")
     log = TrainingLogCallback(folder / "log.jsonl")
-    callbacks = [
-        log,
-        StopAndSaveCallback(log, max_minutes=60, checkpoint_minutes=10),
-        TrainingProgressCallback(log),
-    ]
+    callbacks = [log, StopAndSaveCallback(log, max_minutes=60, checkpoint_minutes=10), TrainingProgressCallback(log)]
     trainer = CountingTrainer(model=model, args=arguments, train_dataset=make_pairs(60), callbacks=callbacks)
     trainer.accelerator.device_placement = False
     trainer.by_step, trainer.waiting = [], waiting

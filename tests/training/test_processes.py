@@ -17,14 +17,7 @@ from conftest import free_port
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_device_memory import POSITIONS, step_where_positions_are_limited
-from test_trainer import (
-    assert_same_training,
-    evaluation_pairs,
-    exact_loss,
-    make_model,
-    make_pairs,
-    make_trainer,
-)
+from test_trainer import assert_same_training, evaluation_pairs, exact_loss, make_model, make_pairs, make_trainer
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -191,10 +184,7 @@ def impatient(rank, folder, name, world_size, parts, more):
 def choose_together(rank, folder, name, world_size, parts, more):
     """Each process tries out its own device; the first has room for more than the second."""
     limited = functools.partial(step_where_positions_are_limited, limit=POSITIONS * (2 - rank))
-    with (
-        patch.object(device_memory, "free_memory", lambda device: 1000),
-        patch.object(device_memory, "_step", limited),
-    ):
+    with patch.object(device_memory, "free_memory", lambda device: 1000), patch.object(device_memory, "_step", limited):
         trainer = make_trainer(folder / name, make_pairs(PAIRS), **settings(parts, more) | {"tokens_per_device": None})
     (folder / f"{name}-{rank}.json").write_text(json.dumps([trainer.tokens_per_device, trainer.micro_batches]))
 

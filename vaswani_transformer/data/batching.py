@@ -85,19 +85,16 @@ class TokenBatchSampler:
             raise UserError("no sentence pairs to make batches of: the data is empty, or every pair was filtered out")
         for name, side in zip(("source", "target"), self.lengths, strict=True):
             if side.max() > self._limit:
-                raise UserError(
-                    f"the {name} of sentence pair {side.argmax()} has {side.max()} tokens, more than the"
-                    f" {self._limit} a batch may hold: raise tokens_per_batch or lower max_length"
-                )
+                problem = f"{side.max()} tokens, more than the {self._limit} a batch may hold"
+                fix = "raise tokens_per_batch or lower max_length"
+                raise UserError(f"the {name} of sentence pair {side.argmax()} has {problem}: {fix}")
         # A batch can be halved twice: cut short as the first or shared with the last, and where one batch is missing.
         needed = 4 * self.micro_batches if self.micro_batches > 1 else 1
         smallest = min(self._limit // max(int(side.max()) for side in self.lengths), self._pairs)
         if smallest < needed:
-            raise UserError(
-                f"a batch of {self._limit} tokens a side may hold as few as {smallest} pairs, and {needed} are"
-                f" needed to deal it out in {self.micro_batches} parts: raise tokens_per_batch, or raise"
-                " tokens_per_device, or use fewer processes"
-            )
+            problem = f"{needed} are needed to deal it out in {self.micro_batches} parts"
+            fix = "raise tokens_per_batch, or raise tokens_per_device, or use fewer processes"
+            raise UserError(f"a batch of {self._limit} tokens a side may hold {smallest} pairs, and {problem}: {fix}")
 
     def _order(self) -> np.ndarray:
         """Return the indices of all pairs, uint32: by share, and within it those of equal lengths evenly spread."""

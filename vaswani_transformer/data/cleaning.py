@@ -131,10 +131,8 @@ def clean(
 def _finished(folder: Path, settings: dict) -> dict:
     manifest = read_json(folder / MANIFEST)
     if manifest.get("settings") != settings or not all((folder / name).is_file() for name in manifest["parts"]):
-        raise UserError(
-            f"{folder} was cleaned with other settings or of other text, or lacks a part: give another --output, or"
-            " --overwrite"
-        )
+        problem = "was cleaned with other settings or of other text, or lacks a part"
+        raise UserError(f"{folder} {problem}: give another --output, or --overwrite")
     return manifest
 
 

@@ -201,7 +201,5 @@ def check_recipe_matches(prepared: PreparedData, recipe: Recipe) -> None:
             if name in made_with and getattr(recipe, name) != made_with[name]
         ]
     if differing:
-        raise UserError(
-            f"{prepared.folder} was prepared with another recipe ({'; '.join(differing)}): give the same values, or"
-            " prepare the data with these"
-        )
+        fix = "give the same values, or prepare the data with these"
+        raise UserError(f"{prepared.folder} was prepared with another recipe ({'; '.join(differing)}): {fix}")

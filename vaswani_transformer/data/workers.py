@@ -80,10 +80,11 @@ def _in_processes(make: Callable[[], Task], numbers: Sequence[int], workers: int
         try:
             yield from ((number, futures.pop(number).result()) for number in numbers)
         except BrokenProcessPool as error:
-            raise UserError(
+            problem = (
                 "a worker process was killed, perhaps because the memory is full, or could not start, as in a script"
-                f' without `if __name__ == "__main__":`; {_RESUME}, with fewer workers'
-            ) from error
+            )
+            fix = f'without `if __name__ == "__main__":`; {_RESUME}, with fewer workers'
+            raise UserError(f"{problem} {fix}") from error
         finally:
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()

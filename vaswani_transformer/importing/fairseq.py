@@ -79,9 +79,7 @@ def read(source: Path, vocabularies: Sequence[Path] = (), bpe_codes: Path | None
     tokenizer, note = read_tokenizer(path, bpe_codes, settings, languages, dictionaries)
     facts = Facts(toolkit="fairseq", languages=languages, notes=(note,) if note else ())
     # fairseq's own search: it divides a score by the number of tokens, the end counted, and never takes padding.
-    generation = {
-        "num_beams": 5, "length_normalization": "power", "length_penalty": 1.0, "suppress_tokens": [PAD],
-    }  # fmt: skip
+    generation = {"num_beams": 5, "length_normalization": "power", "length_penalty": 1.0, "suppress_tokens": [PAD]}
     return Imported(config, weights, tokenizer, facts, generation)
 
 

@@ -45,10 +45,8 @@ def read_dictionaries(
     ids = [_read(path) for path in paths]
     for path, numbers, size in zip((paths[0], paths[-1]), (ids[0], ids[-1]), sizes, strict=True):
         if (entries := max(numbers.values()) + 1) != size:
-            raise UserError(
-                f"{path} has {entries:,} entries, the {len(SPECIAL_TOKENS)} special ones counted, and {checkpoint}"
-                f" embeddings of {size:,}: {_ADVICE}"
-            )
+            counts = f"{entries:,} entries, the {len(SPECIAL_TOKENS)} special ones counted"
+            raise UserError(f"{path} has {counts}, and {checkpoint} embeddings of {size:,}: {_ADVICE}")
     return ids[0], ids[-1]
 
 
@@ -79,10 +77,9 @@ def read_tokenizer(
     segmentation = codes or _first(checkpoint, _CODES if settings.get("bpe") != "sentencepiece" else ())
     segmentation = segmentation or _first(checkpoint, _MODELS)
     if segmentation is None and any(map(_has_parts_of_words, dictionaries)):
-        raise UserError(
-            f"the dictionaries of {checkpoint} hold parts of words, and there is no {_CODES[0]} or {_MODELS[0]} beside"
-            " it: give --bpe-codes FILE, the merges of subword-nmt or fastBPE or the model of SentencePiece"
-        )
+        problem = f"hold parts of words, and there is no {_CODES[0]} or {_MODELS[0]} beside it"
+        fix = "give --bpe-codes FILE, the merges of subword-nmt or fastBPE or the model of SentencePiece"
+        raise UserError(f"the dictionaries of {checkpoint} {problem}: {fix}")
     sides = dictionaries[:1] if dictionaries[0] == dictionaries[1] else dictionaries
     if segmentation is None:
         backends = [word_backend(ids) for ids in sides]

@@ -94,11 +94,8 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Return all arrays of an `.npz` file by name, without running pickled code."""
     with np.load(path, allow_pickle=False) as archive:
         arrays = {} if is_compressed(path) else {name: archive[name] for name in archive.files}
-    packed = [
-        name
-        for name, array in arrays.items()
-        if not name.startswith("special:") and array.dtype not in (np.float32, np.float16, np.float64)
-    ]
+    plain = (np.float32, np.float16, np.float64)
+    packed = [name for name, array in arrays.items() if name[:8] != "special:" and array.dtype not in plain]
     if packed or not arrays:
         problem = f"holds {packed[0]!r:.200}, packed or quantised" if packed else "is compressed or empty"
         raise UserError(f"{path} {problem}: give the model as Marian's training writes it, in float32")
@@ -110,9 +107,8 @@ def _check(settings: dict[str, Any], arrays: dict[str, np.ndarray], path: Path) 
 
     def check(name: str, is_right: bool, rule: Any) -> None:
         if not is_right:
-            raise UserError(
-                f"{path} has {name} {settings.get(name)!r:.200}, which has no counterpart here: only {rule}"
-            )
+            value = f"{settings.get(name)!r:.200}"
+            raise UserError(f"{path} has {name} {value}, which has no counterpart here: only {rule}")
 
     rows = [len(arrays[name]) for name in _matrices(settings)[:2]]
     check("dim-vocabs", settings.get("dim-vocabs") == rows, f"{rows}, the rows of its embeddings")
@@ -184,9 +180,7 @@ def _matrices(settings: dict[str, Any]) -> tuple[str, str, str]:
 
 def _weights(arrays: dict[str, np.ndarray], config: VaswaniConfig, settings: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return the weights under our names; what the configuration does not describe stays under Marian's."""
-    theirs = {
-        name: torch.from_numpy(array).float() for name, array in arrays.items() if not name.startswith("special:")
-    }
+    theirs = {name: torch.from_numpy(array).float() for name, array in arrays.items() if name[:8] != "special:"}
     weights = {}
     for ours, (name, kind) in stack_parameters(config, settings["type"]).items():
         if name in theirs:

@@ -49,10 +49,9 @@ def find_vocabularies(
         paths = tuple(model.parent / Path(str(name)).name for name in names)  # of another machine's paths
     if len(paths) not in (1, 2) or not all(path.is_file() for path in paths):
         missing = ", ".join(path.name for path in paths if not path.is_file())
-        raise UserError(
-            f"the vocabularies of {model.name} are not beside it ({missing or 'no decoder.yml names one or two'}):"
-            " give --vocabulary FILE, or --vocabulary SOURCE TARGET"
-        )
+        problem = f"are not beside it ({missing or 'no decoder.yml names one or two'})"
+        fix = "give --vocabulary FILE, or --vocabulary SOURCE TARGET"
+        raise UserError(f"the vocabularies of {model.name} {problem}: {fix}")
     sizes = settings["dim-vocabs"]
     source, target = map(_read, (paths[0], paths[-1]), sizes, (max(sizes),) * 2, _SEGMENTERS)
     return source, target

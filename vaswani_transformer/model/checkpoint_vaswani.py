@@ -53,9 +53,7 @@ class VaswaniCheckpointMixin:
         if state_dict is None and checkpoint_files and next(model.parameters()).is_meta:
             for file in set(((load_config.sharded_metadata or {}).get("weight_map") or {}).values()):
                 if not isinstance(file, str) or Path(file).name != file or "\\" in file:
-                    raise ValueError(
-                        f"the weight index names {file!r:.200}: it must be a file in the index's own folder"
-                    )
+                    raise ValueError(f"the weight index names {file!r:.200}: it must be a file in the index's folder")
             types = None if load_config.is_quantized else WEIGHT_TYPES
             check_weights(checkpoint_files, model, types)
         parent = super(VaswaniCheckpointMixin, type(model))

@@ -88,11 +88,7 @@ class IncrementalDecoder:
         self.activation: str = model.config.activation_function
 
     def read_source(
-        self,
-        states: torch.Tensor,
-        mask: torch.Tensor | None,
-        cache: "DecodingCache",
-        places: list[int] | None = None,
+        self, states: torch.Tensor, mask: torch.Tensor | None, cache: "DecodingCache", places: list[int] | None = None
     ) -> None:
         """Project the encoder's output, `(sentences, source_length, d_model)`, for all steps.
 

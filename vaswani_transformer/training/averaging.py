@@ -42,10 +42,8 @@ def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor
     for folder, others in zip(folders[1:], shapes[1:], strict=True):
         if different := sorted(name for name in shapes[0] | others if shapes[0].get(name) != others.get(name)):
             name = different[0]
-            raise UserError(
-                f"{folder} and {folders[0]} are not of one model: {name} has the shapes {others.get(name)} and"
-                f" {shapes[0].get(name)}"
-            )
+            both = f"{others.get(name)} and {shapes[0].get(name)}"
+            raise UserError(f"{folder} and {folders[0]} are not of one model: {name} has the shapes {both}")
     average = {}
     for name in sorted(shapes[0]):
         first = files[0].get_tensor(name)

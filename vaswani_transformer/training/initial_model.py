@@ -72,9 +72,8 @@ def model_of_folder(recipe: Recipe, folder: str | Path, weights: bool = True) ->
         if getattr(recipe, name) is not None:
             setattr(config, name, getattr(recipe, name))
     if config.position_encoding == "learned" and recipe.max_length > config.max_position_embeddings:
-        raise UserError(
-            f"max_length is {recipe.max_length} and {folder} has learned {config.max_position_embeddings} positions"
-        )
+        learned = f"{folder} has learned {config.max_position_embeddings} positions"
+        raise UserError(f"max_length is {recipe.max_length} and {learned}")
     set_seed(recipe.seed)
     model = VaswaniForConditionalGeneration(config)
     if weights:

@@ -122,10 +122,8 @@ def join_process_group(recipe: Recipe) -> None:
         os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
     state = PartialState(cpu=on_cpu(), timeout=timedelta(seconds=recipe.ddp_timeout))  # the Trainer finds it made
     if os.environ.get("WORLD_SIZE", str(state.num_processes)) != str(state.num_processes):
-        raise UserError(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and this process is alone: set LOCAL_RANK too, or start with"
-            " accelerate launch or torchrun"
-        )
+        fix = "set LOCAL_RANK too, or start with accelerate launch or torchrun"
+        raise UserError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and this process is alone: {fix}")
 
 
 def reporters(names: str) -> list[str]:
@@ -193,10 +191,8 @@ def is_padding_free(recipe: Recipe, config: VaswaniConfig, arguments: VaswaniTra
         return is_quick and recipe.attention == AUTO and config.attention_window is None
     # On another GPU sentences would be padded to max_length each.
     if recipe.padding_free and (config.attention_window is not None or not (is_quick or states.is_cpu)):
-        raise UserError(
-            "padding_free takes a GPU of compute capability 8.0 with bf16 or fp16, equal d_k and d_v in multiples of 8"
-            " up to 256, no attention_dropout and no attention_window: leave it out"
-        )
+        needs = "a GPU of compute capability 8.0 with bf16 or fp16, equal d_k and d_v in multiples of 8 up to 256"
+        raise UserError(f"padding_free takes {needs}, no attention_dropout and no attention_window: leave it out")
     return recipe.padding_free
 
 

@@ -72,10 +72,8 @@ def check_output(recipe: Recipe) -> Path | None:
         if not (changes := _changed_settings(recipe, checkpoints / RECIPE)):
             return checkpoint
         if not recipe.overwrite:
-            raise UserError(
-                f"{folder} holds an interrupted training with other settings ({', '.join(changes)}): give the same ones"
-                " to resume it, another --output, or --overwrite to start again"
-            )
+            fix = "give the same ones to resume it, another --output, or --overwrite to start again"
+            raise UserError(f"{folder} holds an interrupted training with other settings ({', '.join(changes)}): {fix}")
     return None
 
 
@@ -92,9 +90,7 @@ def _changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
         # Fields that are newer than the run had no other value than their default.
         earlier = {field.name: field.default for field in fields(Recipe)} | read_yaml(earlier_recipe)
     now = {name: value for name, value in asdict(recipe).items() if name not in FREE_ON_RESUME}
-    return [
-        f"{name}: {value}, was {earlier[name]!s:.100}" for name, value in sorted(now.items()) if value != earlier[name]
-    ]
+    return [f"{name}: {new}, was {earlier[name]!s:.100}" for name, new in sorted(now.items()) if new != earlier[name]]
 
 
 def _data_sha256(pairs: datasets.Dataset | PreparedPairs) -> str:
@@ -131,10 +127,9 @@ def check_contents(folder: Path, hashes: dict[str, str]) -> None:
     """Refuse to resume on another tokenizer or other data than the run in `folder` started with."""
     earlier = earlier_hashes(folder)
     if changed := [name for name, value in hashes.items() if earlier.get(name) != value]:
-        raise UserError(
-            f"the {' and the '.join(changed)} changed since the interrupted training in {folder} started: restore the"
-            " earlier content to resume it, or give another --output"
-        )
+        problem = f"changed since the interrupted training in {folder} started"
+        fix = "restore the earlier content to resume it, or give another --output"
+        raise UserError(f"the {' and the '.join(changed)} {problem}: {fix}")
 
 
 def claim_output(

@@ -1,16 +1,18 @@
 """Text in, text out, against the model called one sentence at a time."""
 
+import copy
 import io
 import json
 
 import pytest
+from accelerate import cpu_offload, disk_offload
 from conftest import random_ids, tiny_model
 from every_output import END, EVERY_PREFIX, LIMIT, VOCABULARY, every_output, peaked_model
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList
 
-from vaswani_transformer import Translator, train_tokenizer
+from vaswani_transformer import Ensemble, Translator, align, attend, score_pairs, train_tokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.decoding.file_translator import FileTranslator, Layout
 from vaswani_transformer.decoding.output import StreamOutput
@@ -38,6 +40,22 @@ def test_translations_come_in_order_whatever_the_batches(model, tokenizer):
     alone = [next(Translator(model, tokenizer, **options).translate([source])) for source in sources]
     for tokens, window in ((1, 1000), (64, 7), (4096, 1000)):
         assert list(Translator(model, tokenizer, tokens, **options).translate(iter(sources), window)) == alone
+
+
+@pytest.mark.parametrize("way", [cpu_offload, disk_offload])
+def test_a_model_whose_weights_are_offloaded_gives_what_it_gives_whole(model, tokenizer, tmp_path, way):
+    sources, targets = zip(*PAIRS[:3], strict=True)
+    offloaded = copy.deepcopy(model)
+    way(offloaded, **({"offload_dir": tmp_path} if way is disk_offload else {}), execution_device="cpu")
+    assert next(offloaded.parameters()).is_meta
+
+    def everything(model):
+        for beams in (1, 3):
+            yield list(Translator(model, tokenizer, num_beams=beams, max_new_tokens=5).hypotheses(sources))
+        yield score_pairs(Ensemble([model, model]), tokenizer, sources, targets)
+        yield align(model, tokenizer, sources, targets), attend(model, tokenizer, "A dog.").decoder.tolist()
+
+    assert list(everything(offloaded)) == list(everything(model))
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.6}], ids=str)

@@ -99,7 +99,7 @@ class TestPartsAlone:
 
 
 class TestDeviceMap:
-    @pytest.mark.parametrize("share", [0.4, 0.7])
+    @pytest.mark.parametrize("share", [0.01, 0.4, 0.7])
     @pytest.mark.parametrize("changes", VARIANTS, ids=str)
     def test_what_exceeds_the_memory_is_offloaded_to_disk(self, changes, share, tmp_path):
         model, inputs = tiny_model(**changes), inputs_with_padding()

@@ -86,6 +86,15 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
         if padding is not None and not getattr(module.weight, "_is_hf_initialized", False):
             init.zeros_(module.weight[padding])
 
+    @property
+    def device(self) -> torch.device:
+        """Return where the model computes, which is not where weights are kept that accelerate has offloaded."""
+        if (device := super().device).type != "meta":
+            return device
+        hooks = [getattr(module, "_hf_hook", None) for module in self.modules()]
+        devices = [getattr(part, "execution_device", None) for hook in hooks for part in getattr(hook, "hooks", [hook])]
+        return torch.device(next((place for place in devices if place is not None), device))
+
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
@@ -181,9 +190,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
         config, options = self.config, {"past_key_values": past_key_values}
         # A kernel of the Hub, which would take the source's mask for the target's.
         if is_flash_attention_requested(config):
-            raise ValueError(
-                "attn_implementation cannot be flash attention: choose 'sdpa', 'eager' or 'flex_attention'"
-            )
+            raise ValueError("attn_implementation cannot be flash attention: choose sdpa, eager or flex_attention")
         if config.attention_window is not None:
             mask = restricted_mask(config, hidden_states, attention_mask, is_causal, past_key_values)
             if mask is not None:

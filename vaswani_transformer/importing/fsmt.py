@@ -24,8 +24,9 @@ def matches(source: Path) -> bool:
 def read(source: Path) -> Imported:
     """Return the model of a folder."""
     config = folders.config_of(source, FSMTConfig)
-    encoder = (_ENCODER, _DECODER) if config.tie_word_embeddings else (_ENCODER,)
-    ties, weights = folders.renamed(read_weights(source), encoder, (_DECODER, _OUTPUT), (_OUTPUT, _DECODER))
+    tied = (_ENCODER, _DECODER, _OUTPUT) if config.tie_word_embeddings else ()
+    sides = (_ENCODER, *tied), (_DECODER, _OUTPUT, *tied), (_OUTPUT, _DECODER, *tied)
+    ties, weights = folders.renamed(read_weights(source), *sides)
     return Imported(
         VaswaniConfig(
             **folders.shared_settings(config),

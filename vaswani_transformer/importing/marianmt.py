@@ -46,20 +46,17 @@ def read(source: Path, positions: str | None = None) -> Imported:
     config = folders.config_of(source, MarianConfig)
     weights = read_weights(source)
     bias = weights.pop("final_logits_bias", None)
-    shared = ("model.shared.weight", _OUTPUT) if config.share_encoder_decoder_embeddings else ()
-    ties, weights = folders.renamed(
-        weights, (_ENCODER, *shared), (_DECODER, *shared, _OUTPUT), (_OUTPUT, _DECODER, *shared)
-    )
+    shared = ("model.shared.weight", _ENCODER, _DECODER, _OUTPUT) if config.share_encoder_decoder_embeddings else ()
+    sides = (_ENCODER, *shared), (_DECODER, *shared, _OUTPUT), (_OUTPUT, _DECODER, *shared)
+    ties, weights = folders.renamed(weights, *sides)
     if bias is None:
         shares = config.share_encoder_decoder_embeddings
         bias = next(iter(weights.values())).new_zeros(config.vocab_size if shares else config.decoder_vocab_size)
     weights["lm_head.bias"] = bias.flatten().clone()
     if positions == "marian":
         weights["lm_head.bias"][config.pad_token_id] = _NEVER
-    settings = _tokenizer_settings(source)
-    facts = folders.facts_of_folder(
-        source, _TRAINED_BY[positions], [settings.get("source_lang"), settings.get("target_lang")]
-    )
+    languages = map(_tokenizer_settings(source).get, ("source_lang", "target_lang"))
+    facts = folders.facts_of_folder(source, _TRAINED_BY[positions], languages)
     facts.notes = (_NOTES[positions],)
     return Imported(
         VaswaniConfig(
@@ -98,10 +95,8 @@ def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     vocabularies = [folders.read_vocabulary(folder / name) for name in names]
     tokens = {name: _text(settings.get(name)) or default for name, default in _TOKENS.items()}
     if added := sorted(_added_tokens(folder, settings) - vocabularies[0].keys()):
-        raise UserError(
-            f"{folder} has tokens that were added to its tokenizer ({', '.join(added)[:200]}), which are not kept: add"
-            " them to vocab.json and to the SentencePiece models, or import the model without them"
-        )
+        fix = "add them to vocab.json and to the SentencePiece models, or import the model without them"
+        raise UserError(f"{folder} has tokens that were added to its tokenizer ({', '.join(added):.200}): {fix}")
     with reading(folder):
         try:
             files = zip(("source.spm", "target.spm"), vocabularies, strict=True)

@@ -79,9 +79,7 @@ def renamed(
     Raises:
         KeyError: a matrix is missing.
     """
-    matrices = [
-        weights[next((name for name in names if name in weights), names[0])] for names in (encoder, decoder, output)
-    ]
+    matrices = [weights[next(filter(weights.__contains__, names), names[0])] for names in (encoder, decoder, output)]
     tied, shared = torch.equal(matrices[1], matrices[2]), torch.equal(matrices[0], matrices[1])
     computed = [f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")]
     others = {*encoder, *decoder, *output, *computed, "model.shared.weight"}
@@ -101,9 +99,7 @@ def read_vocabulary(path: Path) -> dict[str, int]:
     # Numbers far apart would make a table of as many names.
     is_whole = all(type(number) is int and 0 <= number < 2 * len(numbers) + 100 for number in numbers)
     if not is_whole or not 0 < len(vocabulary) == len(numbers):
-        raise UserError(
-            f"{path} is not a vocabulary, tokens with numbers of their own from 0 on: copy the folder again"
-        )
+        raise UserError(f"{path} is not a vocabulary, of tokens with numbers from 0 on: copy the folder again")
     return vocabulary
 
 

@@ -20,6 +20,10 @@ LAYER_NORM_EPS = {OLD: 1e-6, NEW: 1e-5}
 #: `transformer-ffn-activation`, and what we call it.
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 EOS, UNK, PAD = "</s>", "<unk>", "<pad>"
+# Characters that PyYAML refuses or takes for the end of a line, unlike Marian, and private ones to read in their place.
+_UNREAD = (*range(9), 11, 12, *range(14, 32), *range(127, 160), 0x2028, 0x2029, 0xFFFE, 0xFFFF)
+_STAND_INS = {code: 0xF0000 + code for code in _UNREAD}
+_STOOD_FOR = {0xF0000 + code: code for code in _UNREAD}
 
 
 def stack_parameters(config: VaswaniConfig, type: str) -> dict[str, tuple[str, str]]:
@@ -97,5 +101,5 @@ def read_vocabulary(path: Path) -> list[tuple[str, str]]:
     A key may be there twice. In vocabularies `null`, `1.5` and `yes` are words: no value is built from them.
     Errors as of `read_text`; of any kind for a file of another form.
     """
-    mapping = yaml.compose(read_text(path), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return [(key.value, value.value) for key, value in mapping.value]
+    mapping = yaml.compose(read_text(path).translate(_STAND_INS), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return [(key.value.translate(_STOOD_FOR), value.value) for key, value in mapping.value]

@@ -240,18 +240,15 @@ def test_words_of_a_vocabulary(tmp_path):
     path = changed(tmp_path / "model", "swish-all")
     size = read(path).config.vocab_size - 1
     lines = [
-        "eos: 0",
-        "UNK: 1",
-        "null: 2",
-        "1.50: 3",
-        '"ye\\u00e9 s": 4',
-        "yes: 5",
-        "~: 6",
-        "yes: 7",
-        f"beyond: {size}",
-    ]
-    (tmp_path / "words.yml").write_text("\n".join(lines))
+        "eos: 0", "UNK: 1", "null: 2", "1.50: 3", '"ye\\u00e9 s": 4', "yes: 5", "~: 6", "yes: 7", f"beyond: {size}",
+    ]  # fmt: skip
+    # Characters that other readers of YAML refuse, or end lines at.
+    words = [f"x{chr(code)}{chr(code)}y" for code in (0, 1, 0x1F, 0x7F, 0x80, 0x85, 0x9F, 0x2028, 0x2029, 0xFFFE)]
+    lines += ["'\""[id % 2] + word + "'\""[id % 2] + f": {id}" for id, word in enumerate(words, 8)]
+    lines += [f"{words[5]}z: 18", '"\\x85\\u2028": 19']
+    (tmp_path / "words.yml").write_text("\n".join(lines), encoding="utf-8")
     imported = read(path, tmp_path / "words.yml")
+    assert imported.tokenizer(" ".join([*words, f"{words[5]}z", "\x85\u2028"])).input_ids == [*range(8, 20), 0]
     tokenizer = imported.tokenizer
     assert tokenizer("null  1.50 yes ~ beyond other").input_ids == [2, 3, 5, 6, 1, 1, 0]
     assert (tokenizer.eos_token, tokenizer.unk_token, tokenizer.pad_token_id) == ("eos", "UNK", size)

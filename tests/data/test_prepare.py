@@ -229,9 +229,14 @@ def test_a_start_over_removes_what_was_written_and_nothing_else(recipe, tmp_path
 
 
 def test_nothing_left_and_nonsense_are_refused(recipe, tmp_path):
-    assert "no pair is left after filtering (195 pairs read, 0 kept" in error_of(
+    assert "train data: no pair is left after filtering (195 pairs read, 0 kept" in error_of(
         make, dataclasses.replace(recipe, max_length=2), tmp_path / "p"
     )
+    (tmp_path / "blank").write_text("\n\n")
+    (tmp_path / "empty").write_text("\n\n")
+    blank = {"validation_source": str(tmp_path / "blank"), "validation_target": str(tmp_path / "empty")}
+    blank = dataclasses.replace(recipe, **blank)
+    assert "validation data: no pair is left after filtering (2 pairs" in error_of(make, blank, tmp_path / "q")
     assert "cannot hold validation_size 210" in error_of(
         make, dataclasses.replace(recipe, validation_size=210), tmp_path / "r"
     )

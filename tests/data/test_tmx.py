@@ -112,6 +112,8 @@ def test_a_missing_language_is_named_with_those_that_are_there(tmp_path):
     assert "--source-column" in message and str(path) in message
     assert "'en' and 'es'" in read(data=path, source_column="en", target_column="es")
     assert "empty, no pair" in read(data=memory(tmp_path / "b.tmx"), **GERMAN)
+    path = memory(tmp_path / "c.tmx", *('<tu><tuv xml:lang="en">a</tuv><tuv xml:lang="de-AT">b</tuv></tu>',) * 2)
+    assert "'en' and 'de'; both are there, but without a <seg>, or never in one <tu>" in read(data=path, **GERMAN)
 
 
 def bomb(levels: int = 30) -> str:

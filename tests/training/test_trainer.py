@@ -8,7 +8,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_model
+from conftest import error_of, tiny_model
 from torch.nn.functional import cross_entropy
 from transformers import TrainerCallback
 
@@ -306,6 +306,13 @@ def test_defaults_are_those_of_the_paper(tmp_path):
     assert (arguments.adam_beta1, arguments.adam_beta2, arguments.adam_epsilon) == (0.9, 0.98, 1e-9)
     assert (arguments.label_smoothing_factor, arguments.warmup_steps, arguments.weight_decay) == (0.1, 4000, 0.0)
     assert (arguments.tokens_per_batch, arguments.max_grad_norm, arguments.learning_rate_scale) == (25_000, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("form", [list, lambda pairs: pairs.remove_columns("target_length")])
+def test_a_dataset_of_ones_own_is_told_what_it_lacks(tmp_path, form):
+    arguments = VaswaniTrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_steps=1)
+    trainer = VaswaniTrainer(make_model(), arguments, train_dataset=form(make_pairs(9)))
+    assert "of input_ids, labels, source_length, target_length, as tokenize_pairs makes it" in error_of(trainer.train)
 
 
 def test_bf16(tmp_path):

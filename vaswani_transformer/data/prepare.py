@@ -244,7 +244,7 @@ class _ShardWriter:
 def _write_index(folder: Path, part: str, shards: list[dict[str, Any]], limits: dict) -> dict:
     """Write the lengths of all pairs of a part into one file; return the part's entry in the manifest."""
     status = np.sum([shard["status"] for shard in shards], 0)
-    counts = FilterCounts.of(status, limits["max_length"], limits["max_length_ratio"])
+    counts = FilterCounts.of(f"{part} data", status, limits["max_length"], limits["max_length_ratio"])
     lengths, path = np.concatenate([shard["lengths"] for shard in shards], 1), folder / index_name(part)
     with written_whole(path) as new, new.open("wb") as file:
         np.save(file, lengths)

@@ -124,10 +124,11 @@ def read_tmx(path: Path, languages: tuple[str, str]) -> Iterator[tuple[str, str]
         check_unchanged(path, stamp)
     if reader.units and not pairs:
         source, target = languages
-        raise UserError(
-            f"{path}: no unit has segments in both {source!r} and {target!r}; the languages are:"
-            f" {', '.join(sorted(reader.found_languages)):.400}; name them by --source-column and --target-column"
-        )
+        fix = f"the languages are: {', '.join(sorted(reader.found_languages)):.400}; name them by --source-column and"
+        fix += " --target-column"
+        if all(any(matches(language, name) for language in reader.found_languages) for name in languages):
+            fix = "both are there, but without a <seg>, or never in one <tu>"
+        raise UserError(f"{path}: no unit has segments in both {source!r} and {target!r}; {fix}")
     if pairs < reader.units:
         missing = f"{reader.units - pairs:,} of {reader.units:,} units"
         logger.info("%s: %s have no segments in both %s and %s: dropped", path, missing, *languages)

@@ -24,7 +24,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..data.batching import PackedCollator, PairCollator, TokenBatchSampler, packed_size
-from ..data.tokenized_pairs import pair_lengths
+from ..data.tokenized_pairs import TOKEN_FEATURES, pair_lengths
 from ..distributed import over_processes
 from ..errors import UserError, reading
 from ..files import publish, unfinished
@@ -136,9 +136,11 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     @cached_property
     def _lengths(self) -> Sequence:
-        if isinstance(self.train_dataset, datasets.Dataset):
-            return pair_lengths(self.train_dataset)
-        return self.train_dataset.lengths  # as `PreparedPairs` have them, memory-mapped
+        pairs, names = self.train_dataset, ", ".join(TOKEN_FEATURES)
+        is_table = isinstance(pairs, datasets.Dataset) and set(TOKEN_FEATURES) <= set(pairs.column_names)
+        if not is_table and not hasattr(pairs, "lengths"):  # which `PreparedPairs` have, memory-mapped
+            raise UserError(f"train_dataset must be a datasets.Dataset of {names}, as tokenize_pairs makes it")
+        return pair_lengths(pairs) if is_table else pairs.lengths
 
     @cached_property
     def longest_sentence(self) -> int:

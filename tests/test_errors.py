@@ -3,11 +3,16 @@
 import errno
 import json
 
+import datasets
 import pytest
 from conftest import error_of
+from pair_files import write
 
 from vaswani_transformer import VaswaniConfig
+from vaswani_transformer.cli.main import main
 from vaswani_transformer.errors import UserError, one_line, reading
+
+LARGE = datasets.Value("large_string")
 
 
 def read(path, body):
@@ -39,6 +44,22 @@ def test_errors_that_are_not_about_the_file_pass(error):
     with pytest.raises(type(error)) as caught:
         read("a.txt", lambda: fail(error))
     assert caught.value is error
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "saved"])
+@pytest.mark.parametrize("place", ["file", "file/deeper", "/proc/none"])
+def test_a_cache_that_cannot_be_written_is_not_the_texts_fault(tmp_path, monkeypatch, capsys, kind, place):
+    cache, text = str(write(tmp_path / "file", "").parent / place), tmp_path / f"text.{kind}"
+    pairs = datasets.Dataset.from_dict({"source": ["a dog"] * 3, "target": ["Hund"] * 3}).cast_column("source", LARGE)
+    {"csv": pairs.to_csv, "parquet": pairs.to_parquet, "saved": pairs.save_to_disk}[kind](text)
+    monkeypatch.setenv("HF_DATASETS_CACHE", cache)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    recipe = write(tmp_path / "recipe.yaml", f"train_data: {text}\nvalidation_size: 1\n")
+    assert main(["prepare", str(recipe), "--output", str(tmp_path / "out")]) == 1
+    message = capsys.readouterr().err
+    assert f"({cache}" in message and "set HF_HOME or HF_DATASETS_CACHE" in message and str(text) not in message
+    monkeypatch.setenv("HF_HOME", str(tmp_path))  # a file there that the user has named is the user's
+    assert error_of(read, tmp_path, (tmp_path / "a").read_text) == f"{tmp_path}: No such file or directory"
 
 
 def test_a_configuration_says_which_rule_it_breaks():

@@ -2,8 +2,10 @@
 
 import contextlib
 import errno
+import os
 from collections.abc import Iterable, Iterator
 from os import PathLike
+from pathlib import Path
 
 # The machine's troubles, which another file would not cure: `main` reports them with status 1.
 _OF_THE_MACHINE = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -24,13 +26,14 @@ def reading(path: str | PathLike) -> Iterator[None]:
 
     Raises:
         UserError: `PATH: REASON`, where the reason is the library's own, on one line. A `UserError` of the body passes
-            through unchanged, as do an interruption and the machine's own troubles (memory, a full or failing disk).
+            through unchanged, as do an interruption and the machine's own troubles (memory, a full or failing disk, a
+            cache that cannot be written).
     """
     try:
         yield
     except BaseException as error:
         passes = isinstance(error, UserError | MemoryError) or getattr(error, "errno", None) in _OF_THE_MACHINE
-        if passes or not (isinstance(error, Exception) or is_panic(error)):
+        if passes or is_of_cache(error, str(path)) or not (isinstance(error, Exception) or is_panic(error)):
             raise
         reason = getattr(error, "strerror", None)
         if not reason:  # a store's own error has the name alone
@@ -50,6 +53,15 @@ def texts_in(texts: str | Iterable[str], what: str = "text", first: int = 1) -> 
         if not isinstance(text, str):
             raise UserError(f"{what} {number} is {text!r:.60}, not text: give strings, of a dataset one column")
     return texts
+
+
+def is_of_cache(error: BaseException, path: str = "") -> bool:
+    """Return whether, while `path` was read, a library could not open or make a file or folder of its cache."""
+    names = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "XDG_CACHE_HOME")
+    caches = [Path(name).expanduser() for name in (*filter(None, map(os.environ.get, names)), "~/.cache")]
+    file = Path(str(getattr(error, "filename", None) or path))
+    related = (cache for cache in caches if file.is_relative_to(cache) or cache.is_relative_to(file))
+    return any(str(cache) not in path and str(file) not in path for cache in related)
 
 
 def is_panic(error: BaseException) -> bool:

@@ -4,6 +4,7 @@ A URL such as `s3://bucket/folder` is a path as well, of universal_pathlib, whic
 """
 
 import contextlib
+import glob
 import hashlib
 import os
 import shutil
@@ -120,7 +121,7 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
 
 def remove_leftovers(folder: Path, name: str = "") -> None:
     """Remove what interrupted writes left in a folder, all of it or that of one name."""
-    for path in folder.glob(f"{WRITING}{name}*"):
+    for path in folder.glob(f"{WRITING}{glob.escape(name)}*"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -7,6 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import error_of
+from datasets import Dataset
+from datasets.table import InMemoryTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pair_files import GERMAN, PAIRS, REVERSED, SWAPPED, read, rows, write, write_two
@@ -73,9 +75,12 @@ def test_invalid_utf8_is_reported_with_file_line_and_byte_offset(tmp_path, suffi
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.TSV"])
-@pytest.mark.parametrize("header", ["", "source\ttarget\n", "source\ttarget\tid\n"])
+@pytest.mark.parametrize(
+    "header", ["", "source\ttarget\n", "source\ttarget\tid\n", "SOURCE\tTarget\r\n", "da\tnb-NO\n"]
+)
 def test_tsv_needs_no_header_keeps_lone_quotes_and_can_be_reversed(tmp_path, name, header):
-    path = write(tmp_path / name, header + "".join(f"{s}\t{t}\t7\r\n" for s, t in PAIRS))
+    end = "\t7\r\n" if "id" in header else "\r\n"
+    path = write(tmp_path / name, header + "".join(f"{s}\t{t}{end}" for s, t in PAIRS))
     assert read(data=path) == PAIRS
     assert read(data=path, **REVERSED) == SWAPPED
 
@@ -88,9 +93,24 @@ def test_tsv_columns_are_found_by_the_header(tmp_path):
     assert f"{path}, line 1: several columns 'target'" in read(data=path)
 
 
+@pytest.mark.parametrize("header", ["", "key\tEnglish\tkey\tGerman\n"])
+def test_of_more_than_two_columns_without_names_none_are_guessed(tmp_path, header):
+    path = write(tmp_path / "a.tsv", header + "".join(f"17\t{s}\t18\t{t}\n" for s, t in PAIRS))
+    message = read(data=path)
+    columns = "key, English, key, German" if header else "17, a dog runs, 18, ein Hund läuft"
+    assert f"{path}, line 1: no column 'source'; the columns are: {columns}; name two by --source-column" in message
+    assert read(data=path, source_column="4", target_column="2") == SWAPPED
+    assert "no column '5'; the columns are: 1, 2, 3, 4;" in read(data=path, source_column="2", target_column="5")
+    path = write(tmp_path / "b.tsv", "a\tb\nc\td\te\n")
+    assert f"{path}, line 2: 3 field(s) and not 2" in read(data=path)
+
+
 def test_csv_has_quoting_and_words_like_null_stay_text(tmp_path):
-    path = write(tmp_path / "a.csv.gz", 'id,source,target\n1,"one, ""two""","a\nb"\n\n2,NA,null\n3,,1.50\n')
-    expected = [('one, "two"', "a\nb"), ("NA", "null"), ("", "1.50")]
+    long = "x" * 200_000  # more than Python's own limit for a field
+    path = write(
+        tmp_path / "a.csv.gz", f'id,source,target\n1,"one, ""two""","a\nb"\n\n2,NA,null\n3,,1.50\n4,{long},a\n'
+    )
+    expected = [('one, "two"', "a\nb"), ("NA", "null"), ("", "1.50"), (long, "a")]
     assert read(data=path) == expected
     assert read(data=path, **REVERSED) == [(t, s) for s, t in expected]
 
@@ -137,10 +157,23 @@ def test_a_table_that_is_not_pairs_of_strings_is_refused(tmp_path, name, content
     assert isinstance(answer, str) and message in answer and str(path) in answer
 
 
-def test_parquet_may_hold_large_strings_and_no_nulls(tmp_path):
+@pytest.mark.parametrize("type", ["string", "large_string", "string_view", "dictionary", "dictionary of large_string"])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", ["parquet", "saved"])
+def test_strings_of_every_type_of_arrow_are_text(tmp_path, type, nested, kind):
+    sides = [pa.array(side, type.split()[-1].replace("dictionary", "string")) for side in zip(*PAIRS, strict=True)]
+    sides = [side.dictionary_encode() if type.startswith("dictionary") else side for side in sides]
+    table = pa.table(sides, ["en", "de"])
+    table = pa.table({"translation": table.to_struct_array(), "id": [1, 2, 3]}) if nested else table
+    path = tmp_path / f"a.{kind}"
+    pq.write_table(table, path) if kind == "parquet" else Dataset(InMemoryTable(table)).save_to_disk(path)
+    files = list(tmp_path.rglob("*"))
+    assert read(data=path, **GERMAN) == PAIRS
+    assert list(tmp_path.rglob("*")) == files  # nothing is written beside them
+
+
+def test_parquet_may_not_hold_nulls(tmp_path):
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.table([pa.array(side, pa.large_string()) for side in zip(*PAIRS, strict=True)], ["a", "b"]), path)
-    assert read(data=path, source_column="a", target_column="b") == PAIRS
     pq.write_table(pa.table({"source": ["a", "b", None], "target": ["a", "b", "c"], "id": [1, 2, 3]}), path)
     assert f"{path}: 'source' is null in row 3" in read(data=path)
     assert "not text" in error_of(load_pairs, data=path, source_column="id")
@@ -148,14 +181,12 @@ def test_parquet_may_hold_large_strings_and_no_nulls(tmp_path):
 
 @pytest.mark.parametrize("kind", ["parquet", "saved"])
 def test_strings_that_are_not_utf8_are_refused(tmp_path, kind):
-    import datasets
-
     bad = pa.array([b"a", b"\xff\xfe", b"c"], pa.binary()).view(pa.string())
     table = pa.table({"source": bad, "target": ["a", "b", "c"]})
     path = tmp_path / ("a.parquet" if kind == "parquet" else "saved")
     if kind == "parquet":
         pq.write_table(table, path)
     else:
-        datasets.Dataset(datasets.table.InMemoryTable(table)).save_to_disk(path)
+        Dataset(InMemoryTable(table)).save_to_disk(path)
     message = read(data=path)
     assert str(path) in message and "UTF8" in message

@@ -67,11 +67,16 @@ def write_shards(folder, kind, parts):
 PARTS = [PAIRS[:2], PAIRS[2:], [("four", "vier"), ("five", "fünf")]]
 
 
+@pytest.mark.parametrize("name", ["plain", "pairs [2024] {a,b}", "wh?t*", "[!x]]"])
 @pytest.mark.parametrize("kind", ["txt", "parquet", "tsv", "jsonl.gz"])
-def test_shards_are_read_in_the_order_of_their_names(tmp_path, kind):
-    arguments = write_shards(tmp_path, kind, PARTS)
-    assert read(**arguments) == [pair for part in PARTS for pair in part]
+def test_shards_are_read_in_the_order_of_their_names(tmp_path, kind, name):
+    (tmp_path / name).mkdir()
+    arguments = write_shards(tmp_path / name, kind, PARTS)
+    expected = [pair for part in PARTS for pair in part]
+    assert read(**arguments) == expected
     assert len(pair_source(**arguments).files) == (6 if kind == "txt" else 3)
+    if kind != "txt":
+        assert read(**arguments | {"data": tmp_path / name}) == expected
 
 
 def test_shards_that_do_not_pair_match_or_agree_are_refused(tmp_path):

@@ -16,7 +16,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from .. import __version__
 from ..distributed import is_launched, reports_error
-from ..errors import UserError, is_panic, one_line, shortened
+from ..errors import UserError, is_of_cache, is_panic, one_line, shortened
 from ..output_folder import is_first_process
 
 EXIT_FAILURE, EXIT_USAGE = 1, 2
@@ -93,7 +93,8 @@ def _explain(error: BaseException) -> str:
         return f"the tokenizer failed on a text ({one_line(error)}): change the rules in tokenizer.json, or the text"
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
-        fix = ": free some space and run the same command again" if error.errno in _DISK_FULL else ""
+        fix = ": set HF_HOME or HF_DATASETS_CACHE to a folder that can be written" if is_of_cache(error) else ""
+        fix = ": free some space and run the same command again" if error.errno in _DISK_FULL else fix
         return f"{error.strerror or error}{where}{fix}"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAlloc" in str(error):
         return (

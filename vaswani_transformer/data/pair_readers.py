@@ -4,8 +4,11 @@ JSON, Parquet and everything else is read by `datasets` (`parallel_text`), which
 """
 
 import csv
+import locale
+import logging
+import re
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ from ..errors import UserError, reading
 from ..files import to_path
 from .text_files import LONGEST_LINE, read_lines
 from .tmx import read_tmx
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_COLUMNS = ("source", "target")
 PAIR_FEATURES = datasets.Features(dict.fromkeys(DEFAULT_COLUMNS, datasets.Value("string")))
@@ -44,23 +49,54 @@ def _read_table(path: Path, columns: tuple[str, str]) -> Pairs:
     with reading(path):
         for number, fields in enumerate(filter(None, rows), 1):
             if number == 1:
-                is_header = is_csv or set(columns) <= set(fields)
-                names = list(DEFAULT_COLUMNS) if not is_header and set(columns) == set(DEFAULT_COLUMNS) else fields
+                names, is_header = _header(fields, columns, is_csv)
                 source, target = (column_position(column, names, f"{path}, line 1") for column in columns)
-                least = len(fields) if is_csv else max(source, target) + 1
+                is_exact = is_csv or not (is_header or columns[0].isdecimal())
+                least = len(fields) if is_exact else max(source, target) + 1
                 if is_header:
+                    logger.info("%s: line 1 names the columns: %.200s", path, ", ".join(fields))
                     continue
-            if len(fields) < least or (is_csv and len(fields) > least):
-                counts = f"{len(fields)} field(s) and not {least}{' or more' * (not is_csv)}"
+            if len(fields) < least or (is_exact and len(fields) > least):
+                counts = f"{len(fields)} field(s) and not {least}{' or more' * (not is_exact)}"
                 raise UserError(f"{path}, {'row' if is_csv else 'line'} {number}: {counts}; give it both sides")
             yield fields[source], fields[target]
+
+
+def _header(fields: list[str], columns: tuple[str, str], is_csv: bool) -> tuple[list[str], bool]:
+    """Return the names of a table's columns, and whether its first row, `fields`, holds names and not a pair.
+
+    Unless others are asked for, which may be numbers in TSV, two columns are source and target. More of them without
+    these names keep those of the row, which then lack what was asked for: any two would be a guess.
+    """
+    lowered = [field.strip(" \"'").lower() for field in fields]
+    if set(columns) <= set(fields) or set(columns) <= set(lowered):
+        return (fields if set(columns) <= set(fields) else lowered), True
+    if set(columns) == set(DEFAULT_COLUMNS) and len(fields) == 2:
+        names = list(DEFAULT_COLUMNS)
+    elif not is_csv and all(column.isdecimal() for column in columns):
+        names = [str(number) for number in range(1, len(fields) + 1)]
+    else:
+        return fields, True
+    chosen = [re.split("[-_]", lowered[names.index(column)])[0] for column in columns if column in names]
+    is_header = _words_of_headers().issuperset(chosen)
+    return (names, is_header) if is_header or not is_csv else (fields, True)
+
+
+@cache
+def _words_of_headers() -> set[str]:
+    """Return what columns may be called, in lower case: codes of languages (ISO 639-1, -3), and some English names."""
+    from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES  # such as deu_Latn
+
+    aliases = (re.split(r"[._@]", alias)[0] for alias in locale.locale_alias)
+    return {"src", "tgt", "trg", *aliases, *(code[:3] for code in FAIRSEQ_LANGUAGE_CODES)}
 
 
 def column_position(column: str, available: list[str], where: str) -> int:
     """Return the index of a column among those of `where`, which must have it once."""
     if available.count(column) != 1:
-        number = "several columns" if column in available else "no column"
-        raise UserError(f"{where}: {number} {column!r}; the columns are: {', '.join(available):.200}")
+        number, names = "several columns" if column in available else "no column", [name[:40] for name in available]
+        fix = "name two by --source-column and --target-column, those of TSV without a header by their numbers"
+        raise UserError(f"{where}: {number} {column!r}; the columns are: {', '.join(names):.300}; {fix}")
     return available.index(column)
 
 

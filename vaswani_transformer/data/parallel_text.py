@@ -22,7 +22,7 @@ from ..files import is_local, to_path
 from .pair_readers import DEFAULT_COLUMNS, PAIR_FEATURES, UNDECODED, PairsBuilder, column_position
 from .text_files import LONGEST_LINE, check_on_disk, file_stamp, home_path
 
-CACHE_VERSION = 2  # part of every cache key: raise it when the meaning of the cached rows changes
+CACHE_VERSION = 3  # part of every cache key: raise it when the meaning of the cached rows changes
 _OWN = (".tsv", ".csv", ".tmx")
 _BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of `datasets`, by suffix
 FORMATS = (*_OWN, *_BUILDERS)
@@ -97,7 +97,9 @@ def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str)
         column_position(column, dataset.column_names, where)
         kind, values, problem = dataset.features[column], dataset.data.column(column), None
         pa.table({column: values}).validate(full=True)  # else text that is not UTF-8 is found late, by a crash at worst
-        if getattr(kind, "dtype", None) not in ("string", "large_string"):
+        if pa.types.is_string_view(values.type):
+            values = values.cast(pa.large_string())  # whose lengths pyarrow can compute
+        if getattr(kind, "dtype", None) not in ("string", "large_string", "string_view"):
             problem = f"is {kind}, not text"
         elif values.null_count:
             problem = f"is null in row {values.is_null().index(True).as_py() + 1}"
@@ -106,7 +108,16 @@ def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str)
         if problem:
             raise UserError(f"{where}: {column!r} {problem}")
     dataset = dataset.select_columns(list(columns)).rename_columns(dict(zip(columns, DEFAULT_COLUMNS, strict=True)))
-    return dataset if dataset.features == PAIR_FEATURES else dataset.cast(PAIR_FEATURES)
+    if dataset.features == PAIR_FEATURES:
+        return dataset
+    return dataset.cast(PAIR_FEATURES, cache_file_name=cache_file(f"{dataset._fingerprint}-strings"))
+
+
+def cache_file(key: str) -> str:
+    """Return the file of what is cached under a key: not beside the input, where it would be by default."""
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "vaswani_transformer"
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder / f"{key}.arrow")
 
 
 def pairs_of(dataset: datasets.Dataset) -> Iterator[tuple[str, str]]:
@@ -174,17 +185,17 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
         return PairSource(str(folder), "saved", split, columns, files=files)
     if config is None and not (card.is_file() and "\nconfigs:" in card.read_text("utf-8", "replace")):
         with _loading(str(folder)):
-            patterns = datasets.data_files.get_data_patterns(str(folder))
-            named = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=str(folder))
-        shards = {
-            str(name): [(Path(path),) for path in paths if suffix(path) in FORMATS] for name, paths in named.items()
-        }
+            patterns = datasets.data_files.get_data_patterns(base := glob.escape(str(folder)))
+            named = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=base)
+        shards = {str(key): [(Path(path),) for path in named[key] if suffix(path) in FORMATS] for key in named}
         shards = {name: paths for name, paths in shards.items() if paths}
         kinds = sorted({suffix(path.name) for paths in shards.values() for (path,) in paths})
         if len(kinds) > 1:  # `datasets` would take those of one
             raise UserError(f"{folder} holds files of several formats ({', '.join(kinds)}); name those of one")
         if kinds:
             return _of_files(str(folder), kinds[0], columns, shards, split)
+    if glob.has_magic(str(folder)):
+        raise UserError(f"{folder}: rename it, since `datasets` would take *, ? and [ in its name for a pattern")
     return PairSource(str(folder), str(folder), split, columns, config=config, files=files)
 
 
@@ -209,7 +220,9 @@ def find_shards(name: str | Path) -> list[Path]:
         if not glob.has_magic(str(name)) or path.exists():
             return [path]
         if is_local(path):
-            matches = [match for match in map(Path, glob.glob(str(path))) if match.is_file()]  # noqa: PTH207
+            there = next(parent for parent in path.parents if parent.exists())  # whose name is no pattern
+            pattern = Path(glob.escape(str(there)), path.relative_to(there))
+            matches = [match for match in map(Path, glob.glob(str(pattern))) if match.is_file()]  # noqa: PTH207
         else:
             listed = path.fs.glob(path.path, detail=True)
             matches = [to_path(path.fs.unstrip_protocol(name)) for name in listed if listed[name]["type"] == "file"]
@@ -260,7 +273,8 @@ def load_pairs(
         target: the translations, line for line.
         data: a ``.tsv``, ``.csv``, ``.json(l)`` or ``.tmx`` file, plain or ``.gz``, a ``.parquet`` file, a folder (from
             ``save_to_disk``, or of data files) or a dataset on the Hub. TSV has no quoting, and its first row is a
-            header only if it holds both column names; otherwise the fields are source and target. CSV has both.
+            header only if it holds both column names or two languages; else its columns are named by their numbers,
+            and two are source and target. CSV has both.
         config: configuration of the Hub dataset or folder, such as ``"de-en"``.
         split: split of the Hub dataset or folder, also a slice such as ``"train[:1000]"``. A file has "train" alone.
         source_column: column with the source text, its key within a ``translation`` column, or its language in a TMX
@@ -276,8 +290,6 @@ def load_pairs(
 def held_out_rows(number: int, size: int, seed: int) -> np.ndarray:
     """Return which of `number` pairs are held out for validation: `size` rows at random, sorted."""
     if not 0 < size < number:
-        raise UserError(
-            f"cannot hold validation_size {size} pairs out of {number} training pairs: give validation data, or another"
-            " validation_size"
-        )
+        fix = "give validation data, or another validation_size"
+        raise UserError(f"cannot hold validation_size {size} pairs out of {number} training pairs: {fix}")
     return np.sort(np.random.default_rng(seed).choice(number, size, replace=False, shuffle=False))

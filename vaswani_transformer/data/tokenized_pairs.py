@@ -4,14 +4,13 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 
 from ..errors import UserError
-from .parallel_text import CACHE_VERSION
+from .parallel_text import CACHE_VERSION, cache_file
 from .tokenization import SIDES, encoder, tokenizer_state
 
 TOKEN_FEATURES = datasets.Features(
@@ -37,11 +36,11 @@ class FilterCounts:
     max_length_ratio: float | None  # of token counts without </s>; None or 0: no limit
 
     @classmethod
-    def of(cls, status: Sequence[int], max_length: int, max_length_ratio: float | None) -> "FilterCounts":
+    def of(cls, doing: str, status: Sequence[int], *limits: int | float | None) -> "FilterCounts":
         """Return the counts of a filter from the number of pairs of each status; raise `UserError` if none is kept."""
-        counts = cls(int(sum(status)), *map(int, status), max_length, max_length_ratio)
+        counts = cls(int(sum(status)), *map(int, status), *limits)
         if not counts.kept:
-            raise UserError(f"no pair is left after filtering ({counts}); check the files or raise the limits")
+            raise UserError(f"{doing}: no pair is left after filtering ({counts}); check the files or raise the limits")
         return counts
 
     def __str__(self) -> str:
@@ -108,7 +107,7 @@ def tokenize_pairs(
         tokenizer: transformers tokenizer that appends ``</s>`` to every text.
         max_length: most tokens of a side, ``</s>`` included; longer pairs are dropped, never truncated.
         max_length_ratio: most tokens of a side per token of the other, without ``</s>``; None or 0: no limit.
-        description: label of the progress bar.
+        description: label of the progress bar, and of the error if no pair is left.
 
     Returns:
         The memory-mapped dataset with the columns ``input_ids`` and ``labels`` (lists of int32), ``source_length`` and
@@ -121,15 +120,12 @@ def tokenize_pairs(
     # Not the fingerprint of `datasets`, which changes with the padding that an earlier call has left in the tokenizer.
     key = [CACHE_VERSION, pairs._fingerprint, tokenizer_state(tokenizer), max_length, max_length_ratio or 0.0]
     key = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-    # Not beside the input, where `map` would put it: a folder from save_to_disk may be read-only.
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "vaswani_transformer"
-    folder.mkdir(parents=True, exist_ok=True)
     tokenized = pairs.map(
         encode, batched=True, features=_FEATURES, remove_columns=pairs.column_names, desc=description,
-        new_fingerprint=key, cache_file_name=str(folder / f"{key}.arrow"),
+        new_fingerprint=key, cache_file_name=cache_file(key),
     )  # fmt: skip
     status = tokenized.data.column("status").to_numpy() if len(pairs) else np.zeros(0, np.int8)
-    counts = FilterCounts.of(np.bincount(status, minlength=4), max_length, max_length_ratio)
+    counts = FilterCounts.of(description, np.bincount(status, minlength=4), max_length, max_length_ratio)
     tokenized = tokenized.remove_columns("status")
     if counts.kept < counts.read:
         tokenized = tokenized.select(np.flatnonzero(status == KEPT), new_fingerprint=f"{key}-kept")

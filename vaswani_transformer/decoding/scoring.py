@@ -33,10 +33,7 @@ def check_length(config, number: int, tokens: int, most: float = math.inf) -> No
 
 
 def score_ids(
-    model,
-    sources: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
-    tokens_per_batch: int = TOKENS_PER_BATCH,
+    model, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], tokens_per_batch: int = TOKENS_PER_BATCH
 ) -> list[list[float]]:
     """Return the log-probability of each token of each target, given its source and the tokens before it.
 

@@ -55,8 +55,8 @@ class Recipe:
     validation_split: str | None = _option(
         None, "split of a Hub dataset to validate on, of train_data if there is no validation_data", DATA
     )
-    source_column: str = _option("source", "column of the sources, or its key or language (TMX): en", DATA)
-    target_column: str = _option("target", "column of the targets, or its key or language (TMX): de", DATA)
+    source_column: str = _option("source", "column of the sources (of TSV a number too), its key or language: en", DATA)
+    target_column: str = _option("target", "column of the targets (of TSV a number too), its key or language: de", DATA)
     max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
     max_length_ratio: float = _option(3.0, "drop pairs with one side over this many times as long; 0: no limit", DATA)
     expected_pairs: int | None = _option(None, "pairs of an epoch, for --dry-run where the data is not here", DATA)

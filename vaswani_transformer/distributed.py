@@ -99,9 +99,8 @@ def joined_processes() -> Iterator[Processes]:
     # A launcher that restarts the processes may keep its store, and on each machine it counts restarts for itself.
     name = [secrets.token_hex(8)]
     distributed.broadcast_object_list(name, src=0)
-    store = distributed.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False
-    )
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = distributed.TCPStore(*address, is_master=False, wait_for_workers=False)
     _processes = Processes(distributed.get_rank(), distributed.PrefixStore(f"vaswani/{name[0]}", store))
     earlier_handler = _on_sigterm(signal.default_int_handler)
     if "TORCHELASTIC_RUN_ID" in os.environ:

@@ -96,8 +96,8 @@ def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     tokens = {name: _text(settings.get(name)) or default for name, default in _TOKENS.items()}
     if added := sorted(_added_tokens(folder, settings) - vocabularies[0].keys()):
         fix = "add them to vocab.json and to the SentencePiece models, or import the model without them"
-        tokens = f"tokens that were added to its tokenizer ({', '.join(added):.200})"
-        raise UserError(f"{folder} has {tokens}, which are not kept: {fix}")
+        names = f"tokens that were added to its tokenizer ({', '.join(added):.200})"
+        raise UserError(f"{folder} has {names}, which are not kept: {fix}")
     with reading(folder):
         try:
             files = zip(("source.spm", "target.spm"), vocabularies, strict=True)

@@ -131,9 +131,8 @@ def add_adapters(model: VaswaniForConditionalGeneration, recipe: Recipe) -> None
         from peft import LoraConfig, get_peft_model
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         raise UserError("lora_rank cannot be used with FSDP: launch with scripts/accelerate/8gpu.yaml")
-    settings = LoraConfig(
-        task_type="SEQ_2_SEQ_LM", r=recipe.lora_rank, lora_alpha=2 * recipe.lora_rank, target_modules=ADAPTED
-    )
+    rank = recipe.lora_rank
+    settings = LoraConfig(task_type="SEQ_2_SEQ_LM", r=rank, lora_alpha=2 * rank, target_modules=ADAPTED)
     model.peft = [get_peft_model(model, settings)]  # in a list, or it would be a part of the model
 
 

@@ -5,6 +5,7 @@ JSON, Parquet and everything else is read by `datasets` (`parallel_text`), which
 
 import csv
 import locale
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
@@ -19,6 +20,8 @@ from ..errors import UserError, reading
 from ..files import to_path
 from .text_files import LONGEST_LINE, read_lines
 from .tmx import read_tmx
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_COLUMNS = ("source", "target")
 PAIR_FEATURES = datasets.Features(dict.fromkeys(DEFAULT_COLUMNS, datasets.Value("string")))
@@ -51,6 +54,7 @@ def _read_table(path: Path, columns: tuple[str, str]) -> Pairs:
                 is_exact = is_csv or not (is_header or columns[0].isdecimal())
                 least = len(fields) if is_exact else max(source, target) + 1
                 if is_header:
+                    logger.info("%s: line 1 names the columns: %.200s", path, ", ".join(fields))
                     continue
             if len(fields) < least or (is_exact and len(fields) > least):
                 counts = f"{len(fields)} field(s) and not {least}{' or more' * (not is_exact)}"
@@ -97,9 +101,12 @@ def column_position(column: str, available: list[str], where: str) -> int:
 
 
 _READERS = {
-    "text": _read_text, UNDECODED: partial(_read_text, errors="replace"),
-    ".tsv": _read_table, ".csv": _read_table, ".tmx": read_tmx,
-}  # fmt: skip
+    "text": _read_text,
+    UNDECODED: partial(_read_text, errors="replace"),
+    ".tsv": _read_table,
+    ".csv": _read_table,
+    ".tmx": read_tmx,
+}
 
 
 def read_pairs(

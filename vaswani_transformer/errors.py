@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 
@@ -42,13 +42,20 @@ def reading(path: str | PathLike) -> Iterator[None]:
         raise UserError(f"{path}: {reason}") from error
 
 
+def items_of(values: Iterable) -> Iterable:
+    """Return what is to be iterated over, of one string it alone; `UserError` for a table, which yields its columns."""
+    if isinstance(values, Mapping) or hasattr(values, "columns"):
+        raise UserError(f"a {type(values).__name__} is given in place of texts: give one of its columns")
+    return [values] if isinstance(values, str) else values
+
+
 def texts_in(texts: str | Iterable[str], what: str = "text", first: int = 1) -> list[str]:
     """Return texts as a list, one string as a list of it alone, as tokenizers take them; numbered from `first`.
 
     Raises:
         UserError: for None, NaN, a row of a dataset or anything else that is no string, naming its number.
     """
-    texts = [texts] if isinstance(texts, str) else list(texts)
+    texts = list(items_of(texts))
     for number, text in enumerate(texts, first):
         if not isinstance(text, str):
             raise UserError(f"{what} {number} is {text!r:.60}, not text: give strings, of a dataset one column")

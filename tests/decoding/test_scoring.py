@@ -3,6 +3,7 @@
 import json
 import math
 
+import pandas
 import pytest
 import torch
 import translating
@@ -10,7 +11,15 @@ from conftest import error_of
 from model_folders import PAIRS, write_model
 from translating import LINES, run
 
-from vaswani_transformer import PerplexityMetric, align, load_model, score_pairs, score_tokens
+from vaswani_transformer import (
+    PerplexityMetric,
+    align,
+    load_model,
+    name_heads,
+    score_pairs,
+    score_tokens,
+    train_tokenizer,
+)
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.decoding import scoring
 from vaswani_transformer.decoding.scoring import PairScore, mean_confidence, word_probabilities
@@ -73,6 +82,11 @@ def test_one_string_is_one_text_and_what_is_no_text_is_refused(loaded):
     assert list(Translator(*loaded).translate(source)) == list(Translator(*loaded).translate((source,)))
     with pytest.raises(UserError, match=r"^each line is a text, or a pair .*too many values"):
         next(Translator(*loaded).translate([source.split()]))
+    assert len(train_tokenizer(source, vocab_size=300)) == len(train_tokenizer([source], vocab_size=300))
+    for table in ({"en": [source]}, pandas.DataFrame({"en": [source]})):  # which yield names of columns
+        for function, *more in ((align, *loaded, table, [target]), (next, Translator(*loaded).translate(table))):
+            assert error_of(function, *more).endswith("is given in place of texts: give one of its columns")
+    assert "there is no entry 0" in error_of(name_heads, *loaded, [{"en": source, "de": target}])
     for wrong in (None, math.nan, {"en": source}, [source, target, 3], (source, None)):
         translations = Translator(*loaded).translate(text for text in (source, wrong))
         assert next(translations)

@@ -168,10 +168,12 @@ def name_heads(
     first = 1
     while window := list(islice(aligned, _WINDOW)):
         texts, alignments = zip(*window, strict=True)
-        sources = [source.strip() for source in texts_in((source for source, _ in texts), "source", first)]
+        with reading("pairs are of a source and a target"):
+            sources = [source.strip() for source in texts_in((pair[0] for pair in texts), "source", first)]
         missing = [source for source, (_, target) in zip(sources, texts, strict=True) if target is None]
         outputs = translator.translate(missing) if missing else iter(())
-        targets = [(next(outputs) if target is None else target).strip() for _, target in texts]
+        targets = [next(outputs) if target is None else target for _, target in texts]
+        targets = [target.strip() for target in texts_in(targets, "target", first)]
         tokenized = tokenized_pairs(config, tokenizer, sources, targets, first)
         counted = [pair for pair in tokenized if pair.length <= MOST_TOKENS]
         for batch_pairs, batch in batches_of_pairs(reader, counted, tokens_per_batch):

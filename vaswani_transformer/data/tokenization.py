@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
-from ..errors import UserError, reading
+from ..errors import UserError, items_of, reading, texts_in
 from ..json_and_yaml import read_json
 from .slow_tokenizers import SLOW_FILES, load_slow_tokenizer
 
@@ -65,7 +65,7 @@ def train_tokenizer(
         UserError: There is no text.
     """
     vocab_size = DEFAULT_VOCAB_SIZE[kind] if vocab_size is None else vocab_size
-    sentences = filter(None, [texts] if isinstance(texts, str) else texts)
+    sentences = (text if isinstance(text, str) else texts_in([text])[0] for text in items_of(texts) if text)
     first = next(sentences, None)
     if first is None:
         raise UserError("there is no text to train a tokenizer on: give at least one sentence that is not empty")

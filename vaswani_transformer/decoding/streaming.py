@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from tqdm.auto import tqdm
 
-from ..errors import texts_in
+from ..errors import items_of, texts_in
 from ..model.sentence_splitting_vaswani import split_into_sentences
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ def in_windows(lines: Iterable[Any], size: int, done: int = 0) -> Iterator[Windo
 
     The windows are those of all lines, but without the first ones that hold nothing beyond the `done` lines.
     """
-    lines, first, is_last = iter([lines] if isinstance(lines, str) else lines), 1, False
+    lines, first, is_last = iter(items_of(lines)), 1, False
     for index in count():
         window, characters = Window(index, first, []), 0
         try:

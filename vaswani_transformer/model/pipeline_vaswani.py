@@ -132,7 +132,7 @@ class Text2TextGenerationPipeline(Pipeline):
             ImportError: for `split_sentences=True` where sentencex is not installed.
         """
         splitter = self._split_sentences if split_sentences is None else split_sentences
-        is_single = isinstance(inputs, str | bytes | Mapping)
+        is_single = inputs is None or isinstance(inputs, str | bytes | Mapping)
         is_lazy = not is_single and (isinstance(inputs, Dataset) or not isinstance(inputs, Sized))
         texts = [inputs] if is_single else inputs if is_lazy else list(inputs)
         if not is_lazy and not texts:

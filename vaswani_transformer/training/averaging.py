@@ -8,7 +8,7 @@ from safetensors import safe_open
 from transformers.trainer_callback import TrainerState
 
 from ..data.tokenization import load_tokenizer, refuse_special_files, tokenizer_sha256
-from ..errors import UserError, reading
+from ..errors import UserError, items_of, reading
 from ..json_and_yaml import read_json
 from ..loading import load_model
 from ..model.checkpoint_vaswani import check_finite
@@ -33,7 +33,7 @@ def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor
             shapes than the first one's, some of which torch would broadcast.
     """
     files = []
-    for folder in map(Path, folders):
+    for folder in map(Path, items_of(folders)):
         check_contents(folder, weights_only=True)
         with reading(folder):
             refuse_special_files(folder)  # a pipe would be waited for
@@ -82,7 +82,7 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
         UserError: for what cannot be averaged, naming two folders and the difference, for an average that is not
             finite, naming the weight, and for an output that is there.
     """
-    folders = [Path(folder) for folder in folders]
+    folders = [Path(folder) for folder in items_of(folders)]
     with written_at_once(output, overwrite, last=WEIGHTS) as staging:
         _check_same_model(folders)
         model, tokenizer = load_model(folders[0], "cpu")

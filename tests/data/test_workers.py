@@ -79,6 +79,7 @@ def test_an_engine_that_is_not_installed_is_named(monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 def test_no_process_outlives_its_parent(tmp_path, number):
     task = functools.partial(wait, tmp_path)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
     parent = multiprocessing.get_context("fork").Process(target=list, args=(run_tasks(task, range(2), 2),))
     parent.start()
     while len(started := list(tmp_path.glob("*.started"))) < 2:

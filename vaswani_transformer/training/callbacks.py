@@ -90,8 +90,11 @@ class NoteEventsCallback(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Note the new files, once TensorBoard's own callback has opened them."""
-        new = set(self.output.path.glob(EVENTS)) - self._earlier
-        self.output.note(path.relative_to(self.output.path).as_posix() for path in new)
+        if new := set(self.output.path.glob(EVENTS)) - self._earlier:
+            self._earlier |= new
+            self.output.note(path.relative_to(self.output.path).as_posix() for path in new)
+
+    on_log = on_train_begin  # the selection of weights, after the training, opens another file
 
 
 class TrainingLogCallback(TrainerCallback, ExportableState):

@@ -254,6 +254,7 @@ class TrainingRun:
                 check_contents(self.folder, hashes)
             start = {} if checkpoint or recipe.from_model is None else origin(recipe.from_model)
             self.output = claim_output(recipe, checkpoint, self.tokenizer, hashes, start)
+            trainer.add_callback(NoteEventsCallback(self.output))
         trainer.accelerator.wait_for_everyone()
         try:
             self._train(trainer, checkpoint)
@@ -307,8 +308,6 @@ class TrainingRun:
                 self.log.on_train_begin(trainer.args, trainer.state, trainer.control)
                 trainer.remove_surplus(checkpoint.parent)  # a kill may have come before
                 return
-        if trainer.is_world_process_zero():
-            trainer.add_callback(NoteEventsCallback(self.output))
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             is_stopped = self.stopper.received is not None and trainer.state.global_step < trainer.state.max_steps
@@ -353,16 +352,14 @@ class TrainingRun:
                 callback.logging_dir = str(self.folder / TENSORBOARD)
         trainer.remove_callback(PrinterCallback)
         self.log = TrainingLogCallback(self.folder / LOG)
-        self.stopper = StopAndSaveCallback(
-            self.log, recipe.max_minutes, recipe.checkpoint_minutes, averaged_from(recipe)
-        )
-        callbacks = [self.log, self.stopper]
+        limits = recipe.max_minutes, recipe.checkpoint_minutes, averaged_from(recipe)
+        self.stopper = StopAndSaveCallback(self.log, *limits)
+        trainer.add_callback(self.log)
+        trainer.add_callback(self.stopper)
         if self.progress:
-            callbacks.append(TrainingProgressCallback(self.log, recipe.max_minutes))
+            trainer.add_callback(TrainingProgressCallback(self.log, recipe.max_minutes))
         if recipe.early_stopping:
-            callbacks.append(ResumableEarlyStoppingCallback(recipe.early_stopping))
-        for callback in callbacks:
-            trainer.add_callback(callback)
+            trainer.add_callback(ResumableEarlyStoppingCallback(recipe.early_stopping))
         return trainer
 
     def _draw_learning_curve(self) -> None:

@@ -53,7 +53,7 @@ class Written:
     source_language: str | None = None
     """code of the language, for the splitting of sentences (default: as the model was trained, or en)"""
     target_language: str | None = None
-    """language whose code (fra: >>fra<<) comes before each sentence, of a model with several; also a tag, as <2fr>"""
+    """language whose code (fra: `>>fra<<`) comes before each sentence, of a model with several; also a tag: `<2fr>`"""
 
 
 @Parameter(name="*")

@@ -57,7 +57,7 @@ def test_a_cache_that_cannot_be_written_is_not_the_texts_fault(tmp_path, monkeyp
     recipe = write(tmp_path / "recipe.yaml", f"train_data: {text}\nvalidation_size: 1\n")
     assert main(["prepare", str(recipe), "--output", str(tmp_path / "out")]) == 1
     message = capsys.readouterr().err
-    assert f"({cache}" in message and "set HF_HOME or HF_DATASETS_CACHE" in message and str(text) not in message
+    assert f"({cache}" in message and "by HF_HOME, HF_DATASETS_CACHE" in message and str(text) not in message
     monkeypatch.setenv("HF_HOME", str(tmp_path))  # a file there that the user has named is the user's
     assert error_of(read, tmp_path, (tmp_path / "a").read_text) == f"{tmp_path}: No such file or directory"
 

@@ -77,6 +77,7 @@ def test_a_document_becomes_what_it_does_without_its_code_and_each_sentence_had_
     line = {"html": "<p>{}Two <b>small birds</b> sing. A <i>dog</i> sees.</p>"}
     line |= {"markdown": "{}Two **small birds** sing. A *dog* sees."}
     line |= {"srt": "1\n00:00:01,000 --> 00:00:02,000\n{}Two <b>small birds</b> sing. A <i>dog</i> sees."}
+    line |= {"vtt": line["srt"].replace("1", "WEBVTT\n", 1) + " It rains."}
 
     def document(code: str) -> bytes:
         if format == "docx":
@@ -89,7 +90,7 @@ def test_a_document_becomes_what_it_does_without_its_code_and_each_sentence_had_
         return louder(sentence.removeprefix(FRENCH) for sentence in sentences)
 
     expected = translate_document(document(""), format, louder, in_place)
-    for code in (FRENCH,) if format in ("srt", "docx", "html") else (FRENCH, FRENCH + "\n\n"):
+    for code in (FRENCH,) if format in ("srt", "vtt", "docx", "html") else (FRENCH, FRENCH + "\n\n"):
         assert translate_document(document(code), format, french, in_place) == expected
 
 

@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from ..errors import UserError, reading
 from ..model.language_codes_vaswani import LanguageCodes
+from ..model.sentence_splitting_vaswani import join_translations
 from ..model.settings_vaswani import MAX_EXTRA_TOKENS
 from .glossary import Glossary, Progress, Terms, Tokens, term_forms
 from .scoring import check_length, length_rule, positions, score_ids
@@ -261,7 +262,7 @@ class Translator:
         joined = []
         for ranked in zip(*parts, strict=True):
             # splitlines(): one line out for one line in, whatever the model has written.
-            text = " ".join(" ".join(part.text.splitlines()) for part in ranked)
+            text = join_translations(" ".join(part.text.splitlines()) for part in ranked)
             repeats = any(part.repeats for part in ranked)
             whole = Hypothesis(text, sum(part.tokens for part in ranked), repeats=repeats)
             if self.scores:

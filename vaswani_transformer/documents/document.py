@@ -1,82 +1,34 @@
 """A document as pieces, its sentences, and their translation: what all formats share.
 
 A piece of markup within a sentence is one of two things. A span has two tags around words: in the translation they are
-around the words aligned with these. A point is between words or in one (an image, code, a URL, a placeholder): the
-model does not see it, and in the translation it follows the word that it followed. A sentence stays byte for byte as it
-is where its translation is empty or the sentence itself.
+around the words aligned with these. A point is between words or in one (an image, code, a comment): the model does not
+see it, and in the translation it follows the word that it followed. Four rules hold for all formats:
+
+- Never shown to the model: what `kept_places` finds, marks in or behind a word (H2O's 2, notes), sentences without
+  letters. They become points, so that each is there again exactly once.
+- A point that letters touch on both sides is part of a word that only stands there: all of it is kept. Pictures and
+  emoji separate words instead.
+- Elements separate words where they are a list: links with nothing but signs around them or that touch each other,
+  and spans between which the case says that a word begins.
+- Spans surround whole words and what is between two of theirs. No span is lost; one that has an identity (links, what
+  has an id) is there once.
+
+A sentence stays byte for byte as it is where its translation is empty or the sentence itself.
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
-from itertools import accumulate, groupby, zip_longest
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise, zip_longest
 
 from ..model.language_codes_vaswani import typed_code
-from ..model.sentence_splitting_vaswani import sentence_parts
-from .markup import Character, Links, Point, Stack, project, written
+from ..model.sentence_splitting_vaswani import sentence_parts, space_behind
+from .kept import STAND_IN
+from .markup import Fragment, Links, Stack, project, written
+from .pieces import Document, Kind, Piece, closes_of, cut, in_blocks, with_points
 
-#: What is never translated: URLs, e-mail addresses, placeholders ({name}, {{x}}, ${x}, %s, %(name)d).
-_KEPT = re.compile(
-    r"""(?:https?://|\bwww\.)[^\s<>"]*[^\s<>"'.,;:!?)\]}*_]
-    | (?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+
-    | \{\{.{0,100}?\}\} | [#$]?\{[^{}\s]{0,100}\}
-    | %\(\w{1,60}\)[a-zA-Z] | (?<![\w%])(?:%(?:\d+\$)?[-+\#0]?\d*(?:\.\d+)?[sdifgxXuc@](?!\w))+""",
-    re.VERBOSE,
-)
-# The longest sentence in characters, and the deepest spans; beyond it is text without full stops, or made to be slow.
+# The longest sentence in characters; beyond it is text without full stops, or made to be slow.
 _SHORT = re.compile(r".{1,2000}(?!\S)\s*|.{2000}", re.DOTALL)
-_DEEPEST = 50
-_STAND_IN = "Xxxx"  # for such a thing where sentences are split: a word, perhaps the first of a sentence
-
-
-class Kind(Enum):
-    """The kind of a piece of a document."""
-
-    FIXED = "stays where it is, and ends the sentence before it"
-    TEXT = "is translated"
-    OPEN = "the first tag of a span"
-    CLOSE = "the second"
-    POINT = "comes between words or within one"
-
-
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """A part of a document; the `raw` of all pieces together are the document."""
-
-    raw: str
-    kind: Kind = Kind.FIXED
-    text: str = ""  # of a TEXT its characters; of a POINT a stand-in, if it is like a word
-    name: str = ""  # of the tags of a span, by which they find each other
-    again: str | None = None  # of a tag of a span: how a translation has it, if not as it is
-
-
-@dataclass(frozen=True)
-class Document:
-    """A document as readers return it.
-
-    Attributes:
-        pieces: all of it.
-        escape: writes text so that it means itself.
-        finish: changes a translated sentence so that it means itself where a line begins with it.
-        in_spans: text and white space have to be in spans, as in Word's runs.
-    """
-
-    pieces: list[Piece]
-    escape: Callable[[str], str] = str
-    finish: Callable[[str], str] = str
-    in_spans: bool = False
-
-
-def text_piece(raw: str, text: str | None = None) -> Piece:
-    """Return text as a piece; `text`: its characters if `raw` is an escape, empty for what is invisible."""
-    return Piece(raw, Kind.POINT if text == "" else Kind.TEXT, raw if text is None else text)
-
-
-def point(raw: str, is_word: bool = False) -> Piece:
-    """Return a point; `is_word`: for the splitting of sentences it is like a word."""
-    return Piece(raw, Kind.POINT, _STAND_IN if is_word else "")
 
 
 class _Sentence:
@@ -85,16 +37,20 @@ class _Sentence:
     def __init__(self, pieces: list[Piece], before: Stack, document: Document):
         self.pieces, self.before, self.after, self.document = pieces, before, before, document
         self.is_plain = all(piece.raw == piece.text for piece in pieces)
-        self.characters: list[Character] = []
-        self.points: list[Point] = []
+        self.has_next = False  # whether another one follows in the paragraph
+        self.atoms: list[Fragment] = []  # characters and points
+        self.start = self.end = 0  # of those that are translated
+        self.last = self.solid = " "  # the last character, and the last that is no white space
         self.takes_punctuation = False  # whether the last point does
-        if self.is_plain:
-            self.text = " ".join("".join(piece.raw for piece in pieces).split())
-        else:
+        text = "".join(piece.raw for piece in pieces)
+        if not self.is_plain:
             self._read()
-            self.start, self.end = self._ends()
-            inner = self.characters[self.start : self.end]
-            self.text = " ".join("".join(character for character, _, _ in inner).split())
+            filled = [number for number, atom in enumerate(self.atoms) if atom.text.strip()]
+            if filled and not all(atom.text for atom in self.atoms[: filled[0]]):  # punctuation stays with a point
+                filled = [n for n in filled if self.atoms[n].text.isalnum()][:1] + filled[-1:] or filled
+            self.start, self.end = (filled[0], filled[-1] + 1) if filled else (0, 0)
+            text = "".join(atom.text for atom in self.atoms[self.start : self.end])
+        self.text = " ".join(text.split())
 
     def _read(self) -> None:
         followers = [" "]  # the first character behind each piece, from the last piece on
@@ -114,34 +70,21 @@ class _Sentence:
 
     def _read_point(self, piece: Piece, follower: str) -> None:
         """Add a point, and the white space before it where none or punctuation follows, so that nothing is left."""
-        space, last = "", self.points[-1][0] if self.points else 0
-        is_loose = follower.isspace() or (piece.text and not follower.isalnum())
-        if is_loose and (piece.text or not self.document.in_spans):
-            while len(self.characters) > max(last, 1) and self.characters[-1][0].isspace():
-                space = self.characters.pop()[1] + space
-        self.points.append((len(self.characters), space + piece.raw, self.after))
-        before = self.characters[-1][0] if self.characters else " "
-        self.takes_punctuation = bool(piece.text) and not before.isalnum() and not before.isspace()
+        is_loose = follower.isspace() or (piece.text and unicodedata.category(follower) in ("Po", "Pe", "Pf"))
+        place = len(self.atoms) - 1
+        while is_loose and place > 0 and self.atoms[place].text.isspace():
+            self.atoms[place], self.last = self.atoms[place]._replace(text=""), self.solid
+            place -= 1
+        self.atoms.append(Fragment(piece.raw, self.after))
+        self.takes_punctuation = bool(piece.text) and not self.last.isalnum() and not self.last.isspace()
+        if piece.text == " " and self.last.isalnum() and follower.isalnum():
+            self._read_character(" ", "")
 
     def _read_character(self, character: str, raw: str) -> None:
         """Add a character; punctuation goes with a point before it that itself follows punctuation."""
-        if character.isalnum() or character.isspace() or (self.points and self.points[-1][2] != self.after):
-            self.takes_punctuation = False
-        if self.takes_punctuation:
-            place, before, spans = self.points[-1]
-            self.points[-1] = place, before + raw, spans
-        else:
-            self.characters.append((character, raw, self.after))
-
-    def _ends(self) -> tuple[int, int]:
-        """Return where the characters that are translated begin and end."""
-        filled = [place for place, (character, _, _) in enumerate(self.characters) if not character.isspace()]
-        if not filled:
-            return 0, 0
-        start = filled[0]
-        if self.points and self.points[0][0] <= start:  # punctuation behind a point stays with it
-            start = next((place for place in filled if self.characters[place][0].isalnum()), start)
-        return start, filled[-1] + 1
+        self.takes_punctuation = self.takes_punctuation and not (character.isalnum() or character.isspace())
+        self.atoms.append(Fragment(raw, self.after, "" if self.takes_punctuation else character))
+        self.last, self.solid = character, self.solid if character.isspace() else character
 
     def unchanged(self, rewritten: bool = False) -> str:
         """Return the sentence as it is; `rewritten`: with its tags as translations have them."""
@@ -153,31 +96,32 @@ class _Sentence:
         if self.is_plain:
             raw = self.unchanged()
             start, end = raw[: len(raw) - len(raw.lstrip())], raw[len(raw.rstrip()) :]
+            end = space_behind(translation, end) if self.has_next else end
             return document.finish(start + document.escape(translation) + end)
-        inner = [(place - self.start, *rest) for place, *rest in self.points if self.start < place < self.end]
-        body = project(
-            self.characters[self.start : self.end], inner, translation, links, document.escape, document.in_spans
-        )
-        head, tail = self._edge(0, self.start), self._edge(self.end, len(self.characters))
-        return document.finish(written([*head, *body, *tail], self.before, self.after, tags))
-
-    def _edge(self, start: int, end: int) -> list[tuple[str, Stack]]:
-        """Return white space and points from one offset to another, both ends included."""
-        points = [(place, 0, point) for place, *point in self.points if start <= place <= end]
-        characters = [(place, 1, self.characters[place][1:]) for place in range(start, end)]
-        return [tuple(fragment) for _, _, fragment in sorted([*points, *characters], key=lambda item: item[:2])]
+        head, body, tail = self.atoms[: self.start], self.atoms[self.start : self.end], self.atoms[self.end :]
+        outside = {*self.before, *self.after, *(span for atom in head + tail for span in atom.spans)}
+        if self.has_next:
+            gap = "".join(atom.text + atom.raw for atom in tail if atom.text)
+            if not (space := space_behind(translation, gap)):
+                tail = [atom for atom in tail if atom.raw.strip(" ")]
+            elif not gap:
+                tail.insert(0, Fragment(space, self.atoms[self.end - 1].spans if document.in_spans else self.after))
+        body = project(body, translation, links, document, outside)
+        return document.finish(written([*head, *body, *tail], self.before, self.after, tags, document.in_spans))
 
 
 class _Block:
     """Sentences without a fixed piece between them; spans begin and end within."""
 
     def __init__(self, pieces: list[Piece], document: Document, language: str):
-        self.closes = _closes(pieces)
+        self.closes = closes_of(pieces)
         self.sentences: list[_Sentence] = []
         stack: Stack = ()
-        for part in _sentences(_with_kept(pieces), language):
+        for part in _sentences(with_points(pieces), language):
             self.sentences.append(_Sentence(part, stack, document))
             stack = self.sentences[-1].after
+        for sentence, following in pairwise(self.sentences):
+            sentence.has_next = following.text != ""
 
     def tags(self, span: Piece) -> tuple[str, str]:
         """Return the two tags of a span in a translation."""
@@ -205,7 +149,7 @@ class Translation:
     def __init__(self, documents: Sequence[Document], language: str = "en", codes: Sequence[str] = ()):
         self._blocks = [
             [piece if isinstance(piece, Piece) else _Block(piece, document, language)
-             for piece in _blocks(document.pieces)]
+             for piece in in_blocks(document.pieces)]
             for document in documents
         ]  # fmt: skip
         self._coded: dict[_Sentence, str] = {}  # what is translated, with codes
@@ -240,79 +184,8 @@ class Translation:
         ]
 
 
-def _blocks(pieces: list[Piece]) -> Iterator[Piece | list[Piece]]:
-    """Yield the fixed pieces, and the runs of others between them; a tag without its other one is fixed too."""
-    for is_fixed, run in groupby(pieces, key=lambda piece: piece.kind is Kind.FIXED):
-        run = list(run)
-        closes = _closes(run)
-        unmatched = {p for p in run if p.kind in (Kind.OPEN, Kind.CLOSE)}.difference(closes, closes.values())
-        if unmatched:
-            yield from _blocks([replace(p, kind=Kind.FIXED) if p in unmatched else p for p in run])
-        elif is_fixed:
-            yield from run
-        else:
-            yield run
-
-
-def _closes(pieces: list[Piece]) -> dict[Piece, Piece]:
-    """Return the second tag of each first one; tags of spans that do not end where they should are not there."""
-    opened, closes, names = [], {}, Counter()
-    for piece in pieces:
-        if piece.kind is Kind.OPEN and len(opened) < _DEEPEST:
-            opened.append(piece)
-            names[piece.name] += 1
-        elif piece.kind is Kind.CLOSE and names[piece.name]:
-            while (last := opened.pop()).name != piece.name:
-                names[last.name] -= 1
-            names[piece.name] -= 1
-            closes[last] = piece
-    return closes
-
-
-def _with_kept(pieces: list[Piece]) -> list[Piece]:
-    """Return the pieces with what is not translated, and spans around nothing, as points."""
-    result: list[Piece] = []
-    for is_text, group in groupby(pieces, key=lambda piece: piece.kind is Kind.TEXT):
-        run = list(group)
-        if is_text:
-            matches = list(_KEPT.finditer("".join(piece.text for piece in run)))
-            places = [place for match in matches for place in match.span()]
-            for number, part in enumerate(_cut(run, places)):
-                raw = "".join(piece.raw for piece in part)
-                result += [point(raw, is_word=True)] if number % 2 and raw else part
-            continue
-        for piece in run:
-            if piece.kind is Kind.CLOSE and result[-1].kind is Kind.OPEN:
-                piece = point(result.pop().raw + piece.raw)
-            result.append(piece)
-    return result
-
-
 def _sentences(pieces: list[Piece], language: str) -> list[list[Piece]]:
     """Return the pieces of each sentence."""
-    parts = sentence_parts("".join(piece.text for piece in pieces), language)
+    parts = sentence_parts("".join(piece.text for piece in pieces).replace(STAND_IN, "Xxxx"), language)
     parts = [short for part in parts for short in _SHORT.findall(part)]
-    return _cut(pieces, list(accumulate(map(len, parts)))[:-1])
-
-
-def _cut(pieces: list[Piece], places: list[int]) -> list[list[Piece]]:
-    """Return pieces cut at offsets of their text; what has no text there goes to the left, but first tags to the right.
-
-    Escapes and points are not cut: they go to the left.
-    """
-    parts: list[list[Piece]] = [[]]
-    ends, end = iter([*places, float("inf")]), 0
-    cut = next(ends)
-    for piece in pieces:
-        start, end = end, end + len(piece.text)
-        while start >= cut and not (piece.kind in (Kind.CLOSE, Kind.POINT) and start == cut and not piece.text):
-            parts.append([])
-            cut = next(ends)
-        while piece.kind is Kind.TEXT and piece.raw == piece.text and cut < end:
-            if start < cut:
-                parts[-1].append(text_piece(piece.raw[: cut - start]))
-                piece, start = text_piece(piece.raw[cut - start :]), cut
-            parts.append([])
-            cut = next(ends)
-        parts[-1].append(piece)
-    return parts + [[] for _ in ends]
+    return cut(pieces, list(accumulate(map(len, parts)))[:-1])

@@ -6,9 +6,10 @@ from typing import Any
 from ..data.words import word_places
 from ..errors import UserError
 from ..model.language_codes_vaswani import typed_code
-from .document import Document, Translation
+from .document import Translation
 from .markdown_text import read_markdown
 from .markup import Links
+from .pieces import Document
 from .plain_text import read_paragraphs, read_subtitles
 from .web_page import read_web_page
 from .word_file import translate_word_file
@@ -21,6 +22,7 @@ _READERS: dict[str, Callable[[str], Document]] = {
     "html": read_web_page,
     "markdown": read_markdown,
     "srt": read_subtitles,
+    "vtt": read_subtitles,
 }
 #: Names of the formats.
 FORMATS = (*_READERS, "docx")

@@ -4,17 +4,27 @@ import re
 from typing import Any
 
 from ..errors import UserError
-from .document import Document, Kind, Piece, point, text_piece
+from .kept import STAND_IN
+from .pieces import Document, Kind, Piece, point, text_piece
 from .web_page import SPANS
 
-_EXTENSIONS = ("TABLES", "STRIKETHROUGH", "TASKLISTS", "FOOTNOTES", "MATH", "YAML_STYLE_METADATA_BLOCKS")
+_EXTENSIONS = (
+    "TABLES", "STRIKETHROUGH", "TASKLISTS", "FOOTNOTES", "MATH", "GFM", "DEFINITION_LIST", "HEADING_ATTRIBUTES",
+    "YAML_STYLE_METADATA_BLOCKS", "PLUSES_DELIMITED_METADATA_BLOCKS",
+)  # fmt: skip
 _OPAQUE = {"CodeBlock", "HtmlBlock", "MetadataBlock", "Image"}
 _DELIMITERS = {"Emphasis": 1, "Strong": 2, "Strikethrough": 2, "Link": 1}  # signs that begin such a span, at most
-_POINTS = {"Code": True, "InlineMath": True, "DisplayMath": True, "FootnoteReference": False}  # with `is_word`
+_POINTS = {"Code": STAND_IN, "InlineMath": STAND_IN, "DisplayMath": STAND_IN, "FootnoteReference": ""}
 _TAG = re.compile(r"<(/?)([a-zA-Z][\w-]*)[^>]*>", re.DOTALL)
 _SPECIAL = re.compile(r"[\\`*_\[\]<~|$]|&(?=#?(?:\w+;|$))")  # at the end, the rest of a reference may follow
-_LINE_START = re.compile(r"^(\s*\d{0,9})(?:(?<!\d)[-+=#>]|(?<=\d)[.)])")
+_LINE_START = re.compile(r"^(\s*\d{0,9})(?:(?<!\d)[-+=#>:]|(?<=\d)[.)])")
 _HEADING_END = re.compile(r"(?<=\s)#+\s*$")
+# A line that says what the next ones are (Python-Markdown, Docusaurus, Pandoc), perhaps with a title; and a template's.
+_MARKER = re.compile(
+    rb"""(?:(?:!!!|\?\?\?\+?|===|::+)[ \t]*(?:[\w.={}\#-]+[ \t]*){0,3}(?:"([^"\n]*)"[ \t]*)?|\{[%:{][^\n]*\}[ \t]*)"""
+    rb"(?=\r?\n|\Z)"
+)
+_PRICE = b"\x1a"  # in the place of a $ that is none of a formula's
 
 
 def read_markdown(source: str) -> Document:
@@ -26,8 +36,18 @@ def read_markdown(source: str) -> Document:
     options = pyromark.Options(0)
     for name in _EXTENSIONS:
         options |= getattr(pyromark.Options, f"ENABLE_{name}")
-    reader = _Reader(source.encode())
-    for event, place in pyromark.events_with_range(source, options=options):
+    reader, parsed, prices = _Reader(source.encode()), bytearray(source.encode()), [0]
+    while prices:  # between US$5 and US$10 is no formula
+        events = list(pyromark.events_with_range(parsed.decode(), options=options))
+        formulas = [place for event, place in events if isinstance(event, dict) and "InlineMath" in event]
+        prices = [
+            f["start"]
+            for f in formulas
+            if parsed[f["start"] - 1 : f["start"]].isalnum() or parsed[f["end"] : f["end"] + 1].isalnum()
+        ]
+        for start in prices:
+            parsed[start : start + 1] = _PRICE
+    for event, place in events:
         name, value = next(iter(event.items())) if isinstance(event, dict) else (event, None)
         reader.read(name, value, place["start"], place["end"])
     reader.fix(len(reader.source))
@@ -73,7 +93,7 @@ class _Reader:
         elif name == "Text":
             self.text(value, start, end)
         elif name == "SoftBreak":
-            self.is_broken = True
+            self.is_broken = bool(self.pieces) and self.pieces[-1].kind is not Kind.FIXED
         elif name == "InlineHtml" or name in _POINTS:
             self.fix(start)
             self.pieces.append(_tag(self.take(end)) if name == "InlineHtml" else point(self.take(end), _POINTS[name]))
@@ -88,7 +108,7 @@ class _Reader:
         if element in _OPAQUE or link_type in ("Autolink", "Email"):
             raw, self.opaque_end = self.take(end), end
             is_point = element in ("Image", "Link")
-            self.pieces.append(point(raw, is_word=element == "Link") if is_point else Piece(raw))
+            self.pieces.append(point(raw, STAND_IN if element == "Link" else " ") if is_point else Piece(raw))
         elif element in _DELIMITERS:
             length = _DELIMITERS[element]
             if element == "Strikethrough" and self.source[start : start + 2] != b"~~":
@@ -105,11 +125,20 @@ class _Reader:
             link_type, start = self.links.pop()
             if link_type in ("Shortcut", "Collapsed"):  # found by its text, which a translation changes
                 again = f"][{self.source[start : self.place].decode()}]"
+                end += 2 * (link_type == "Collapsed")
         self.pieces.append(Piece(self.take(end), Kind.CLOSE, name=element, again=again))
         self.is_broken = False
 
     def text(self, value: str, start: int, end: int) -> None:
         """Read text, before which there may be a sign that takes its first character's meaning away."""
+        value = value.replace(_PRICE.decode(), "$")
+        is_first = self.is_broken or (self.pieces and self.pieces[-1].kind is Kind.FIXED)
+        if is_first and (marker := _MARKER.match(self.source, start)):
+            self.is_broken, self.opaque_end = False, marker.end()
+            self.fix(start if marker[1] is None else marker.start(1))
+            self.pieces.append(text_piece(self.take(marker.end(1))) if marker[1] else Piece(""))
+            self.fix(marker.end())
+            return
         if self.source[self.place : start].endswith(b"\\"):
             self.fix(start - 1)
             self.pieces.append(text_piece(f"\\{value[0]}", value[0]))
@@ -128,4 +157,4 @@ def _tag(raw: str) -> Piece:
     if match is None or match[2].lower() in ("img", "input"):
         return point(raw)
     name = match[2].lower()
-    return Piece(raw, Kind.CLOSE if match[1] else Kind.OPEN, name=f"<{name}>") if name in SPANS else Piece(raw)
+    return Piece(raw, Kind.CLOSE if match[1] else Kind.OPEN, name=name) if name in SPANS else Piece(raw)

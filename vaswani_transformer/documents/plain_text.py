@@ -1,14 +1,18 @@
-"""Text without markup, a paragraph a line, and subtitles (SubRip, .srt)."""
+"""Text without markup, a paragraph a line, and subtitles (SubRip, WebVTT)."""
 
+import html
 import re
+from functools import partial
 
 from ..errors import UserError
-from .document import Document, Kind, Piece, point, text_piece
+from .markup import LINE_BREAK
+from .pieces import Document, Kind, Piece, point, text_piece
+from .web_page import characters_of
 
-_TIME = re.compile(r"\s*\d+:\d\d:\d\d[,.]\d{1,3}\s*-->\s*\d+:\d\d:\d\d[,.]\d{1,3}")
+_TIME = re.compile(r"\s*(?:\d+:)?\d\d?:\d\d[,.]\d{1,3}\s*-->\s*(?:\d+:)?\d\d?:\d\d[,.]\d{1,3}")
+_TAG = re.compile(r"(</?(?:b|i|u|s|c|v|font|lang|ruby|rt)\b[^<>]*>|<[\d:.]+>)", re.IGNORECASE)
 # A dash at the start of a line, perhaps after tags or positions on the screen.
-_DASH = re.compile(r"(?:(?:\s|</?(?:b|i|u|s|font)\b[^<>]*>|\{\\[^{}]*\})*[-–—]+\s*)?", re.IGNORECASE)
-_TAG = re.compile(r"(</?(?:b|i|u|s|font)\b[^<>]*>)", re.IGNORECASE)
+_DASH = re.compile(rf"(?:(?:\s|{_TAG.pattern}|\{{\\[^{{}}]*\}})*[-–—]+\s*)?", re.IGNORECASE)
 
 
 def read_paragraphs(text: str) -> Document:
@@ -24,30 +28,39 @@ def read_paragraphs(text: str) -> Document:
 def read_subtitles(text: str) -> Document:
     """Return subtitles: each is a paragraph, and so is a line that begins with a dash; line breaks stay in a paragraph.
 
+    WebVTT, which its first line names, has character references, and texts from their times to the next empty line.
+
     Raises:
         UserError: no line has a subtitle's times.
     """
     lines = re.findall(r"[^\n]*\n|[^\n]+", text)
     times = {number for number, line in enumerate(lines) if _TIME.match(line)}
     if lines and not times:
-        raise UserError("this has no line such as 00:00:01,000 --> 00:00:02,000: give subtitles in the format SubRip")
-    first = min(times, default=0)
-    fixed = times | {number - 1 for number in times if number and lines[number - 1].strip().isdigit()}
-    pieces, in_text = [], False
+        raise UserError(
+            "this has no line such as 00:00:01,000 --> 00:00:02,000: give subtitles in the format SubRip or WebVTT"
+        )
+    is_vtt = text.startswith("WEBVTT")
+    titles = {n - 1 for n in times if n and (lines[n - 1].strip().isdigit() or (is_vtt and not lines[n - 2].strip()))}
+    pieces, in_text, is_cue = [], False, False
     for number, line in enumerate(lines):
         inner = line.rstrip("\r\n")
-        if number in fixed or number < first or not inner.strip():
+        is_cue = number in times or (is_cue and not (is_vtt and not inner.strip()))
+        if number in times | titles or not is_cue or not inner.strip():
             pieces.append(Piece(line))
             in_text = False
             continue
         dash = _DASH.match(inner)[0]
         if in_text and not dash:
-            pieces += [text_piece("", " "), point(pieces.pop().raw)]
+            pieces.append(text_piece(pieces.pop().raw, LINE_BREAK))
         pieces += [Piece(dash)] if dash else []
         for part in filter(None, _TAG.split(inner[len(dash) :])):
-            name = re.sub(r"\W.*", "", part.strip("</"), flags=re.DOTALL).lower()
-            tag = Kind.CLOSE if part.startswith("</") else Kind.OPEN
-            pieces.append(Piece(part, tag, name=name) if _TAG.fullmatch(part) else text_piece(part))
+            name = re.match(r"</?(\w*)", part)
+            if not _TAG.fullmatch(part):
+                pieces += characters_of(part) if is_vtt else [text_piece(part)]
+            elif part[1].isdigit():
+                pieces.append(point(part))
+            else:
+                pieces.append(Piece(part, Kind.CLOSE if part[1] == "/" else Kind.OPEN, name=name[1].lower()))
         pieces.append(Piece(line[len(inner) :]))
         in_text = True
-    return Document(pieces)
+    return Document(pieces, escape=partial(html.escape, quote=False) if is_vtt else str)

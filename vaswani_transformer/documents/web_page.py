@@ -6,7 +6,8 @@ from collections import Counter
 from html.parser import HTMLParser
 from itertools import accumulate
 
-from .document import Document, Kind, Piece, point, text_piece
+from .kept import STAND_IN
+from .pieces import Document, Kind, Piece, point, text_piece
 
 # Elements that are spans in a sentence; those that are points, with all that is in them; those without an end; those
 # that are left alone besides the points.
@@ -14,10 +15,9 @@ SPANS = {
     "a", "abbr", "b", "bdi", "bdo", "big", "cite", "del", "dfn", "em", "font", "i", "ins", "label", "mark", "q", "s",
     "small", "span", "strike", "strong", "sub", "sup", "u",
 }  # fmt: skip
-_POINTS = {
-    "code", "kbd", "samp", "var", "tt", "math", "svg", "img", "input", "wbr", "button", "select", "time", "data",
-    "output", "meter", "progress",
-}  # fmt: skip
+_WORDS = {"code", "kbd", "samp", "var", "tt", "math", "time", "data", "output"}
+_PICTURES = {"img", "input", "svg", "button", "select", "meter", "progress"}
+_POINTS = {*_WORDS, *_PICTURES, "wbr"}
 _VOID = {
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
 }  # fmt: skip
@@ -102,12 +102,14 @@ def read_web_page(source: str) -> Document:
         end = places[last + 1] if last + 1 < len(places) else len(source)
         raw, number = source[start:end], last + 1
         if kind == "text":
-            pieces += _text(raw)
+            pieces += characters_of(raw)
         elif kind == "comment" or (kind in ("start", "alone") and name in _POINTS):
-            pieces.append(point(raw, is_word=kind != "comment" and name not in _VOID))
+            pieces.append(
+                point(raw, "" if kind == "comment" or name == "wbr" else " " if name in _PICTURES else STAND_IN)
+            )
         elif kind == "start" and name in SPANS:
             is_opaque = _is_opaque(name, attributes)
-            pieces.append(point(raw, is_word=True) if is_opaque else Piece(raw, Kind.OPEN, name=name))
+            pieces.append(point(raw, STAND_IN) if is_opaque else Piece(raw, Kind.OPEN, name=name))
         elif kind == "end" and name in SPANS:
             pieces.append(Piece(raw, Kind.CLOSE, name=name))
         else:
@@ -138,7 +140,7 @@ def _end_of_opaque(events: list, number: int) -> int:
     return len(events) - 1
 
 
-def _text(raw: str) -> list[Piece]:
+def characters_of(raw: str) -> list[Piece]:
     """Return text in pieces, character references apart; what could be half a tag is not touched."""
     if re.search(r"<[a-zA-Z/!?]", raw):
         return [Piece(raw)]

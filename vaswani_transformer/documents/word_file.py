@@ -7,18 +7,20 @@ import zipfile
 from collections.abc import Callable
 from itertools import accumulate, islice
 from typing import NamedTuple
+from xml.etree import ElementTree
 from xml.parsers import expat
 
 from ..errors import UserError, reading
-from .document import Document, Kind, Piece, point, text_piece
+from .pieces import Document, Kind, Piece, point, text_piece
 
-_PARTS = re.compile(r"word/(document|(header|footer)\d*|footnotes|endnotes|comments)\.xml")
+_PARTS = re.compile(r"(header|footer)\d*\.xml|(footnotes|endnotes|comments)\.xml")  # beside the main one
 _MOST_BYTES = 1 << 28  # of a part
 _WORD = re.compile(r"http://\S+/wordprocessingml/\S*main ")
 _SPANS = {"hyperlink", "ins", "smartTag"}
 _POINTS = {
     "bookmarkStart", "bookmarkEnd", "commentRangeStart", "commentRangeEnd", "proofErr", "permStart", "permEnd",
 }  # fmt: skip
+_RAISED = re.compile(r'vertAlign [^<>]*"su(?:b|per)script"')
 _REFERENCES = {"footnoteReference", "endnoteReference", "commentReference"}  # a run of one of them is a point
 
 
@@ -34,11 +36,11 @@ def translate_word_file(data: bytes, translate: Callable[[list[Document]], list[
     """Return a Word file with the texts of its paragraphs, headers, footers, notes and comments translated."""
     with reading("not a Word file (.docx)"), zipfile.ZipFile(io.BytesIO(data)) as archive:
         entries = archive.infolist()
-        archive.getinfo("word/document.xml")  # raises if there is none
-        if large := [entry for entry in entries if _PARTS.fullmatch(entry.filename) and entry.file_size > _MOST_BYTES]:
+        names = _parts(archive)
+        if large := [entry for entry in entries if entry.filename in names and entry.file_size > _MOST_BYTES]:
             raise UserError(f"{large[0].filename} of the Word file has {large[0].file_size:,} bytes: divide the file")
         contents = [archive.read(entry) for entry in entries]
-    numbers = [number for number, entry in enumerate(entries) if _PARTS.fullmatch(entry.filename)]
+    numbers = [number for number, entry in enumerate(entries) if entry.filename in names]
     translated = translate([_read_part(contents[number], entries[number].filename) for number in numbers])
     changed = {n: xml.encode() for n, xml in zip(numbers, translated, strict=True) if xml.encode() != contents[n]}
     if not changed:
@@ -48,6 +50,18 @@ def translate_word_file(data: bytes, translate: Callable[[list[Document]], list[
         for number, (entry, content) in enumerate(zip(entries, contents, strict=True)):
             archive.writestr(entry, changed.get(number, content))
     return result.getvalue()
+
+
+def _parts(archive: zipfile.ZipFile) -> set[str]:
+    """Return the names of the parts with text: the main one, which the relations name, and others beside it."""
+    names, main = archive.namelist(), "word/document.xml"
+    if "_rels/.rels" in names:
+        relations = ElementTree.fromstring(archive.read("_rels/.rels"))
+        kinds = {relation.get("Type").rpartition("/")[2]: relation.get("Target") for relation in relations}
+        main = kinds.get("officeDocument", main).lstrip("/")
+    archive.getinfo(main)  # raises if there is none
+    folder = main[: main.rfind("/") + 1]
+    return {main, *(name for name in names if name.startswith(folder) and _PARTS.fullmatch(name[len(folder) :]))}
 
 
 def _read_part(data: bytes, name: str) -> Document:
@@ -121,8 +135,9 @@ def _run(events: list[_Event], number: int) -> list[Piece]:
     before, tag = _raw(events[number:first]), events[first].raw
     kept = tag if "xml:space" in tag or tag.endswith("/>") else f'{tag[:-1]} xml:space="preserve">'
     content = [_text(event) for event in events[first + 1 : last]]
-    opening = Piece(before + tag, Kind.OPEN, name="r", again=before + kept)
-    return [opening, *content, Piece(_raw(events[last : end + 1]), Kind.CLOSE, name="r")]
+    name = "sup" if _RAISED.search(before) else "r"
+    opening = Piece(before + tag, Kind.OPEN, name=name, again=before + kept)
+    return [opening, *content, Piece(_raw(events[last : end + 1]), Kind.CLOSE, name=name)]
 
 
 def _text(event: _Event) -> Piece:

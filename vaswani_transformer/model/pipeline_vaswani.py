@@ -21,7 +21,7 @@ from transformers.pipelines.base import Pipeline
 
 from .copying_vaswani import copy_sharing_weights
 from .language_codes_vaswani import LanguageCodes
-from .sentence_splitting_vaswani import split_into_sentences
+from .sentence_splitting_vaswani import join_translations, split_into_sentences
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +109,8 @@ class Text2TextGenerationPipeline(Pipeline):
                 dataset of strings, such as `KeyDataset(dataset, "en")`; a generator or other iterator of strings.
             split_sentences: `True` splits each text by the library sentencex, in the source language as far as it is
                 known (`src_lang`, the task, the tokenizer); a function from a text to its sentences by its own rule.
-                Sentences are translated in batches across rows (of 16 when no `batch_size` is given) and joined by a
-                space, one result a row; k-th alternatives are joined with each other.
+                Sentences are translated in batches across rows (of 16 when no `batch_size` is given) and joined by
+                spaces as their language has them, one result a row; k-th alternatives are joined with each other.
             batch_size, num_workers: as in every pipeline of transformers; with `split_sentences` there are no workers.
             truncation (`bool`, `str`): cut texts that are longer than `tokenizer.model_max_length` or the model's
                 positions, each with a warning. Without it nothing is cut.
@@ -179,7 +179,7 @@ class Text2TextGenerationPipeline(Pipeline):
         for first in results:
             parts = [first, *islice(results, counts.popleft() - 1)]
             # First alternatives are joined with first ones and so on.
-            yield [{key: " ".join(record[key] for record in records)} for records in zip(*parts, strict=True)]
+            yield [{key: join_translations(record[key] for record in records)} for records in zip(*parts, strict=True)]
 
     def _sanitize_parameters(self, truncation=None, stop_sequence=None, **generate_options):
         """Distribute the options of a call or the constructor to preprocess, forward and postprocess."""

@@ -1,6 +1,8 @@
 """A text divided into its sentences, by the library sentencex, which has rules and abbreviations of 300 languages."""
 
 import re
+import unicodedata
+from collections.abc import Iterable
 
 
 def sentence_parts(text: str, language: str = "en") -> list[str]:
@@ -42,3 +44,26 @@ def split_into_sentences(text: str, language: str = "en") -> list[str]:
     paragraphs = re.split(r"\n[^\S\n]*\n", text)
     sentences = [part.strip() for paragraph in paragraphs for part in sentence_parts(paragraph, language)]
     return [sentence for sentence in sentences if sentence]
+
+
+def space_behind(translation: str, space: str = "") -> str:
+    """Return the white space between a sentence's translation and the next one.
+
+    Args:
+        translation: of the earlier sentence, at least.
+        space: the white space between the two in the source. Behind a character of Chinese or Japanese spaces become
+            nothing, behind others nothing becomes a space.
+    """
+    last = translation.rstrip("\"'”’")[-1:] or " "
+    is_wide = unicodedata.east_asian_width(last) in "WF" and unicodedata.category(last) != "So"
+    if is_wide and "HANGUL" not in unicodedata.name(last, ""):
+        return space if space.strip(" ") else ""
+    return space or " "
+
+
+def join_translations(translations: Iterable[str]) -> str:
+    """Return the translations of a text's sentences as one text."""
+    text = ""
+    for translation in translations:
+        text += space_behind(text) + translation if text else translation
+    return text

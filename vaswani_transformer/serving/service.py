@@ -17,7 +17,7 @@ from ..decoding.glossary import make_glossary
 from ..decoding.translator import Hypothesis
 from ..errors import UserError, reading
 from ..model.language_codes_vaswani import typed_code
-from ..model.sentence_splitting_vaswani import split_into_sentences
+from ..model.sentence_splitting_vaswani import space_behind, split_into_sentences
 from ..model.settings_vaswani import SETTING_RANGES
 from .engine import Engine, Options
 from .models import Models, ServedModel, language_distance
@@ -127,14 +127,14 @@ class SplitText:
         """Return a sentence as the model gets it."""
         return self._codes[number] + self.sentences[number]
 
-    def before(self, number: int) -> str:
-        """Return what is before the translation of a sentence."""
-        return self.gaps[number] or (" " if number else "")
+    def before(self, number: int, last: str) -> str:
+        """Return what is before the translation of a sentence; `last`: the translation before it."""
+        return space_behind(last, self.gaps[number]) if number else self.gaps[0]
 
     def joined(self, translations: Sequence[str]) -> str:
         """Return the text with its sentences replaced by translations."""
-        parts = [self.before(number) + translation for number, translation in enumerate(translations)]
-        return "".join(parts) + self.gaps[-1]
+        pairs = enumerate(zip(["", *translations], translations, strict=False))
+        return "".join(self.before(number, last) + text for number, (last, text) in pairs) + self.gaps[-1]
 
 
 class Translating:

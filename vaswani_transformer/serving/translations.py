@@ -51,19 +51,21 @@ async def translate(request: Request, body: TranslationsRequest) -> dict[str, An
             return StreamingResponse(_events(service, served, body), media_type="text/event-stream", headers=headers)
         answers = []
         for text, sentences in zip(work.texts, await work.all(), strict=True):
-            details = [await _sentence(body, work, text, *numbered) for numbered in enumerate(sentences)]
-            answers.append({"text": text.joined([ranked[0].text for ranked in sentences]), "sentences": details})
+            best = [ranked[0].text for ranked in sentences]
+            numbered = enumerate(zip(["", *best], sentences, strict=False))
+            details = [await _sentence(body, work, text, number, *ranked) for number, ranked in numbered]
+            answers.append({"text": text.joined(best), "sentences": details})
         answer = {"model": served.name, "precision": work.engine.precision}
         return answer | {"source": served.source, "target": served.target, "translations": answers}
 
 
 async def _sentence(
-    body: TranslationsRequest, work: Translating, text: SplitText, number: int, ranked: list[Hypothesis]
+    body: TranslationsRequest, work: Translating, text: SplitText, number: int, last: str, ranked: list[Hypothesis]
 ) -> dict[str, Any]:
-    """Return a sentence with its translations, and what the request asks about them."""
+    """Return a sentence behind a translation with its own ones, and what the request asks about them."""
     names = ("text", "score", "log_probability") if body.scores else ("text",)
     details = [{key: getattr(one, key) for key in names} | ({"repeats": True} if one.repeats else {}) for one in ranked]
-    sentence = {"source": text.sentences[number], "before": text.before(number), "translations": details}
+    sentence = {"source": text.sentences[number], "before": text.before(number, last), "translations": details}
     if body.alignments:
         sentence["source_words"] = words_of(sentence["source"])
     if body.token_scores or body.alignments or body.confidence:
@@ -93,8 +95,10 @@ def _add_details(body: TranslationsRequest, engine: Engine, source: str, details
 async def _events(service: Service, served: ServedModel, body: TranslationsRequest) -> AsyncIterator[str]:
     try:
         async with service.translating(served, body) as work, contextlib.aclosing(work.sentences()) as sentences:
+            last = ""
             async for text, number, ranked in sentences:
-                answer = await _sentence(body, work, work.texts[text], number, ranked)
+                answer = await _sentence(body, work, work.texts[text], number, last, ranked)
+                last = ranked[0].text
                 yield _event("sentence", {"text": text, **answer})
             yield _event("end", {"after": [text.gaps[-1] for text in work.texts]})
     except (HTTPException, UserError) as error:

@@ -1,0 +1,75 @@
+"""What is never shown to a model, which would change it or leave it out."""
+
+import regex  # transformers requires it
+
+from ..data.words import word_places
+
+#: Stands for a point that is like a word, also where sentences are split.
+STAND_IN = "\ufffc" * 4
+#: Characters without a width: soft hyphens, zero-width spaces, marks of direction. Joiners are parts of words.
+INVISIBLE = regex.compile(r"(?V1)([\p{Default_Ignorable_Code_Point}--[\p{L}\p{M}\u200c\u200d]]+)")
+_LETTER = r"a-zA-Z\u00aa-\u1fff\u2c00-\u2fff\u3040-\ud7ff"  # all others of the patterns below are ASCII's
+_IN_URL = r"[^\s\xa0\u2000-\u200a\u202f\u3000-\u303f\uff00-\uff65<>"
+_URL = rf'{_IN_URL}"]*{_IN_URL}"\'.,;:!?)\]}}*_]'
+# URLs; handles and tags; addresses; templates and ICU's messages; printf; variables; shortcodes.
+_KEPT = regex.compile(
+    rf"""(?:
+      \b(?:[a-zA-Z][\w+.-]{{1,20}}+://|www\.|(?:mailto|tel):){_URL}
+    | \b(?:[a-zA-Z\d-]{{1,63}}+\.){{1,8}}?(?:[a-z]{{2,24}}+/{_URL}|(?:com|org|net|edu|gov|io|dev)\b)
+    | (?<![\w@/&\#.])(?:@\w[\w-]*+(?:[.@]\w[\w-]*+)*|\#[{_LETTER}][{_LETTER}\w]*+)"""
+    r"""
+    | (?<![\w.+-])[\w.+-]{1,64}+@[\w-]{1,63}+(?:\.[\w-]{1,63}+)+
+    | \{\{.{0,200}?\}\} | \{%.{0,200}?%\} | \[\[[^\[\]\n]{1,200}\]\] | \{[\#.:][^{}\n]{0,200}\}
+    | \{\s*[\w.-]{1,60}\s*,\s*(?:plural|select(?:ordinal)?|number|date|time|duration|spellout|ordinal|choice)\b
+      (?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]{0,200}+\}){0,200}+\}){0,200}+\}){0,1000}+\}
+    | [\#$%]?\{\s{0,3}[^{}\s]{0,100}+\s{0,3}\}
+    | (?<!%)(?:(?<!\d)|(?=%(?:\d+\$|[(<]\w)))
+      (?:%(?:\(\w{1,60}\)|<\w{1,60}>|\d+\$)?[-+\#0']*[\d*]*(?:\.[\d*]+)?(?:[a-zA-Z]\w*|@))+%{0,2}
+    | (?<![\w%])%L?\d{1,2}(?![\w%]) | %%
+    | \$t?\((?:[^()\s]|(?<=,)\s|\([^()]{0,200}\)){1,200}+\) | (?<![\w$])\$[a-zA-Z_]\w*
+    | (?<![^\s(\[]):[a-zA-Z_][\w+-]*+:? | (?<!\w)__\w+?__(?!\w) | \ufffc+"""
+    rf"""
+    )(?:['’][{_LETTER}]{{1,2}}(?![{_LETTER}]))?""",
+    regex.VERBOSE | regex.ASCII,
+)
+# Emoji, arrows and what private fonts show: they separate words.
+_SEPARATOR = regex.compile(
+    r"(?:(?:[#*\d]\ufe0f?\u20e3|\p{Extended_Pictographic}|\p{Regional_Indicator}|[\p{Co}\u2190-\u21ff\u2500-\u2bff])"
+    r"[\ufe0e\ufe0f\u200d\p{Emoji_Modifier}\U000e0020-\U000e007f]*)+"
+)
+_BRACKETS = {"(": ")", "[": "]", "{": "}", "<": ">", '"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "„": "“"}
+
+
+def kept_places(text: str) -> list[tuple[int, int, str]]:
+    """Return start and end of what is kept in a text, and the text of its point: a stand-in, or a space.
+
+    With it go the letters of a word that it is in the middle of, signs between two such things, brackets around one.
+    """
+    kept = [(*match.span(), STAND_IN) for match in _KEPT.finditer(text)]
+    covered = _KEPT.sub(lambda match: "X" * len(match[0]), text)
+    result = [(*match.span(), " ") for match in _SEPARATOR.finditer(covered)]
+    covered, number = _SEPARATOR.sub(lambda match: " " * len(match[0]), covered), 0
+    for begin, end in word_places(covered) if kept else ():
+        first = number
+        while number < len(kept) and kept[number][0] < end:
+            number += 1
+        result += _of_word(covered, begin, end, kept[first:number])
+    return sorted(result)
+
+
+def _of_word(text: str, begin: int, end: int, kept: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """Return what is kept of a word, of which at least this is."""
+    places, place = [], begin  # of its other letters
+    for start, stop in [*((start, stop) for start, stop, _ in kept), (end, end)]:
+        places += [index for index in range(place, start) if text[index].isalnum()]
+        place = stop
+    if places and any(places[0] < start and stop <= places[-1] for start, stop, _ in kept):
+        return [(min(places[0], kept[0][0]), max(places[-1] + 1, kept[-1][1]), STAND_IN)]
+    result: list[tuple[int, int, str]] = []
+    for start, stop, stand_in in kept:
+        if result and not any(result[-1][1] <= place < start for place in places):
+            start = result.pop()[0]
+        while begin < start and stop < end and _BRACKETS.get(text[start - 1]) == text[stop]:
+            start, stop = start - 1, stop + 1
+        result.append((start, stop, stand_in))
+    return result

@@ -1,0 +1,221 @@
+"""The pieces of a document, and what of them is words, spans and points: the rules that all formats share."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import groupby
+
+from .kept import INVISIBLE, STAND_IN, kept_places
+
+_DEEPEST = 50  # of spans; more are made to be slow
+_LINKS = {"a", "Link", "hyperlink"}
+_ID = re.compile(r"[\s:]id\s*=", re.IGNORECASE)
+_MARKS = {"sub", "sup"}
+_NOTE = re.compile(r"[\[(]*\d+(?:[,–-]\d+)*[\])]*")
+
+
+class Kind(Enum):
+    """The kind of a piece of a document."""
+
+    FIXED = "stays where it is, and ends the sentence before it"
+    TEXT = "is translated"
+    OPEN = "the first tag of a span"
+    CLOSE = "the second"
+    POINT = "comes between words or within one"
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A part of a document; the `raw` of all pieces together are the document."""
+
+    raw: str
+    kind: Kind = Kind.FIXED
+    text: str = ""  # of a TEXT its characters; of a POINT `STAND_IN` if it is like a word, a space if it separates
+    name: str = ""  # of the tags of a span, by which they find each other
+    again: str | None = None  # of a tag of a span: how a translation has it, if not as it is
+
+    @property
+    def is_link(self) -> bool:
+        """Return whether this is a tag of a link."""
+        return self.name in _LINKS and self.kind in (Kind.OPEN, Kind.CLOSE)
+
+    @property
+    def single(self) -> bool:
+        """Return whether a span that begins with this has an identity, and can be there only once."""
+        return self.is_link or _ID.search(self.raw) is not None
+
+    @property
+    def is_run(self) -> bool:
+        """Return whether a span is a run of a Word file, which is there for its text alone."""
+        return self.again is not None and self.raw.startswith("<")
+
+    @property
+    def can_be_empty(self) -> bool:
+        """Return whether the tags of a span can stand around nothing, unlike Markdown's signs."""
+        return self.raw[:1] in "<["
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document as readers return it.
+
+    Attributes:
+        pieces: all of it.
+        escape: writes text so that it means itself.
+        finish: changes a translated sentence so that it means itself where a line begins with it.
+        in_spans: text and white space have to be in spans, as in Word's runs.
+    """
+
+    pieces: list[Piece]
+    escape: Callable[[str], str] = str
+    finish: Callable[[str], str] = str
+    in_spans: bool = False
+
+
+def text_piece(raw: str, text: str | None = None) -> Piece:
+    """Return text as a piece; `text`: its characters if `raw` is an escape, empty for what is invisible."""
+    return Piece(raw, Kind.POINT if text == "" else Kind.TEXT, raw if text is None else text)
+
+
+def point(raw: str, text: str = "") -> Piece:
+    """Return a point; `text`: as of `Piece`."""
+    return Piece(raw, Kind.POINT, text)
+
+
+def in_blocks(pieces: list[Piece]) -> Iterator[Piece | list[Piece]]:
+    """Yield the fixed pieces, and the runs of others between them; a tag without its other one is fixed too."""
+    for is_fixed, run in groupby(pieces, key=lambda piece: piece.kind is Kind.FIXED):
+        run = list(run)
+        closes = closes_of(run)
+        unmatched = {p for p in run if p.kind in (Kind.OPEN, Kind.CLOSE)}.difference(closes, closes.values())
+        if unmatched:
+            yield from in_blocks([replace(p, kind=Kind.FIXED) if p in unmatched else p for p in run])
+        elif is_fixed:
+            yield from run
+        else:
+            separated = _separated(run)
+            yield from [run] if len(separated) == len(run) else in_blocks(separated)
+
+
+def closes_of(pieces: list[Piece]) -> dict[Piece, Piece]:
+    """Return the second tag of each first one; tags of spans that do not end where they should are not there."""
+    opened, closes, names = [], {}, Counter()
+    for piece in pieces:
+        if piece.kind is Kind.OPEN and len(opened) < _DEEPEST:
+            opened.append(piece)
+            names[piece.name] += 1
+        elif piece.kind is Kind.CLOSE and names[piece.name]:
+            while (last := opened.pop()).name != piece.name:
+                names[last.name] -= 1
+            names[piece.name] -= 1
+            closes[last] = piece
+    return closes
+
+
+def _separated(run: list[Piece]) -> list[Piece]:
+    """Return the pieces of a run, with empty fixed ones where the edge of an element separates words."""
+    inside, links, has_others = 0, 0, False
+    for piece in run:
+        inside += piece.is_link * ((piece.kind is Kind.OPEN) - (piece.kind is Kind.CLOSE))
+        links += piece.is_link and piece.kind is Kind.OPEN
+        has_others |= piece.kind is Kind.TEXT and not inside and any(map(str.isalpha, piece.text))
+    if links > 1 and not has_others:
+        edge = Piece("")
+        pairs = ([edge, p] if p.kind is Kind.OPEN else [p, edge] if p.kind is Kind.CLOSE else [p] for p in run)
+        return [one for piece, pair in zip(run, pairs, strict=True) for one in (pair if piece.is_link else [piece])]
+    result: list[Piece] = []
+    before, tags = " ", []  # the last character, and what is behind it
+    for piece in run:
+        result.append(piece)
+        tags.append(piece)
+        if piece.kind is Kind.TEXT and piece.text:
+            edge = max((number for number, tag in enumerate(tags, 1) if tag.kind is Kind.CLOSE), default=0)
+            opened = [tag for tag in tags[edge:] if tag.kind is Kind.OPEN]
+            if edge and opened and before.isalnum() and piece.text[0].isalnum():
+                is_new = before.islower() and piece.text[0].isupper() and opened[-1].name != "r"
+                if is_new or (any(tag.is_link for tag in tags[:edge]) and any(tag.is_link for tag in opened)):
+                    result.insert(len(result) - len(tags) + edge, Piece(""))
+            before, tags = piece.text[-1], []
+    return result
+
+
+def with_points(pieces: list[Piece]) -> list[Piece]:
+    """Return the pieces of a block with all that a model does not see as points."""
+    pieces = _with_marks(pieces)
+    kept = kept_places("".join(piece.text for piece in pieces))
+    result: list[Piece] = []
+    for number, part in enumerate(cut(pieces, [place for start, end, _ in kept for place in (start, end)])):
+        text = kept[number // 2][2] if number % 2 else ""
+        for piece in part:
+            if number % 2 and piece.text:
+                piece, text = point(piece.raw, text), ""
+            result.append(piece)
+    return result
+
+
+def _with_marks(pieces: list[Piece]) -> list[Piece]:
+    """Return the pieces with characters without a width, spans without words, and marks at words as points."""
+    number_of, closes = {piece: number for number, piece in enumerate(pieces)}, closes_of(pieces)
+    result: list[Piece] = []
+    number, before = 0, " "
+    while number < len(pieces):
+        piece = pieces[number]
+        number += 1
+        if piece.kind is Kind.OPEN:
+            last = number_of[closes[piece]]
+            text = _text_of_mark(piece.name, pieces[number:last], before, pieces[last + 1 : last + 9])
+            if text is not None:
+                piece = point("".join(part.raw for part in pieces[number - 1 : last + 1]), text)
+                number = last + 1
+        elif piece.kind is Kind.TEXT and piece.raw == piece.text:
+            result += [text_piece(part, INVISIBLE.sub("", part)) for part in INVISIBLE.split(piece.text) if part]
+            before = piece.text[-1]
+            continue
+        elif piece.kind is Kind.TEXT:
+            piece = text_piece(piece.raw, INVISIBLE.sub("", piece.text))
+        before = piece.text[-1:] or before
+        result.append(piece)
+    return result
+
+
+def _text_of_mark(name: str, inner: list[Piece], before: str, behind: list[Piece]) -> str | None:
+    """Return the text of the point that a span is: one without words, or a mark at a word; None for other spans."""
+    text = "".join(piece.text for piece in inner if piece.kind is Kind.TEXT)
+    if all(piece.kind in (Kind.OPEN, Kind.CLOSE) for piece in inner):
+        return ""
+    if text.isspace() and name != "r":
+        return " "
+    if not text or len(inner) > 9 or any(map(str.isspace, text)):
+        return None
+    rest = re.match(r"\S*", "".join(piece.text for piece in behind))[0]
+    if name in _MARKS:
+        is_mark = not before.isspace() or rest or not any(map(str.isalpha, text))
+    else:  # a note, or a figure in a name; Word's runs say nothing
+        touches = before.isalpha() or (text[0] in "[(" and before in '.,;:!?…”’»")')
+        is_mark = touches and name != "r" and _NOTE.fullmatch(text)
+    return (STAND_IN if any(map(str.isalnum, rest)) else "") if is_mark else None
+
+
+def cut(pieces: list[Piece], places: list[int]) -> list[list[Piece]]:
+    """Return pieces cut at offsets of their text; what has no text there goes to the left, but first tags to the right.
+
+    Escapes and points are not cut: they go to the left.
+    """
+    parts: list[list[Piece]] = [[]]
+    ends, end = iter([*places, float("inf")]), 0
+    cut = next(ends)
+    for piece in pieces:
+        start, end = end, end + len(piece.text)
+        while start >= cut and not (piece.kind in (Kind.CLOSE, Kind.POINT) and start == cut and not piece.text):
+            parts.append([])
+            cut = next(ends)
+        while piece.kind is Kind.TEXT and piece.raw == piece.text and cut < end:
+            if start < cut:
+                parts[-1].append(text_piece(piece.raw[: cut - start]))
+                piece, start = text_piece(piece.raw[cut - start :]), cut
+            parts.append([])
+            cut = next(ends)
+        parts[-1].append(piece)
+    return parts + [[] for _ in ends]

@@ -142,7 +142,7 @@ def test_a_folder_works_in_an_environment_that_has_transformers_and_torch_alone(
     constraints = str(ROOT / "constraints.txt")
     install = [python, "-m", "pip", "install", "--quiet", "--constraint", constraints, "torch", "transformers"]
     subprocess.run(install, check=True, timeout=1500)
-    installed = subprocess.run([python, "-m", "pip", "list"], check=True, capture_output=True, text=True).stdout
+    installed = subprocess.run([python, "-I", "-m", "pip", "list"], check=True, capture_output=True, text=True).stdout
     assert not {"vaswani_transformer", "accelerate", "datasets", "evaluate"} & set(installed.split())
     check_as_a_user(python, [folder], tmp_path, block=False)
 

@@ -155,15 +155,16 @@ def _add_missing_spans(
         if span in present or (in_spans and span is stack[-1]):
             continue
         targets = sorted(range(len(sources)), key=lambda t: (abs(sources[t] - number), abs(t - number)))
-        free = [t for t in targets if all(other.name != span.name for other in stacks[t][1])]
-        if free:
-            before, core, after = stacks[free[0]]
-            outer = core[:-1]
-            inner = (*outer, *(other for other in stack if other not in outer))
-            stacks[free[0]] = [inner] * 3 if in_spans else [before, (*core, span), after]
+        names = [{other.name for other in chain(*(stacks[t] if in_spans else stacks[t][1:2]))} for t in targets]
+        free = [t for t, taken in zip(targets, names, strict=True) if span.name not in taken]
+        if free and in_spans:  # with the run that it is around
+            outer = [part[:-1] for part in stacks[free[0]]]
+            stacks[free[0]] = [tuple(dict.fromkeys(chain(*outer, stack)))] * 3
+        elif free:
+            stacks[free[0]][1] += (span,)
         elif span.can_be_empty and span not in outside:
             nearest = stacks[targets[0]][1]
-            around = nearest[: [other.name for other in nearest].index(span.name)]
+            around = takewhile(lambda other, name=span.name: other.name != name and not other.is_run, nearest)
             empty.setdefault((targets[0], 3), []).append(Fragment("", (*around, span)))
     return empty
 

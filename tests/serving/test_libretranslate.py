@@ -53,6 +53,7 @@ def test_sentences_and_the_space_between_them(post, loaded):
     answer = post("/translate", json={"q": text.format(one, two[:-1], three), **LANGUAGES})[1]
     assert answer == {"translatedText": text.format(*expected)}
     blank = ["", " ", "\n \n", "\u3000", "7", "…", "¡!", "3 × 4 = 12.", "1,5 %\n– 6 –", "🐈‍⬛", "☎ +49 30", "１２。"]
+    blank += ["https://example.org/a?b=see%20me", "{name}: %d", "me@example.org"]
     assert post("/translate", json={"q": blank, **LANGUAGES}) == (200, {"translatedText": blank})
 
 

@@ -57,6 +57,13 @@ def kept_places(text: str) -> list[tuple[int, int, str]]:
     return sorted(result)
 
 
+def has_words(text: str) -> bool:
+    """Return whether a text has letters besides what is kept; without them a model would invent something."""
+    for start, end, _ in reversed(kept_places(text)):
+        text = text[:start] + text[end:]
+    return any(map(str.isalpha, text))
+
+
 def _of_word(text: str, begin: int, end: int, kept: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
     """Return what is kept of a word, of which at least this is."""
     places, place = [], begin  # of its other letters

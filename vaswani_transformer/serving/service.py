@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from ..decoding.glossary import make_glossary
 from ..decoding.translator import Hypothesis
+from ..documents.kept import has_words
 from ..errors import UserError, reading
 from ..model.language_codes_vaswani import typed_code
 from ..model.sentence_splitting_vaswani import space_behind, split_into_sentences
@@ -31,7 +32,6 @@ _SHOWN = regex.compile(
     [\p{Extended_Pictographic}\p{Regional_Indicator}\p{Emoji_Modifier}\p{Co}\u2190-\u21ff\u2500-\u2bff][\p{M}\u200d]*))
     ((?&sign)*(?&picture)[\s\p{Pe}]*)?(?P<shown>.*[\p{L}\p{N}]((?![\s\p{Ps}]{0,3}(?&picture))(?&sign))*)"""
 )
-_LETTER = regex.compile(r"\p{L}")
 _LEAST, _MOST = SETTING_RANGES["length_penalty"][1:]
 
 Texts = str | Annotated[list[str], Field(min_length=1)]
@@ -90,7 +90,7 @@ class TranslationsRequest(BaseModel, extra="forbid"):
 
 
 class SplitText:
-    """A text as its sentences and what is before, between and behind them: white space, and what has no letters.
+    """A text as its sentences and what is before, between and behind them: white space, and what has no words.
 
     Args:
         text: any text.
@@ -106,7 +106,7 @@ class SplitText:
         for line in re.split(r"([\r\n]+)", text):
             end = 0
             sentences = split_into_sentences(line, language) if split else [line.strip()]
-            for sentence in filter(_LETTER.search, sentences):  # a model would invent something for numbers and signs
+            for sentence in filter(has_words, sentences):
                 shown = _SHOWN.match(sentence)["shown"]
                 start = line.index(shown, end)
                 self.gaps[-1] += line[end:start]
@@ -115,7 +115,7 @@ class SplitText:
                 code = own or code
                 for number, part in enumerate(divide(_ENDLESS.sub(r"\g<0> ", sentence), language, code)):
                     self.gaps[-1] += " " * (number > 0)
-                    if _LETTER.search(part):
+                    if has_words(part):
                         self.sentences.append(part)
                         self._codes.append(code)
                         self.gaps.append("")

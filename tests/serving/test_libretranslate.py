@@ -12,6 +12,7 @@ from served import SENTENCES, ask, running, translated
 from starlette.exceptions import HTTPException
 
 from vaswani_transformer.documents.formats import aligner, translate_document
+from vaswani_transformer.serving.service import SplitText
 
 folder, loaded, make, post = served.folder, served.loaded, served.make, served.post
 
@@ -55,6 +56,8 @@ def test_sentences_and_the_space_between_them(post, loaded):
     blank = ["", " ", "\n \n", "\u3000", "7", "…", "¡!", "3 × 4 = 12.", "1,5 %\n– 6 –", "🐈‍⬛", "☎ +49 30", "１２。"]
     blank += ["https://example.org/a?b=see%20me", "{name}: %d", "me@example.org"]
     assert post("/translate", json={"q": blank, **LANGUAGES}) == (200, {"translatedText": blank})
+    japanese = SplitText("猫が寝る。犬が走る。", "ja", lambda text, *_: [text])
+    assert [japanese.joined([text, text]) for text in ("Yes.", "好。")] == ["Yes. Yes.", "好。好。"]
 
 
 def test_alternatives(post, loaded):

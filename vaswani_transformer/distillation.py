@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sacrebleu.metrics import BLEU
-
 from .data.parallel_text import PairSource
 from .data.recipe_data import data_sources, split_to_validate_on
 from .data.text_files import file_stamp
@@ -28,6 +26,7 @@ from .decoding.parts import write_in_parts
 from .decoding.translator import Translator
 from .distributed import joined_processes
 from .errors import UserError, reading
+from .evaluation.metrics import bleu_metric
 from .evaluation.records import model_sha256
 from .export.engine import load_for_decoding
 from .files import written_whole
@@ -45,7 +44,6 @@ logger = logging.getLogger(__name__)
 DISTILLED = "distilled"  # files distilled.en and distilled.de, or whatever the languages are
 TRANSLATIONS = "translations.jsonl"  # until these are written: the teachers' outputs, a line of JSON for each source
 SOURCES = "sources.txt"  # and what is translated
-_BLEU = BLEU(effective_order=True)  # smoothed, as sacreBLEU advises for sentences
 
 
 @dataclass(frozen=True)
@@ -233,7 +231,9 @@ class DistilledText:
             return 0, math.nan
         chosen = next(iter(scores))
         if self.options.interpolate:
-            chosen = max(scores, key=lambda n: _BLEU.sentence_score(translations[n]["text"], [reference]).score)
+            # Smoothed, as sacreBLEU advises for sentences.
+            bleu = bleu_metric([reference], self.recipe.bleu_tokenizer, effective_order=True)
+            chosen = max(scores, key=lambda n: bleu.sentence_score(translations[n]["text"], [reference]).score)
         return chosen, scores[chosen]
 
     def _write(self, settings: dict[str, Any]) -> None:

@@ -89,6 +89,9 @@ def test_a_sampled_search_is_recorded_as_one(evaluate, tmp_path):
 
 
 def test_a_translation_memory_is_a_test_set(model, evaluate, tmp_path, capsys):
+    assert evaluate("--json", tmp_path / "lines.json", "--bleu-tokenizer", "char") == 0
+    record = json.loads((tmp_path / "lines.json").read_text())
+    assert "|tok:char|" in record["bleu_signature"] and "--bleu-tokenizer char" in record["command"]
     assert evaluate("--json", tmp_path / "lines.json") == 0
     unit = "".join(
         f'<tuv xml:lang="{language}"><seg>{(tmp_path / f"test.{side}").read_text().splitlines()[0]}</seg></tuv>'

@@ -81,6 +81,27 @@ def test_a_training_starts_from_the_given_weights_tokenizer_and_search(source, r
     assert (now.decoder_start_token_id, now.pad_token_id) == (own.decoder_start_token_id, own.pad_token_id)
 
 
+@EITHER
+def test_a_model_that_becomes_worse_is_kept_as_it_was(source, recipe, rank, monkeypatch):
+    """It is validated before the first step, and is a checkpoint to choose, but none of those to average."""
+    loss = training.VaswaniTrainer.compute_loss
+
+    def unlearned(self, *arguments, **options):
+        return loss(self, *arguments, **options) * (-1 if self.model.training else 1)
+
+    monkeypatch.setattr(training.VaswaniTrainer, "compute_loss", unlearned)
+    fields = {"lora_rank": rank, "max_steps": 20, "early_stopping": 2, "keep_checkpoints": 1, "average_checkpoints": 9}
+    stop_after(2, changed(recipe, **fields))
+    result = train(changed(recipe, **fields), progress=False)
+    losses = logged(result.folder, "eval_loss")
+    assert len(losses) == 3 and losses[0] == min(losses) == pytest.approx(result.metrics["eval_loss"], rel=1e-5)
+    assert result.steps == 4 and result.kept == "best checkpoint (the model that training started from)"
+    before, after = weights_of(source), weights_of(result.folder)
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    fields |= {"keep_weights": "average", "output": f"{recipe.output}2"}
+    assert train(changed(recipe, **fields), progress=False).averaged == 2
+
+
 def test_a_length_penalty_is_chosen_for_beams_alone(source, recipe, tmp_path):
     greedy = tmp_path / "greedy"
     shutil.copytree(source, greedy)
@@ -127,6 +148,7 @@ def test_adapters_alone_are_trained_merged_and_saved(source, recipe, tmp_path, n
     for file in source.glob("tokenizer*"):
         shutil.copy(file, tmp_path / "base")
     fields = {"from_model": str(tmp_path / "base"), "lora_rank": 4, "learning_rate_scale": 2.0, "max_steps": 2}
+    fields["keep_weights"] = "last"  # the best may be the model as it was
     result = train(changed(recipe, **fields), progress=False)
     before, after = weights_of(tmp_path / "base"), weights_of(result.folder)
     assert before.keys() == after.keys()

@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from training_runs import (
     weights_of,
     without_clocks,
 )
+from transformers import trainer, trainer_utils
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
 from vaswani_transformer import UserError, VaswaniConfig, average_checkpoints, train
@@ -62,25 +64,55 @@ def straight(without_pictures, tmp_path_factory, text):
 
 @pytest.mark.parametrize("best_by", ["loss", "bleu"])
 def test_the_better_of_best_checkpoint_and_average_is_kept(recipe, best_by):
-    recipe = dataclasses.replace(recipe, best_by=best_by, validation_bleu=20 if best_by == "bleu" else 0)
-    result = train(recipe, progress=False)
+    """By the loss where that is asked for, and where a BLEU of about 0 says nothing, which does not end training."""
+    fields = {"validation_bleu": 20, "early_stopping": 1} if best_by == "bleu" else {}
+    result = train(dataclasses.replace(recipe, best_by=best_by, **fields), progress=False)
     entries = log_of(result.folder)
-    [best] = [entry for entry in entries if "best_loss" in entry]
-    [average] = [entry for entry in entries if "average_loss" in entry]
+    validations = {entry["step"]: entry for entry in entries if "eval_loss" in entry}
+    assert result.steps == STEPS and all(entry.get("eval_bleu", 0) < 1 for entry in validations.values())
+    chosen = min(validations, key=lambda step: validations[step]["eval_loss"])
+    [best] = [entry["best_loss"] for entry in entries if "best_loss" in entry]
+    [average] = [entry["average_loss"] for entry in entries if "average_loss" in entry]
+    assert best == pytest.approx(validations[chosen]["eval_loss"], rel=1e-4)
     checkpoints = complete_checkpoints(result.folder / "checkpoints")
-    averaged = average_checkpoints([path for path in checkpoints if step_of(path) in (4, 6, 8)])
-    higher = average[f"average_{best_by}"] > best[f"best_{best_by}"]
-    if higher == (best_by == "bleu") and average[f"average_{best_by}"] != best[f"best_{best_by}"]:
-        assert result.averaged == 3 and equal(weights_of(result.folder), averaged)
-    else:
-        validations = [entry for entry in entries if "eval_loss" in entry]
-        chosen = max(validations, key=lambda entry: entry[f"eval_{best_by}"] * (1 if best_by == "bleu" else -1))
-        assert result.averaged == 0
-        assert equal(
-            weights_of(result.folder), weights_of(result.folder / "checkpoints" / f"checkpoint-{chosen['step']}")
-        )
-    losses = [entry["eval_loss"] for entry in entries if "eval_loss" in entry]
-    assert best["best_loss"] == pytest.approx(min(losses), rel=1e-4) or best_by == "bleu"
+    averaged = [path for path in checkpoints if step_of(path) in (4, 6, 8)]
+    expected = averaged if average < best else [path for path in checkpoints if step_of(path) == chosen]
+    assert result.averaged == (3 if average < best else 0)
+    assert equal(weights_of(result.folder), average_checkpoints(expected))
+
+
+# Validations (loss, BLEU, its standard error), the step of the best one after each, and how many have come since.
+TRAJECTORIES = {
+    "nothing but zeros": ([(5, 0, 0), (4, 0, 0), (4.5, 0, 0), (4.4, 0, 0)], [1, 2, 2, 2], 0),
+    "one sentence for all sources": (  # measured
+        [(6.91, 0.03, 0.002), (5.54, 1.89, 0.37), (5.17, 1.18, 0.23), (4.96, 2.27, 0.47), (4.85, 0.96, 0.22)],
+        [1, 2, 3, 4, 5], 0,
+    ),
+    "a plateau of the loss before BLEU moves": ([(4.7, 0.3, 0.1), (4.8, 1.9, 0.4), (4.8, 0.6, 0.2)], [1, 1, 1], 0),
+    "equal ones": ([(2, 20, 0), (1.9, 20, 0), (1.95, 20, 0)], [1, 2, 2], 1),
+    "higher by more than the error": ([(2, 20, 0.9), (2.1, 22, 0.9), (2.2, 24, 0.9)], [1, 2, 3], 0),
+    "as high as one can tell": ([(2, 20, 0.9), (1.9, 19.5, 0.9), (1.8, 19.2, 0.9), (1.7, 18.9, 0.9)], [1, 2, 3, 3], 1),
+    "worse and worse": ([(2, 20, 0.9), (2.2, 18, 0.9), (1.9, 17, 0.9), (2.5, 0.1, 0.05)], [1, 1, 1, 1], 3),
+    "few pairs": ([(2, 30, 5), (1.9, 27, 5), (2.2, 29, 5)], [1, 2, 2], 1),
+    "known well": ([(3, 2.0, 0.1), (2.9, 2.4, 0.1), (2.8, 2.2, 0.1)], [1, 2, 2], 1),
+    "of an earlier version": ([(3, 20, None), (3.1, 21, None), (2.9, 20.5, None)], [1, 2, 2], 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("scores", "steps", "stalled"), TRAJECTORIES.values(), ids=TRAJECTORIES)
+def test_the_best_validation_and_how_long_there_was_none(scores, steps, stalled):
+    """Also over a resume: what is known is the log, and the step of the best so far."""
+    state, control = TrainerState(), SimpleNamespace(should_training_stop=False)
+    patience = stalled or len(scores)
+    for number, (step, (loss, bleu, error)) in enumerate(zip(steps, scores, strict=True), 1):
+        entry = {"step": number, "eval_loss": loss, "eval_bleu": bleu}
+        state = dataclasses.replace(state, global_step=number)  # as it is read again
+        state.log_history.append(entry if error is None else entry | {"eval_bleu_error": error})
+        assert not control.should_training_stop
+        callbacks.BestValidationCallback(None, "bleu", patience).on_evaluate(None, state, control)
+        assert state.best_global_step == step
+    assert callbacks.stalled_validations(state, "bleu") == stalled
+    assert control.should_training_stop == (stalled > 0)
 
 
 def test_averaged_checkpoints_are_written_near_the_end_alone(recipe):
@@ -128,12 +160,6 @@ def test_a_torn_recipe_is_no_proof_of_the_same_settings(recipe, trained):
     assert train(recipe, progress=False).steps == STEPS
 
 
-def test_time_limit_ends_with_a_validation_and_a_model(recipe):
-    result = train(dataclasses.replace(recipe, max_steps=10**6, evaluate_every=10**5, max_minutes=1e-9), progress=False)
-    assert result.steps == 1 and (result.folder / "model.safetensors").is_file()
-    assert [entry["step"] for entry in log_of(result.folder) if "eval_loss" in entry] == [1]
-
-
 def test_early_stopping_counts_over_a_resume(recipe):
     recipe = dataclasses.replace(
         recipe, max_steps=40, evaluate_every=1, early_stopping=3, learning_rate_scale=1e-9, average_checkpoints=0
@@ -168,6 +194,32 @@ def test_workers_change_nothing_and_a_resume_is_exact_with_them(recipe):
     stopped = train(recipe, progress=False)
     assert equal(weights_of(straight.folder), weights_of(stopped.folder))
     assert without_clocks(straight.folder) == without_clocks(stopped.folder)
+
+
+@pytest.mark.parametrize("evaluate_every", [7, 10**5])
+def test_the_time_limit_includes_what_comes_after_training(recipe, monkeypatch, evaluate_every):
+    """By a clock on which a step takes 9 seconds, and a batch of a validation 8, of a beam search three times that."""
+    now = [0.0]
+    clock = SimpleNamespace(**{**vars(time), "time": lambda: now[0], "monotonic": lambda: now[0]})
+    for module in (callbacks, trainer, trainer_utils):
+        monkeypatch.setattr(module, "time", clock)
+    for name, seconds in (("training_step", 9), ("prediction_step", 8), ("_save_checkpoint", 5)):
+        method = getattr(training.VaswaniTrainer, name)
+
+        def slow(self, *arguments, method=method, seconds=seconds, **options):
+            now[0] += seconds * (3 if options.get("num_beams", 1) > 1 else 1)
+            return method(self, *arguments, **options)
+
+        monkeypatch.setattr(training.VaswaniTrainer, name, slow)
+    fields = {"max_steps": 10**6, "evaluate_every": evaluate_every, "max_minutes": 5, "validation_bleu": 2}
+    recipe = dataclasses.replace(recipe, **fields, length_penalty="auto", max_extra_tokens=1)
+    monkeypatch.setattr(training, "_scores", lambda *_: {"bleu": 9.0, "bleu_error": 0.5, "chrf": 9.0})
+    result = train(recipe, progress=False)
+    assert 240 <= result.seconds <= 300 and result.seconds == now[0]
+    assert log_of(result.folder)[-1]["step"] == result.steps
+    kill_before_selection(recipe := dataclasses.replace(recipe, output=recipe.output + "2"))
+    steps = step_of(complete_checkpoints(Path(recipe.output) / "checkpoints")[-1])
+    assert train(recipe, progress=False).steps == steps
 
 
 class _Minutes(TrainerCallback):

@@ -343,22 +343,29 @@ def test_batches_without_padding_train_as_padded_ones_do(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("bleu", "endless", "expected"),
+    ("bleu", "endless", "error", "seconds", "expected"),
     [
-        ((10, 20, 30, 25, 5), (0, 0, 0, 0, 0), 1.0),
-        ((10, 20, 20.04, 5, 5), (0, 0, 0, 0, 0), 0.6),  # less than a tenth of a point better than the paper's
-        ((2, 6, 10, 14, 18), (0, 1, 1, 2, 3), 1.0),  # with the others more outputs do not end than with the paper's
+        ((10, 20, 30, 25, 5), (0, 0, 0, 0, 0), 1, 99, 1.0),
+        ((10, 20, 20.04, 5, 5), (0, 0, 0, 0, 0), 1, 99, 0.6),  # less than a tenth of a point better than the paper's
+        ((2, 6, 10, 14, 18), (0, 1, 1, 2, 3), 1, 99, 1.0),  # with the others more outputs do not end than with that
+        ((2, 2.1, 2.9, 3.5, 4), (0, 0, 0, 0, 0), 0.5, 99, 0.6),  # chance
+        ((10, 20, 30, 40, 50), (0, 0, 0, 0, 0), 1, 40, 1.4),  # for the last there is no time
     ],
 )
-def test_the_length_penalty_is_the_one_with_most_bleu(bleu, endless, expected):
+def test_the_length_penalty_is_the_one_with_most_bleu(bleu, endless, error, seconds, expected):
     model, ending, unending = tiny_model(), [1, 5, 2], [1, 5, 5]
     model.generation_config.num_beams, model.generation_config.eos_token_id = 4, 2
+    tried = []
 
     def predict(pairs, metric_key_prefix, num_beams, length_penalty):
         number = LENGTH_PENALTIES.index(length_penalty)
+        tried.append(length_penalty)
         rows = [ending] * (3 - endless[number]) + [unending] * endless[number]
-        return SimpleNamespace(predictions=np.array(rows), metrics={"search_bleu": bleu[number]})
+        metrics = {"search_bleu": bleu[number], "search_bleu_error": error, "search_runtime": 10}
+        return SimpleNamespace(predictions=np.array(rows), metrics=metrics)
 
-    accelerator = SimpleNamespace(unwrap_model=lambda model: model)
-    choose_length_penalty(SimpleNamespace(model=model, eval_dataset=None, accelerator=accelerator, predict=predict))
+    accelerator, args = SimpleNamespace(unwrap_model=lambda model: model), SimpleNamespace(world_size=1)
+    trainer = SimpleNamespace(model=model, args=args, eval_dataset=None, accelerator=accelerator, predict=predict)
+    choose_length_penalty(trainer, lambda: seconds - 10 * len(tried))
     assert model.generation_config.length_penalty == expected
+    assert 10 * len(tried) <= seconds

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..errors import UserError
+from ..recipes.recipe import BLEU_TOKENIZERS
 from . import files, options
 from .files import Work
 from .options import AnyModel, Computing, Path_, Search, Together, setting
@@ -23,6 +24,7 @@ def evaluate(
     output: Path_ | None = None,
     json: Path_ | None = None,
     test_set: str | None = None,
+    bleu_tokenizer: Literal[BLEU_TOKENIZERS] | None = None,
     paper_bleu: str | None = None,
     target_language: str | None = None,
     search: Search = Search(),  # noqa: B008 (of cyclopts)
@@ -38,6 +40,7 @@ def evaluate(
         output: also write the translations here
         json: also write the scores here, and how they were obtained
         test_set: its name in the --json file (default: from the file names)
+        bleu_tokenizer: sacreBLEU's (default: by the target language, or the script of the references)
         paper_bleu: also BLEU as the paper computed it: Moses' tokens of this language (de, fr, ...), German compounds
             split
         target_language: as of translate
@@ -46,8 +49,9 @@ def evaluate(
     from ..data.parallel_text import FORMATS, pair_source, suffix
     from ..decoding.scoring import score_pairs
     from ..decoding.translator import Translator
-    from ..evaluation.metrics import moses_tokenizer, perplexity, score_translations
+    from ..evaluation.metrics import bleu_metric, moses_tokenizer, perplexity, score_translations
     from ..evaluation.metrics import paper_bleu as score_as_the_paper
+    from ..hub.card_facts import known_languages
 
     files.check_files({"source": source, "reference": reference}, {"output": output, "json": json})
     if paper_bleu:
@@ -64,11 +68,13 @@ def evaluate(
     if not filled:
         raise UserError(f"{source} and {reference} hold blank lines only: nothing to evaluate")
     sources, references = map(list, zip(*pairs, strict=True))
+    language = target_language or [*known_languages(model), None, None][1]
+    bleu = bleu_metric(references, bleu_tokenizer, language)
     loaded, tokenizer = computing.load(model)
     asked = options.generate_options(loaded, search) | {"target_language": target_language}
     translator = Translator(loaded, tokenizer, computing.tokens_per_batch, **asked)
     settings = vars(search) | {"precision": computing.precision, "paper_bleu": paper_bleu}
-    settings["target_language"] = target_language
+    settings |= {"bleu_tokenizer": bleu_tokenizer, "target_language": target_language}
     settings |= {name: value for name, value in columns.items() if f"{value}_column" != name}
     if computing.tokens_per_batch != Computing.tokens_per_batch:
         settings["tokens_per_batch"] = computing.tokens_per_batch
@@ -77,7 +83,7 @@ def evaluate(
     coded = [translator.codes.coded(source) for source, _ in filled]
     losses, counts = score_pairs(loaded, tokenizer, coded, [target for _, target in filled])
     translations, seconds = files.timed("translating", partial(translator.translate, sources), len(sources))
-    scores = score_translations(translations, references) | {"perplexity": perplexity(losses, counts)}
+    scores = score_translations(translations, references, bleu) | {"perplexity": perplexity(losses, counts)}
     if paper_bleu:
         scores["paper_bleu"] = score_as_the_paper(translations, references, paper_bleu)
     if output:

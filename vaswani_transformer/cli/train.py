@@ -55,7 +55,7 @@ def _print_trained(result: Any) -> None:
     """Print what came of a training."""
     if not is_first_process():
         return
-    labels = {"eval_loss": "loss", "eval_perplexity": "perplexity", "eval_bleu": "BLEU (greedy)"}
+    labels = {"eval_loss": "loss", "eval_perplexity": "perplexity", "eval_bleu": "BLEU (greedy)", "eval_chrf": "chrF"}
     shown = ", ".join(f"{labels[key]} {result.metrics[key]:.2f}" for key in labels if key in result.metrics)
     print(f"trained {result.steps:,} steps in {duration(result.seconds)}; kept the {result.kept}: validation {shown}")
     print(f"model: {result.folder}")

@@ -1,15 +1,34 @@
 """BLEU, chrF and perplexity as `evaluate.Metric` classes that need no network."""
 
+import contextlib
 import functools
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import datasets
 import evaluate
+import regex
 from sacrebleu.metrics import BLEU, CHRF
 
 from ..errors import UserError, reading
+
+# Of writing without spaces between words, of which sacreBLEU's default, 13a, takes a whole clause for one.
+_LANGUAGES = {"zh": "zh zho cmn yue wuu", "ja": "ja jpn", "ko": "ko kor", "char": "th tha lo lao km khm my bo dz"}
+_KANA, _CHAR = r"\p{Hiragana}\p{Katakana}", r"\p{Line_Break=SA}\p{Line_Break=AK}\p{Tibetan}"
+_WORDS = regex.compile(
+    rf"(?V1)(?P<ja>[{_KANA}])|(?P<zh>\p{{Han}})|(?P<char>[{_CHAR}])|(?P<ko>\p{{Hangul}}+)"
+    rf"|[\p{{L}}\p{{M}}--[{_KANA}{_CHAR}\p{{Han}}\p{{Hangul}}]]+"
+)
+
+
+def _info(metric: evaluate.Metric, citation: str, *types: str) -> evaluate.MetricInfo:
+    """Return the description of a metric whose predictions and references are of these types."""
+    columns = zip(("predictions", "references"), map(datasets.Value, types), strict=True)
+    first, _, more = type(metric).__doc__.partition("\n\n")
+    features = datasets.Features(dict(columns))
+    return evaluate.MetricInfo(description=first, citation=citation, inputs_description=more, features=features)
 
 
 class TranslationMetric(evaluate.Metric):
@@ -17,23 +36,18 @@ class TranslationMetric(evaluate.Metric):
 
     `TranslationMetric().compute(predictions=[...], references=[...])` takes one reference per prediction (strings) and
     returns `bleu` and `chrf` (0 to 100), `bleu_signature`, `chrf_signature` and `exact_match` (percent of predictions
-    equal to their reference). It needs no network: `evaluate.load` would download a metric's code from the Hub.
+    equal to their reference); `tokenizer` and `language` are as of `bleu_metric`. It needs no network: `evaluate.load`
+    would download a metric's code from the Hub.
 
     Raises:
         ValueError: from `compute`, for no predictions or a different number of references.
     """
 
     def _info(self):
-        text = datasets.Value("string")
-        return evaluate.MetricInfo(
-            description="Corpus BLEU and chrF by sacreBLEU.",
-            citation="Matt Post. 2018. A Call for Clarity in Reporting BLEU Scores.",
-            inputs_description="predictions and references: one string per sentence.",
-            features=datasets.Features({"predictions": text, "references": text}),
-        )
+        return _info(self, "Matt Post. 2018. A Call for Clarity in Reporting BLEU Scores.", "string", "string")
 
-    def _compute(self, predictions, references):
-        return score_translations(predictions, references)
+    def _compute(self, predictions, references, **options):
+        return score_translations(predictions, references, bleu_metric(references, **options))
 
 
 class PerplexityMetric(evaluate.Metric):
@@ -47,14 +61,7 @@ class PerplexityMetric(evaluate.Metric):
     """
 
     def _info(self):
-        return evaluate.MetricInfo(
-            description="Perplexity per token from log-probabilities of sentences.",
-            citation="",
-            inputs_description="predictions: nats per sentence; references: tokens per sentence.",
-            features=datasets.Features(
-                {"predictions": datasets.Value("float64"), "references": datasets.Value("int64")}
-            ),
-        )
+        return _info(self, "", "float64", "int64")
 
     def _compute(self, predictions, references):
         return {"perplexity": perplexity(predictions, references)}
@@ -65,10 +72,32 @@ def perplexity(losses: Sequence[float], counts: Sequence[int]) -> float:
     return math.exp(min(math.fsum(losses) / sum(counts), 700.0))
 
 
-def score_translations(predictions: Sequence[str], references: Sequence[str]) -> dict:
-    """Compute the scores of `TranslationMetric`, without its files."""
+def bleu_metric(references: Sequence[str], tokenizer: str | None = None, language: str | None = None, **more) -> BLEU:
+    """Return sacreBLEU's BLEU with this tokenizer; raises `UserError` for one that is not installed or downloaded.
+
+    By default it goes by the target language (`zh`, `ja-JP`, `tha`), or where that decides nothing by how most words of
+    the references are written: `zh` for Chinese; `ja-mecab` and `ko-mecab`, or `char` where these are not installed;
+    `char` for Thai, Lao, Khmer, Burmese, Tibetan and other writing without spaces between words; else `13a`.
+    """
+    if tokenizer is not None:
+        with reading(f"BLEU's tokenizer {tokenizer}"):
+            return BLEU(tokenize=tokenizer, **more)
+    code = re.split("[-_]", language or "")[0].lower()
+    kind = next((kind for kind, codes in _LANGUAGES.items() if code in codes.split()), None)
+    if kind is None:
+        counts = Counter(match.lastgroup for match in _WORDS.finditer("\n".join(references)))
+        if counts["ja"] * 3 > counts["zh"]:  # Japanese is half kana, and Chinese quotes a few
+            counts["ja"] += counts.pop("zh", 0)
+        kind = max(counts, key=counts.get, default=None)
+    with contextlib.suppress(RuntimeError):  # MeCab is not installed
+        return BLEU(tokenize=f"{kind}-mecab" if kind in ("ja", "ko") else kind or "13a", **more)
+    return BLEU(tokenize="char", **more)
+
+
+def score_translations(predictions: Sequence[str], references: Sequence[str], bleu: BLEU | None = None) -> dict:
+    """Compute the scores of `TranslationMetric`, without its files, with another `bleu` than that of `bleu_metric`."""
     _check_pairs(predictions, references)
-    bleu, chrf = BLEU(), CHRF()
+    bleu, chrf = bleu or bleu_metric(references), CHRF()
     exact = sum(prediction == reference for prediction, reference in zip(predictions, references, strict=True))
     return {
         "bleu": bleu.corpus_score(predictions, [references]).score,

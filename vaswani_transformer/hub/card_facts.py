@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, reading
 from ..json_and_yaml import read_json, read_yaml
+from ..recipes.recipe import Recipe, convert, languages_of
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -165,8 +166,6 @@ def read_run(folder: str | Path) -> tuple[dict, int | None]:
 
 def read_run_recipe(folder: str | Path) -> dict:
     """Return the known fields of a run's recipe; empty if a value is not of its field's type. Imports no torch."""
-    from ..recipes.recipe import Recipe, convert
-
     with contextlib.suppress(UserError, TypeError):
         values = read_yaml(Path(folder) / RECIPE)
         return {name: convert(name, values[name]) for name in Recipe.__dataclass_fields__ if name in values}
@@ -215,16 +214,6 @@ def read_teachers(folder: str | Path, recipe: Mapping) -> list[str]:
         values = read_json(Path(folder) / "distillation.json")
         if file_name(str(recipe.get("train_target"))) in values["files"]:
             return [file_name(str(name)) for name in values["teachers"]]
-    return []
-
-
-def languages_of(recipe: Mapping) -> list[str]:
-    """Return source and target language if columns or files are named by codes of two characters; else empty."""
-    columns = [recipe.get("source_column"), recipe.get("target_column")]
-    files = [str(recipe.get(f"train_{side}")).removesuffix(".gz") for side in ("source", "target")]
-    for codes in (columns, [name.rpartition(".")[2] for name in files]):
-        if codes[0] != codes[1] and all(re.fullmatch("[a-z]{2}", code or "") for code in codes):
-            return codes
     return []
 
 

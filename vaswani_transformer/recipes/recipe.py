@@ -8,9 +8,10 @@ import dataclasses
 import difflib
 import math
 import os
+import re
 import typing
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Literal
@@ -27,6 +28,7 @@ def _option(default, help_text: str, group: str, flag: str | None = None):
 
 
 AUTO = "auto"  # the machine decides
+BLEU_TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "spm", "flores101", "flores200", "spBLEU-1K")
 DATA, TOKENIZER, MODEL, BATCHES = "data", "tokenizer", "model", "batches"
 OPTIMIZER, CHECKS, DECODING, OUTPUT = "optimizer", "validation and checkpoints", "decoding", "output"
 
@@ -133,6 +135,9 @@ class Recipe:
     report_to: str = _option("none", "what else gets the log, comma-separated: tensorboard, wandb, ...", CHECKS)
     validation_bleu: int = _option(
         500, "pairs of a fixed sample to validate on, translated greedily for BLEU; 0: loss on all pairs", CHECKS
+    )
+    bleu_tokenizer: str | None = _option(
+        None, f"sacreBLEU's: {', '.join(BLEU_TOKENIZERS)}; if none, by the target's language or script", CHECKS
     )
     best_by: str = _option("loss", "what the best checkpoint is best by: loss or bleu", CHECKS)
     early_stopping: int = _option(0, "stop after this many validations without a better one; 0 for never", CHECKS)
@@ -307,6 +312,7 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
 _CHOICES = {
     "tokenizer_kind": ("bpe", "wordpiece"),
     "precision": ("auto", "fp32", "bf16", "fp16"),
+    "bleu_tokenizer": BLEU_TOKENIZERS,
     "best_by": ("loss", "bleu"),
     "keep_weights": ("better", "average", "best", "last"),
 }
@@ -324,6 +330,16 @@ _RULES = (
     ("label_smoothing adam_beta1 adam_beta2", lambda share: 0 <= share < 1, "at least 0 and below 1"),
     *((name, choices.__contains__, f"one of {', '.join(choices)}") for name, choices in _CHOICES.items()),
 )  # fmt: skip
+
+
+def languages_of(recipe: Mapping) -> list[str]:
+    """Return source and target language if columns or files are named by codes of two characters; else empty."""
+    columns = [recipe.get("source_column"), recipe.get("target_column")]
+    files = [str(recipe.get(f"train_{side}")).removesuffix(".gz") for side in ("source", "target")]
+    for codes in (columns, [name.rpartition(".")[2] for name in files]):
+        if codes[0] != codes[1] and all(re.fullmatch("[a-z]{2}", code or "") for code in codes):
+            return codes
+    return []
 
 
 def check_paths(recipe: Recipe) -> None:

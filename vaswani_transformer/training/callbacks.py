@@ -6,13 +6,15 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from accelerate.utils import is_matplotlib_available
 from tqdm.auto import tqdm
-from transformers import EarlyStoppingCallback, TrainerCallback
-from transformers.trainer_callback import ExportableState
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState, TrainerState
 
+from ..distributed import over_processes
 from ..durations import duration
 from ..errors import one_line, reading
 from ..files import write_text, written_whole
@@ -24,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 TENSORBOARD = "tensorboard"  # a folder of a run
 EVENTS = f"{TENSORBOARD}/events.out.tfevents.*"
-SHOWN = (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU"))
+SHOWN = (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU"), ("eval_chrf", "chrF"))
 
 
 class TrainingProgressCallback(TrainerCallback):
@@ -187,17 +189,59 @@ def stored_attribute(state, callback: type, name: str, default: float) -> float:
         return float(stored["attributes"].get(name, default)) if stored else default
 
 
-class ResumableEarlyStoppingCallback(EarlyStoppingCallback):
-    """transformers' early stopping, whose count of validations without progress survives a resume.
+def says_something(bleu: float, error: float) -> bool:
+    """Return whether a BLEU with this standard error can compare models.
 
-    `restore_callback_states_from_checkpoint` would restore the patience too, which a resumed run may change.
+    One sentence for all sources has a BLEU of up to 2, which is another in each validation, and an error of a fifth of
+    it: BLEU is believed from 5 on, or from 1 on if it is known to a tenth.
+    """
+    return bleu >= max(1, min(5, 10 * error))
+
+
+def best_validation(candidates: Collection[dict], validations: Collection[dict], by: str) -> dict:
+    """Return the best of some validations (entries of the log), which are among `validations`.
+
+    By `bleu` it is the one with the lowest loss of those that are at most a standard error below the highest BLEU (the
+    one-standard-error rule of Breiman et al., 1984); of all where even the highest says nothing.
+    """
+    if by == "bleu" and says_something(*(top := _highest_bleu(validations))):
+        candidates = [each for each in candidates if each["eval_bleu"] >= top[0] - top[1]]
+    return min(candidates, key=lambda each: each["eval_loss"])
+
+
+def _highest_bleu(validations: Collection[dict]) -> tuple[float, float]:
+    """Return the highest BLEU and its standard error, which earlier versions did not log."""
+    return max((each["eval_bleu"], each.get("eval_bleu_error", 0.0)) for each in validations)
+
+
+def stalled_validations(state: TrainerState, by: str) -> int:
+    """Return how many validations there were since the best one; by `bleu` none count while it says nothing."""
+    validations = [entry for entry in state.log_history if "eval_loss" in entry]
+    if by == "bleu" and validations and not says_something(*_highest_bleu(validations)):
+        return 0
+    return sum(entry["step"] > (state.best_global_step or 0) for entry in validations)
+
+
+class BestValidationCallback(TrainerCallback):
+    """Finds the best validation, by what the trainer's state has of them, and stops after some without a better one.
+
+    transformers compares one number at a time. `save` writes the checkpoint of a model that was validated before the
+    first step; 0 for no end of `patience`.
     """
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        """Restore the count from the checkpoint."""
-        super().on_train_begin(args, state, control, **kwargs)
-        name = "early_stopping_patience_counter"
-        self.early_stopping_patience_counter = stored_attribute(state, type(self), name, 0)
+    def __init__(self, save: Callable[[], None], by: str, patience: int):
+        self.save, self.by, self.patience = save, by, patience
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        """Compare the validation with the best so far."""
+        validations = [entry for entry in state.log_history if "eval_loss" in entry]
+        candidates = [each for each in validations if each["step"] in (state.best_global_step, state.global_step)]
+        best = best_validation(candidates, validations, self.by)
+        state.best_global_step, state.best_metric = best["step"], best[f"eval_{self.by}"]
+        if 0 < self.patience <= stalled_validations(state, self.by):
+            control.should_training_stop = True
+        if state.global_step == 0:
+            self.save()
 
 
 class StopAndSaveCallback(TrainerCallback):
@@ -209,15 +253,22 @@ class StopAndSaveCallback(TrainerCallback):
 
     Args:
         log: counts the seconds, earlier sessions included.
-        max_minutes: training then ends with a validation and a checkpoint; 0 for no limit.
+        max_minutes: for training, a last validation and checkpoint, and `validations` more, as long as the latest one;
+            0 for no limit. Without one there is one after a quarter of the time.
         checkpoint_minutes: between two checkpoints (Section 6.1: 10); 0 for none.
         first_step: before this step the Trainer's periodic checkpoints are written only at validations.
+        validations: how many of them take as long as the selection of weights and length penalty.
     """
 
     def __init__(
-        self, log: "TrainingLogCallback", max_minutes: float = 0.0, checkpoint_minutes: float = 0.0, first_step: int = 0
+        self,
+        log,
+        max_minutes: float = 0.0,
+        checkpoint_minutes: float = 0.0,
+        first_step: int = 0,
+        validations: float = 0,
     ):
-        self.first_step = first_step
+        self.first_step, self.validations = first_step, validations
         self.log, self.limit, self.interval = log, 60 * max_minutes, 60 * checkpoint_minutes
         self.received: int | None = None  # the signal
         self.save_reasons: set[str] = set()  # of the next checkpoint
@@ -245,10 +296,20 @@ class StopAndSaveCallback(TrainerCallback):
             except ValueError:  # outside the main thread the program around us handles signals
                 return
 
-    def requests(self) -> tuple[bool, bool, bool]:
+    def seconds_left(self) -> float:
+        """Return the seconds until the limit."""
+        return self.limit - self.log.seconds() if self.limit else float("inf")
+
+    def must_end(self, state: TrainerState, validations: int) -> bool:
+        """Return whether there is no time for more than so many validations, and for what comes after training."""
+        seconds = [entry["eval_runtime"] for entry in state.log_history if "eval_runtime" in entry]
+        needed = seconds[-1] * (validations + self.validations) if seconds else 0.75 * self.limit
+        return self.seconds_left() <= needed
+
+    def requests(self, state: TrainerState) -> tuple[bool, bool, bool]:
         """Return what this process asks for: to stop, to end, a checkpoint."""
-        seconds = self.log.seconds()
-        return self.received is not None, 0 < self.limit <= seconds, seconds >= self.next_second
+        # One validation, and as much for checkpoints to be written and averaged.
+        return self.received is not None, self.must_end(state, 2), self.log.seconds() >= self.next_second
 
     def on_step_end(self, args, state, control, **kwargs):
         """Do what was asked for."""
@@ -256,19 +317,24 @@ class StopAndSaveCallback(TrainerCallback):
             control.should_save = True
         elif state.global_step < self.first_step:
             control.should_save = False
-        stopped, time_is_up, checkpoint_is_due = self.requests() if args.world_size == 1 else self.agreed
+        stopped, time_is_up, checkpoint_is_due = self.requests(state) if args.world_size == 1 else self.agreed
         if stopped:
             self.received = self.received or signal.SIGTERM  # another process may have had it
             control.should_save = control.should_training_stop = True
             self.save_reasons.add(STOP)
         if time_is_up:
-            control.should_evaluate = control.should_save = control.should_training_stop = True
+            control.should_evaluate = control.should_save = True
         if checkpoint_is_due:
             control.should_save = True
             self.save_reasons.add(TIME)
             # The clock that is ahead of the others counts.
             self.next_second = max(self.next_second + self.interval, self._next_checkpoint(self.log.seconds()))
         return control
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        """End training unless there is time for more of it, as known by the latest validation."""
+        if any(over_processes(args, [int(self.must_end(state, 3))])):
+            control.should_training_stop = True
 
     def on_save(self, args, state, control, **kwargs):
         """Forget the reasons: the next checkpoint has its own."""

@@ -180,7 +180,7 @@ def to_average(checkpoints: list[Checkpoint], count: int, timed: bool, every: in
     uninterrupted one.
     """
     start = end - count * every  # a run that was ended before `averaged_from` has others, too far from each other
-    steps = range(start + every - start % every, end, every)
+    steps = range(max(every, start + every - start % every), end, every)
     chosen = [each for each in checkpoints if (each.timed if timed else each.step in steps) or each.step == end]
     return chosen[-count:] if count > 0 else []
 

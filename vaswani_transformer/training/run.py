@@ -13,6 +13,7 @@ import datasets
 import numpy as np
 import torch
 from accelerate import PartialState
+from sacrebleu.metrics import BLEU
 from transformers import PreTrainedTokenizerBase, PrinterCallback
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 from transformers.trainer_callback import TrainerState
@@ -24,22 +25,23 @@ from ..data.tokenization import TOKENIZER_FILES, load_tokenizer
 from ..data.tokenized_pairs import tokenize_pairs
 from ..distributed import Processes, joined_processes
 from ..errors import UserError, reading
-from ..evaluation.metrics import score_translations
+from ..evaluation.metrics import bleu_metric, score_translations
 from ..files import is_local
 from ..hardware import choose_precision, default_num_workers, keep_freed_memory, on_cpu, use_tf32
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.packed_sentences_vaswani import can_use_flash_attention
 from ..output_folder import locked_together
-from ..recipes.recipe import AUTO, Recipe, check_recipe
+from ..recipes.recipe import AUTO, Recipe, check_recipe, languages_of
 from .callbacks import (
     TENSORBOARD,
+    BestValidationCallback,
     NoteEventsCallback,
-    ResumableEarlyStoppingCallback,
     StopAndSaveCallback,
     TrainingLogCallback,
     TrainingProgressCallback,
     plot_learning_curve,
+    stalled_validations,
     stored_attribute,
 )
 from .checkpoints import WEIGHTS, averaged_from, read_state, step_of
@@ -160,8 +162,6 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         save_total_limit=checkpoints_kept(recipe) + 1,
         timed_save_total_limit=max(1, recipe.average_checkpoints),
         load_best_model_at_end=False,  # we choose between the best and the average ourselves
-        metric_for_best_model=f"eval_{recipe.best_by}",
-        greater_is_better=recipe.best_by == "bleu",
         predict_with_generate=recipe.validation_bleu > 0,
         generation_num_beams=1,
         per_device_eval_batch_size=max(1, min(64, recipe.known_tokens_per_device // longest)),
@@ -196,13 +196,16 @@ def is_padding_free(recipe: Recipe, config: VaswaniConfig, arguments: VaswaniTra
     return recipe.padding_free
 
 
-def _bleu(tokenizer, prediction) -> dict[str, float]:
-    """`compute_metrics` for the Trainer: generated ids and labels to BLEU."""
-    predictions, references = (
+def _scores(tokenizer, bleu: BLEU, prediction) -> dict[str, float]:
+    """`compute_metrics` for the Trainer: generated ids and labels to BLEU, its standard error, and chrF."""
+    texts = [
         tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
         for ids in (prediction.predictions, prediction.label_ids)
-    )
-    return {"bleu": score_translations(predictions, references)["bleu"]}
+    ]
+    scores = score_translations(*texts, bleu)
+    # Half of the 95% interval of samples of the sentences (Koehn, 2004), as sacreBLEU estimates it.
+    error = bleu.corpus_score(texts[0], [texts[1]], n_bootstrap=1000)._ci / 1.96
+    return {"bleu": scores["bleu"], "bleu_error": error, "chrf": scores["chrf"]}
 
 
 def check_trainable(recipe: Recipe, tokenizer) -> None:
@@ -260,7 +263,7 @@ class TrainingRun:
             self._train(trainer, checkpoint)
             kept, averaged, metrics = select_weights(trainer, recipe, self.folder / CHECKPOINTS, processes)
             if recipe.length_penalty == AUTO and recipe.validation_bleu:
-                choose_length_penalty(trainer)
+                choose_length_penalty(trainer, self.stopper.seconds_left)
             self._finish(trainer)
             return TrainingResult(self.folder, trainer.state.global_step, self.log.seconds(), metrics, averaged, kept)
         finally:
@@ -309,6 +312,8 @@ class TrainingRun:
                 trainer.remove_surplus(checkpoint.parent)  # a kill may have come before
                 return
         try:
+            # A model that was trained before may be better than what becomes of it.
+            trainer.args.eval_on_start = checkpoint is None and self.recipe.from_model is not None
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             is_stopped = self.stopper.received is not None and trainer.state.global_step < trainer.state.max_steps
             if is_stopped and trainer.is_world_process_zero():
@@ -322,12 +327,11 @@ class TrainingRun:
     def _has_ended(self, state: TrainerState) -> bool:
         """Return whether a run with this state has nothing left to train, by the recipe's present limits."""
         recipe = self.recipe
-        worse = stored_attribute(state, ResumableEarlyStoppingCallback, "early_stopping_patience_counter", 0)
-        seconds = stored_attribute(state, TrainingLogCallback, "earlier_seconds", 0)
+        self.log.earlier_seconds = stored_attribute(state, TrainingLogCallback, "earlier_seconds", 0)
         return (
             state.global_step >= recipe.max_steps
-            or 0 < recipe.early_stopping <= worse
-            or 0 < 60 * recipe.max_minutes <= seconds
+            or 0 < recipe.early_stopping <= stalled_validations(state, recipe.best_by)
+            or (state.best_global_step is not None and self.stopper.must_end(state, 3))
         )
 
     def _make_trainer(self, model, train, validation) -> VaswaniTrainer:
@@ -337,6 +341,10 @@ class TrainingRun:
             validation = validation.shuffle(seed=recipe.seed).select(range(recipe.validation_bleu))
         longest = max(max(validation["source_length"]), max(validation["target_length"]))
         validation = validation.sort("source_length").select_columns(["input_ids", "labels"])
+        if recipe.validation_bleu:
+            references = self.tokenizer.batch_decode([*validation["labels"]], skip_special_tokens=True)
+            bleu = bleu_metric(references, recipe.bleu_tokenizer, *languages_of(vars(recipe))[1:])
+            logger.info("validation BLEU: on the tokens of %s", bleu.tokenizer_signature)
         arguments = training_arguments(recipe, longest)
         arguments.padding_free = is_padding_free(recipe, model.config, arguments)
         trainer = VaswaniTrainer(
@@ -345,21 +353,23 @@ class TrainingRun:
             train_dataset=train,
             eval_dataset=validation,
             processing_class=self.tokenizer,
-            compute_metrics=partial(_bleu, self.tokenizer) if recipe.validation_bleu else None,
+            compute_metrics=partial(_scores, self.tokenizer, bleu) if recipe.validation_bleu else None,
         )
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = str(self.folder / TENSORBOARD)
         trainer.remove_callback(PrinterCallback)
         self.log = TrainingLogCallback(self.folder / LOG)
-        limits = recipe.max_minutes, recipe.checkpoint_minutes, averaged_from(recipe)
+        # A beam search of the validation set takes about half as often the time of a greedy one as it has beams.
+        searched = 2.5 * (model.generation_config.num_beams or 1) if recipe.length_penalty == AUTO else 0
+        limits = recipe.max_minutes, recipe.checkpoint_minutes, averaged_from(recipe), 2 + searched
         self.stopper = StopAndSaveCallback(self.log, *limits)
+        save = partial(trainer._save_checkpoint, model, None)
         trainer.add_callback(self.log)
+        trainer.add_callback(BestValidationCallback(save, recipe.best_by, recipe.early_stopping))
         trainer.add_callback(self.stopper)
         if self.progress:
             trainer.add_callback(TrainingProgressCallback(self.log, recipe.max_minutes))
-        if recipe.early_stopping:
-            trainer.add_callback(ResumableEarlyStoppingCallback(recipe.early_stopping))
         return trainer
 
     def _draw_learning_curve(self) -> None:

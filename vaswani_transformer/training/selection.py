@@ -1,6 +1,7 @@
 """Model selection after the last step: the best checkpoint, the average of the last ones, or the last."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,11 @@ import torch
 from torch import distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-from ..distributed import Processes
+from ..distributed import Processes, over_processes
 from ..errors import UserError
 from ..recipes.recipe import Recipe
 from .averaging import average_checkpoints
-from .callbacks import SHOWN
+from .callbacks import SHOWN, best_validation, says_something
 from .checkpoints import Checkpoint, check_contents, read_checkpoints, step_of, to_average
 from .initial_model import SEARCH
 from .trainer import VaswaniTrainer
@@ -77,30 +78,35 @@ def select_weights(
     if kept not in candidates:
         if kept != "better":
             logger.info("there is no %s to keep: keeping the better of %s", kept, " and ".join(candidates))
-        sign = 1 if recipe.best_by == "bleu" else -1
-        kept = max(metrics, key=lambda name: sign * metrics[name][f"eval_{recipe.best_by}"])
+        best = best_validation(metrics.values(), metrics.values(), recipe.best_by)
+        kept = next(name for name in metrics if metrics[name] is best)
     if kept != name:  # the last that was evaluated is still loaded
         _load_average(trainer, candidates[kept], processes, "selected weights")
     averaged = len(candidates[kept]) if kept == AVERAGE else 0
     return _label(kept, candidates[kept]), averaged, metrics[kept]
 
 
-def choose_length_penalty(trainer: VaswaniTrainer) -> None:
+def choose_length_penalty(trainer: VaswaniTrainer, seconds_left: Callable[[], float]) -> None:
     """Translate the validation set with several `LENGTH_PENALTIES`, and give the model the one with most BLEU.
 
     Section 6.1 chose its alpha on the development set, too. One with which more outputs do not end than with the
     paper's is not taken: its BLEU may be higher for the others, which get longer. A model that searches greedily needs
-    none. All processes call it.
+    none. Those nearest to the paper's come first; where BLEU says nothing, or another would take more than
+    `seconds_left`, the others are left out. All processes call it.
     """
     search = trainer.accelerator.unwrap_model(trainer.model).generation_config
     if search.num_beams in (None, 1):
         return
-    scores, endless = {}, {}
-    for alpha in LENGTH_PENALTIES:
+    scores, endless, longest = {}, {}, 0.0
+    for alpha in sorted(LENGTH_PENALTIES, key=lambda alpha: abs(alpha - SEARCH["length_penalty"])):
+        if any(over_processes(trainer.args, [int(seconds_left() < longest)])):
+            break
         options = {"num_beams": search.num_beams, "length_penalty": alpha}
         output = trainer.predict(trainer.eval_dataset, metric_key_prefix="search", **options)
-        scores[alpha] = output.metrics["search_bleu"]
+        scores[alpha], longest = output.metrics["search_bleu"], max(longest, output.metrics["search_runtime"])
         endless[alpha] = int((~np.isin(output.predictions[:, 1:], search.eos_token_id).any(axis=1)).sum())
+        if not says_something(max(scores.values()), output.metrics["search_bleu_error"]):
+            break
     most = endless[SEARCH["length_penalty"]]
     # A tenth of a point is no reason to leave the paper's.
     allowed = [alpha for alpha in scores if endless[alpha] <= most]
@@ -111,7 +117,8 @@ def choose_length_penalty(trainer: VaswaniTrainer) -> None:
 
 
 def _label(name: str, paths: list[Path]) -> str:
-    return f"average of {len(paths)} checkpoints" if name == AVERAGE else f"{name} checkpoint"
+    start = " (the model that training started from)" if step_of(paths[0]) == 0 else ""
+    return f"average of {len(paths)} checkpoints" if name == AVERAGE else f"{name} checkpoint{start}"
 
 
 def _load_average(trainer: VaswaniTrainer, paths: list[Path], processes: Processes, name: str) -> None:

@@ -194,7 +194,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         here = sum(map(count_tokens, samples))
         callbacks = self.callback_handler.callbacks
         stopper = next((callback for callback in callbacks if isinstance(callback, StopAndSaveCallback)), None)
-        requests = () if stopper is None else stopper.requests()
+        requests = () if stopper is None else stopper.requests(self.state)
         # All in one message: each one is a wait for the slowest process.
         counts = over_processes(self.args, [*here.tolist(), *requests])
         counts, requests = counts[:4], counts[4:]

@@ -18,7 +18,7 @@ from pair_files import write
 from vaswani_transformer.data import cleaning
 from vaswani_transformer.data.cleaning import clean
 from vaswani_transformer.data.cleaning_options import CleaningRules
-from vaswani_transformer.data.cleaning_rules import LengthRatio, bands, read_scores
+from vaswani_transformer.data.cleaning_rules import LengthRatio, bands, other_language, read_scores
 
 # The rules, by plain Python
 
@@ -99,22 +99,8 @@ def reference(pairs, rules, tests=(), scores=None):
     return names
 
 
-WORDS = [
-    "a",
-    "dog",
-    "Hund",
-    "two\u00a0cats",
-    "ﬁne",
-    "fine",
-    "Straße",
-    "STRASSE",
-    "",
-    " ",
-    "\u200b",
-    "x" * 9,
-    "\x92",
-    "\ufffd",
-]
+WORDS = ["a", "dog", "Hund", "two\u00a0cats", "ﬁne", "fine", "Straße", "STRASSE"]
+WORDS += ["", " ", "\u200b", "x" * 9, "\x92", "\ufffd"]
 SENTENCES = st.lists(st.sampled_from(WORDS), min_size=0, max_size=5).map(" ".join)
 SIDES = st.one_of(SENTENCES, st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), max_size=9))
 PAIRS = st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=25).flatmap(
@@ -216,6 +202,17 @@ def test_lines_of_another_language_are_dropped(tmp_path):
     assert "pair 3: the target is fr" in report
     message = error_of(make, recipe, tmp_path / "other", languages=("en", "xx"))
     assert "'xx'" in message and ", en, " in message
+    for text, expected, judged in [
+        ("Et plugin til Blue Weather Station", "da", None),  # names, and a language easily confused with Danish
+        ("Vi köpte en ny bil i går", "da", None),
+        ("A casa ten un xardín con moitas árbores vellas", "pt", None),
+        ("La casa tiene un jardín con muchos árboles viejos", "pt", "es"),
+        ("Talo ja puutarha, jossa on vanhoja puita", "hu", "fi"),
+        ("The house has a garden with many old trees.", "da", "en"),  # left as it was
+    ]:
+        assert (
+            other_language(text, "The house has a garden, many old trees with Blue Weather Station", expected) == judged
+        )
 
 
 @pytest.mark.parametrize(

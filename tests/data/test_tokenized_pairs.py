@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import datasets
@@ -78,6 +79,14 @@ def test_limits_are_inclusive_and_the_ratio_can_be_switched_off(tokenizer):
         assert tokenize_pairs(pairs, tokenizer, max_length=9, max_length_ratio=off)[1].kept == 5
 
 
+def test_tokens_of_a_script_that_the_vocabulary_hardly_knows_are_no_length(tokenizer):
+    english, kannada = "the black dog sees two cats", "ಕಪ್ಪು ನಾಯಿ ಎರಡು ಬೆಕ್ಕುಗಳನ್ನು ನೋಡುತ್ತದೆ"
+    pairs = [(english, kannada), (kannada, english), (english, "黑狗看见两只猫"), ("\u1112\u1161\u11ab" * 9, english)]
+    assert tokenize_pairs(in_memory(pairs), tokenizer)[1].ratio == 0
+    long = [(kannada * 4, english), (english * 4, "dog"), ("黑" * 40, "黑狗两只" * 3)]
+    assert tokenize_pairs(in_memory([*long, *pairs]), tokenizer, max_length=1000)[1].ratio == 3
+
+
 TEXTS = st.one_of(
     st.sampled_from(["", " ", "\u2028", "\x0b", "a dog", "</s>", "two cats " * 3]),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
@@ -96,7 +105,8 @@ def test_filters_equal_a_plain_reference(tokenizer, pairs, max_length, max_lengt
         ids, labels = tokenizer(source)["input_ids"], tokenizer(target)["input_ids"]
         if source.strip() and target.strip() and len(ids) <= max_length and len(labels) <= max_length:
             s, t = len(ids) - 1, len(labels) - 1
-            if not max_length_ratio or max(s / t, t / s) <= max_length_ratio:
+            a, b = (len(unicodedata.normalize("NFC", text.strip())) for text in (source, target))
+            if not max_length_ratio or max(min(s / t, a / b), min(t / s, b / a)) <= max_length_ratio:
                 kept.append((ids, labels))
     options = {"max_length": max_length, "max_length_ratio": max_length_ratio}
     if not kept:

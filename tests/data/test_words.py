@@ -15,7 +15,7 @@ LETTERS = "ab1_é'-.,(\u0301中文にカー๑ไท\u0e35่「」。！ \n\u30
     ("text", "expected"),
     [
         ("A well-known dog's (big) tail, 3.5 m.", "A well-known dog's (big) tail, 3.5 m."),
-        ("नमस्ते दुनिया", "नमस्ते दुनिया"),
+        ("नमस्ते दुनिया می\u200cروم", "नमस्ते दुनिया می\u200cروم"),
         ("한국어는 띄어쓰기를 합니다.", "한국어는 띄어쓰기를 합니다."),
         ("两只狗在玩。", "两 只 狗 在 玩。"),
         ("他说：「你好！」", "他 说： 「你 好！」"),
@@ -64,6 +64,7 @@ def test_parts_of_words():
     assert is_part("doghouse", 0, 3) and is_part("doghouse", 3, 8) and not is_part("dog-house", 0, 3)
     assert not is_part("电脑桌", 0, 2) and not is_part("新iPhone吗", 1, 7) and is_part("新iPhone吗", 1, 3)
     assert is_part("ที่", 0, 1) and is_part("コーヒー", 0, 1) and not is_part("コーヒー", 0, 2)  # a letter and its marks
+    assert is_part("می\u200cروم", 0, 2) and is_part("क्\u200dष", 3, 4)  # joined
 
 
 @pytest.mark.timeout(20)

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import unicodedata
 from functools import partial
 from unittest import mock
 
@@ -216,6 +217,14 @@ def test_texts_in_batches_and_alone(model):
     assert number > 3
 
 
+@pytest.mark.parametrize(("of_term", "of_text"), [("NFC", "NFD"), ("NFD", "NFC")])
+def test_terms_are_found_in_every_form_of_a_text(of_term, of_text):
+    terms = [Term(unicodedata.normalize(of_term, "Hà Nội"), ("Hanoi",)), Term("क", ("ka",)), Term("می", ("mi",))]
+    glossary = Glossary(terms)
+    [term] = glossary.of(unicodedata.normalize(of_text, "Hà Nội, कि क\u200d्ष می\u200cروم"))  # others go on
+    assert term.targets == ("Hanoi",) and len(glossary.of("क می")) == 2
+
+
 def test_terms_that_no_position_is_left_for(model):
     tokenizer = load_model(model, "cpu")[1]
     learned = {"position_encoding": "learned", "max_position_embeddings": 16}
@@ -243,6 +252,9 @@ def test_tokens_that_go_on_with_a_word(model):
         pieces = TokenText(tokenizer)(ids)
         expected = [bool(piece) and piece[0].isalnum() for piece in pieces]  # a first one may lack its space
         assert [number in continuing for number in ids][1:] == expected[1:]
+    hindi = train_tokenizer(["कि खि गि घि नि"] * 9, vocab_size=263)
+    *_, vowel = hindi("कि", add_special_tokens=False)["input_ids"]
+    assert hindi.decode([vowel]) == "\u093f" and vowel in Tokens.of(hindi).continuing
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """All attention weights of a sentence pair, with tokens that people can read (Section 3.2.3, Figures 3 to 5)."""
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +7,7 @@ import numpy as np
 import torch
 
 from ..data.tokenization import side_of
+from ..data.words import is_inner
 from ..decoding.scoring import TokenText, check_length
 from ..errors import UserError, reading
 from ..model.copying_vaswani import copy_sharing_weights
@@ -165,7 +165,7 @@ def readable_tokens(tokenizer, ids: list[int]) -> list[str]:
             labels.append(CONTINUES)
         else:
             shown = "".join(map(_shown, text.strip(" "))) or SPACE
-            continues = _is_of_word(before) and _is_of_word(text[0])
+            continues = is_inner(before) and is_inner(text[0])
             labels.append(CONTINUES + shown if continues else shown)
             before = text[-1]
     return labels
@@ -175,11 +175,6 @@ def _shown(character: str) -> str:
     if character.isprintable():
         return character
     return SPACE if character.isspace() else f"U+{ord(character):04X}"
-
-
-def _is_of_word(character: str) -> bool:
-    """Return whether it is a letter, a digit, a mark upon one (vowel signs, accents) or a joiner of two."""
-    return character.isalnum() or unicodedata.category(character)[0] == "M" or character in "\u200c\u200d"
 
 
 def token_ids(model, tokenizer, side: str, text: str) -> list[int]:

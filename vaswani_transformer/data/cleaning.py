@@ -47,7 +47,7 @@ from .text_files import check_on_disk, file_stamp, home_path, read_lines
 from .workers import LOCAL, default_workers, run_tasks
 
 MANIFEST, REPORT = "cleaning.json", "report.md"
-TASKS = ".tasks"  # the folder of parts that are judged
+TASKS, _JUDGED = ".tasks", "judged-{:05d}.npy"  # the folder of parts that are judged, and one of them
 PART = 250_000  # pairs of a part
 SAMPLED = 100_000  # pairs whose lengths are looked at
 SHOWN = 5  # pairs of each rule that the report shows
@@ -171,7 +171,7 @@ def _judging(tasks: Path, text: datasets.Dataset, judge: Judge) -> Callable[[int
     """Return the task that judges a part and writes the status and a key of each pair."""
 
     def task(number: int) -> None:
-        path, rows = _judged(tasks, number), _rows(number, text)
+        path, rows = tasks / _JUDGED.format(number), _rows(number, text)
         if path.is_file():
             return
         table = np.zeros(len(rows), [("status", np.uint8), ("key", np.uint64)])
@@ -184,15 +184,11 @@ def _judging(tasks: Path, text: datasets.Dataset, judge: Judge) -> Callable[[int
     return task
 
 
-def _judged(tasks: Path, number: int) -> Path:
-    return tasks / f"judged-{number:05d}.npy"
-
-
 def _match(
     tasks: Path, text: datasets.Dataset, rules: CleaningRules, scores: np.ndarray | None, parts: range
 ) -> tuple[np.ndarray, dict[int, int]]:
     """Apply the scores and find copies; return the status of all pairs, `(pairs,)`, and the row each is a copy of."""
-    table = np.concatenate([np.load(_judged(tasks, number)) for number in parts])
+    table = np.concatenate([np.load(tasks / _JUDGED.format(number)) for number in parts])
     status, firsts = table["status"].copy(), {}
     if scores is not None:
         low = -np.inf if rules.minimum_score is None else rules.minimum_score

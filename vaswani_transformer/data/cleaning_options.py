@@ -27,7 +27,7 @@ class CleaningRules:
     maximum_score: float | None = None
     """drop pairs with a higher score"""
     languages: tuple[str, str] | None = None
-    """drop pairs with a side that is not in its language, such as en de; needs the extra `cleaning`"""
+    """drop pairs with a side that is surely in another language than its own, such as en de; needs `cleaning`"""
     keep_duplicates: bool = False
     """keep copies of earlier pairs"""
     near_duplicates: float | None = None

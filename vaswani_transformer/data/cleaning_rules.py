@@ -5,6 +5,7 @@ import json
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import regex
 
 from ..errors import UserError, reading
 from .cleaning_options import CleaningRules
@@ -27,13 +29,15 @@ SIDES = ("source", "target")
 BOTH = "both"
 _HASHES = 128  # of a MinHash signature, at most
 _TOGETHER = 1000  # pairs whose shingles, which are large, are in memory at once
-_LIKELY = 0.5  # probability of another language; of a few words none may have it
+_WORDS = regex.compile(r"\p{Han}|[\p{L}\p{M}--\p{Han}]+", regex.V1)
+# By a language the group of those that it is easily confused with.
+_GROUPS = ("da no nn sv", "hr sr bs sh", "cs sk", "id ms", "pt gl")
+_CONFUSABLE = {language: group for group in _GROUPS for language in group.split()}
 _SHINGLE = 5  # characters
 _GROUPS, _OF_A_GROUP = 10, 1000  # of pairs of similar length: how many at most, and pairs of one at least
 _LEAST_DEVIATION = 0.05  # of the logarithm: a text whose lengths agree better than sentences do is not judged by that
 # What stands for bytes that were not decoded, or wrongly: U+FFFD, and control characters that are no white space.
 _UNDECODED = re.compile("[\ufffd\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
-
 
 _RANGES = {"length_ratio": (0, 1e9), "near_duplicates": (0.5, 0.95)}
 _RANGES |= dict.fromkeys(("minimum_score", "maximum_score"), (-math.inf, math.inf))  # NaN is no limit
@@ -47,7 +51,7 @@ def check_rules(rules: CleaningRules) -> None:
     with reading("pip install 'vaswani_transformer[cleaning]'"):
         if rules.near_duplicates is not None:
             import rensa  # noqa: F401
-        known = [language for language, _ in likely_languages("a", 1000)] if rules.languages else ()
+        known = likely_languages("a") if rules.languages else ()
     if not set(rules.languages or ()) <= set(known):
         problem = f"languages are {rules.languages}: give two of {', '.join(sorted(known))}"
     for name, (least, most) in _RANGES.items():
@@ -147,8 +151,7 @@ class Judge:
             if self.tests and key_of(line.casefold()) in self.tests:
                 yield TEST, f"the {side}"
         for side, line, expected in zip(SIDES, text, rules.languages or (), strict=bool(rules.languages)):
-            [(language, probability)] = likely_languages(line)
-            if language != expected and probability >= _LIKELY:
+            if (language := other_language(line, text[side == SIDES[0]], expected)) is not None:
                 yield LANGUAGE, f"the {side} is {language}"
 
 
@@ -159,10 +162,28 @@ def _detector() -> Any:
     return LangDetector(LangDetectConfig(max_input_length=None))
 
 
-def likely_languages(text: str, number: int = 1) -> list[tuple[str, float]]:
-    """Return the likeliest languages of a text, as codes such as en, and their probabilities."""
+def likely_languages(text: str) -> dict[str, float]:
+    """Return the probability of each language that is known, by codes such as en, for a text."""
     # The model that comes with the package: nothing is fetched.
-    return [(entry["lang"], entry["score"]) for entry in _detector().detect(text, model="lite", k=number)]
+    return {entry["lang"]: entry["score"] for entry in _detector().detect(text, model="lite", k=1000)}
+
+
+def other_language(text: str, other_side: str, expected: str) -> str | None:
+    """Return the language of one side of a pair if that is surely neither the expected one nor one confused with it.
+
+    Names, which are on both sides, are of no language: of the other words, n of them, a group of languages has to be
+    3 * 1000^(1/n) times as likely as that of the expected one; ten times that in a text of such words alone, perhaps
+    left untranslated, whose words with capitals do not count.
+    """
+    words, copied, odds = _WORDS.findall(text), set(_WORDS.findall(other_side.lower())), 3
+    if not (judged := [word for word in words if word.lower() not in copied]):
+        judged, odds = [word for word in words if word == word.lower()], 30
+    likely, groups = likely_languages(" ".join(judged).lower()), Counter()
+    for language, probability in likely.items():
+        groups[_CONFUSABLE.get(language, language)] += probability
+    right = groups.pop(_CONFUSABLE.get(expected, expected), 0)
+    is_sure = judged and max(groups.values(), default=0) > odds * 1000 ** (1 / len(judged)) * right
+    return max(likely, key=likely.get) if is_sure else None
 
 
 # Near duplicates

@@ -1,8 +1,8 @@
 """Shared source/target subword vocabularies, trained with `tokenizers` and saved as stock fast tokenizers.
 
 The paper (section 5.1) encodes English-German with byte-pair encoding, a shared vocabulary of about 37,000 tokens, and
-English-French with 32,000 word pieces. Both kinds here work on the bytes of the text, so that every Unicode text can
-be encoded without an unknown token and decoded to exactly the same text.
+English-French with 32,000 word pieces. Both kinds here work on the bytes of the text in Unicode's form NFC, so that
+every Unicode text can be encoded without an unknown token and decoded to exactly the same text in that form.
 """
 
 import hashlib
@@ -34,6 +34,10 @@ _CONTINUING_BYTES = [_CONTINUING_PREFIX + symbol for symbol in BYTE_ALPHABET]
 # WordPiece tries all lengths from every position, so its time grows faster than the square of the length of a "word",
 # which may be a whole line where there are no spaces (Chinese, base64). Cutting at this many bytes bounds it.
 _MAX_WORD_BYTES = 100
+# Words as GPT-2 has them, but marks (vowel signs, accents) and joiners belong to the word, or to the sign, before them.
+# No word has letters and punctuation, so no learned piece can spell a special token and take its id.
+_LETTERS = r"[\p{L}\p{M}][\p{L}\p{M}\x{180e}\x{200c}\x{200d}]*"
+_WORDS = rf"'s|'t|'re|'ve|'m|'ll|'d| ?{_LETTERS}| ?\p{{N}}[\p{{N}}\p{{M}}]*| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
 
 
 def train_tokenizer(
@@ -47,7 +51,8 @@ def train_tokenizer(
     """Train a shared vocabulary (paper, section 5.1) and wrap it as a tokenizer that `AutoTokenizer` can load.
 
     The tokenizer appends `</s>` and prepends nothing; ``decode(..., skip_special_tokens=True)`` gives back the exact
-    text. Special tokens written out in a text (``"</s>"``) are text. The same texts give the same tokenizer.
+    text in the form NFC, and offsets are those of the text as given. Special tokens written out in a text (``"</s>"``)
+    are text. The same texts give the same tokenizer.
 
     Args:
         texts: Source and target sentences together; read once, lazily. Empty strings are ignored.
@@ -113,7 +118,6 @@ def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFas
 _FAST_FILES = ("tokenizer.json", "target_tokenizer.json")
 #: What tokenizers are made of, beside their configuration.
 TOKENIZER_FILES = (*_FAST_FILES, *chain(*SLOW_FILES.values()))
-_PROBE = "a b"
 
 
 def tokenizer_files(settings: dict) -> tuple[str, ...]:
@@ -156,9 +160,9 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
             if not isinstance(tokenizer, PreTrainedTokenizerFast):
                 raise ValueError(f"{type(tokenizer).__name__} is not a tokenizer of the `tokenizers` library")
         # Many wrong values are found in use alone.
-        probes = [tokenizer([_PROBE])["input_ids"][0]]
+        probes = [tokenizer(["a b"])["input_ids"][0]]
         if has_two_sides(tokenizer):
-            probes.append(tokenizer(text_target=[_PROBE])["input_ids"][0])
+            probes.append(tokenizer(text_target=["a b"])["input_ids"][0])
         tokenizer.batch_decode(probes[-1:], skip_special_tokens=True)
         if tokenizer.eos_token_id is not None and not all(tokenizer.eos_token_id in ids for ids in probes):
             end = f"end token {tokenizer.eos_token!r}, on which models are trained"
@@ -199,14 +203,11 @@ def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict:
     """
     if not tokenizer.is_fast:
         return tokenizer.state()
-    if has_two_sides(tokenizer):
-        sides = [_backend_state(side_of(tokenizer, side)) for side in SIDES]
-        return {"sides": sides, "known_tokens": tokenizer.known_tokens and list(tokenizer.known_tokens)}
-    return _backend_state(tokenizer)
-
-
-def _backend_state(tokenizer: PreTrainedTokenizerFast) -> dict:
-    return json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+    views = [side_of(tokenizer, side) for side in (SIDES if has_two_sides(tokenizer) else SIDES[:1])]
+    sides = [json.loads(view.backend_tokenizer.to_str()) | {"padding": None, "truncation": None} for view in views]
+    if not has_two_sides(tokenizer):
+        return sides[0]
+    return {"sides": sides, "known_tokens": tokenizer.known_tokens and list(tokenizer.known_tokens)}
 
 
 def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -268,17 +269,16 @@ def new_pipeline(kind: str, model: models.Model) -> Tokenizer:
     tokenizer = Tokenizer(model)
     # One space always, even before a space, so that the first word of a sentence shares its token with the same word
     # elsewhere and the decoder may take exactly one space away. `add_prefix_space` adds it only where there is none.
-    tokenizer.normalizer = normalizers.Prepend(" ")
-    # The pattern of `use_regex` never puts letters and punctuation into one word, so no learned piece can spell a
-    # special token and take its id.
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Prepend(" ")])
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    words_to_bytes = [pre_tokenizers.Split(Regex(_WORDS), "isolated"), to_bytes]
     to_text = [decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)]
     if kind == "bpe":
-        tokenizer.pre_tokenizer = to_bytes
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words_to_bytes)
         tokenizer.decoder = decoders.Sequence(to_text)
     else:
         cut = pre_tokenizers.Split(Regex(f".{{1,{_MAX_WORD_BYTES}}}"), "isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([to_bytes, cut])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words_to_bytes, cut])
         # Not decoders.WordPiece: it puts a space before every piece without the prefix.
         tokenizer.decoder = decoders.Sequence([decoders.Replace(_CONTINUING_PREFIX, ""), *to_text])
     return tokenizer

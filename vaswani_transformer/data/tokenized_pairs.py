@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import normalize
 
 import datasets
 import numpy as np
@@ -31,9 +32,9 @@ class FilterCounts:
     kept: int
     empty: int  # a side is empty or blank
     too_long: int  # a side has more than max_length tokens
-    ratio: int  # a side has more than max_length_ratio times the tokens of the other
+    ratio: int  # a side has more than max_length_ratio times the tokens and the characters of the other
     max_length: int  # tokens, </s> included
-    max_length_ratio: float | None  # of token counts without </s>; None or 0: no limit
+    max_length_ratio: float | None  # of tokens without </s>, and of characters; None or 0: no limit
 
     @classmethod
     def of(cls, doing: str, status: Sequence[int], *limits: int | float | None) -> "FilterCounts":
@@ -55,12 +56,14 @@ def pair_status(
 ) -> np.ndarray:
     """Return the status of pairs, int8 `(pairs,)`: `KEPT`, or the first of the other three that fits.
 
-    `texts` are sources and targets, `lengths` their tokens with `</s>`, `(2, pairs)`.
+    `texts` are sources and targets, `lengths` their tokens with `</s>`, `(2, pairs)`. A side is too long for the other
+    by tokens and characters: a script that the vocabulary hardly knows has many tokens, and Chinese few characters.
     """
-    blank = np.array([not (source.strip() and target.strip()) for source, target in zip(*texts, strict=True)], bool)
-    shorter, longer = np.sort(lengths - 1, axis=0)
-    too_unequal = longer / np.maximum(shorter, 1) > (max_length_ratio or np.inf)
-    conditions = [blank | (shorter == 0), longer >= max_length, too_unequal]
+    characters = np.array([[len(normalize("NFC", text.strip())) for text in side] for side in texts])
+    ratios = np.stack([side / np.maximum(side[::-1], 1) for side in (lengths - 1, characters)])  # `(2, 2, pairs)`
+    too_unequal = (ratios.min(axis=0) > (max_length_ratio or np.inf)).any(axis=0)
+    is_empty = (np.minimum(characters, lengths - 1) == 0).any(axis=0)
+    conditions = [is_empty, lengths.max(axis=0) > max_length, too_unequal]
     return np.select(conditions, [EMPTY, TOO_LONG, RATIO], KEPT).astype(np.int8)
 
 
@@ -106,7 +109,7 @@ def tokenize_pairs(
         pairs: dataset with the string columns ``source`` and ``target``, as from `load_pairs`.
         tokenizer: transformers tokenizer that appends ``</s>`` to every text.
         max_length: most tokens of a side, ``</s>`` included; longer pairs are dropped, never truncated.
-        max_length_ratio: most tokens of a side per token of the other, without ``</s>``; None or 0: no limit.
+        max_length_ratio: most tokens, or characters, of a side per one of the other; None or 0: no limit.
         description: label of the progress bar, and of the error if no pair is left.
 
     Returns:

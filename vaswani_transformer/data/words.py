@@ -6,7 +6,7 @@ import regex  # transformers requires it
 
 # Chinese, Japanese, Thai, Lao, Khmer, Burmese: what their words are, dictionaries say, and Unicode's rules do not.
 _LETTER = r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Line_Break=Complex_Context}]"
-_MARK = r"[\p{M}ー]"  # belongs to the letter before it
+_MARK = r"[\p{M}\u200c\u200dー]"  # belongs to the letter before it, as joiners do
 # Punctuation goes with a character as it does with words: opening brackets with the one behind them, the rest with the
 # one before. At most three signs are skipped to find a character behind them, or long rows of signs would take long.
 _BEFORE = r"(?:(?<!\S)[^\w\s]{1,3}|[\p{Ps}\p{Pi}]{0,3})"
@@ -42,6 +42,11 @@ def words_at(text: str, places: Iterable[tuple[int, int]]) -> list[range]:
 def stands_alone(text: str) -> bool:
     """Return whether a text begins with a character that is a word by itself."""
     return regex.match(_LETTER, text) is not None
+
+
+def is_inner(character: str) -> bool:
+    """Return whether it is a letter, a digit, a mark upon one (vowel signs, accents) or a joiner of two."""
+    return regex.match(r"[\w\p{N}--\p{Pc}]", character, regex.V1) is not None
 
 
 def is_part(text: str, start: int, end: int) -> bool:

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+from unicodedata import normalize
 
 from ..data.text_files import read_lines
-from ..data.words import LETTERS_OR_SIGN, is_part, stands_alone
+from ..data.words import LETTERS_OR_SIGN, is_inner, is_part, stands_alone
 from ..errors import UserError
 
 MOST_BEAMS = 16  # that a search takes by itself to keep hypotheses with different terms apart
@@ -33,7 +34,7 @@ class Glossary:
     """Terms by their sources, which count as whole words (`data/words.py`); one in lower case matches any case."""
 
     def __init__(self, terms: Iterable[Term]):
-        self.terms = {term.source: term for term in terms}
+        self.terms = {normalize("NFC", term.source): term for term in terms}
         # By first words the lengths of terms, the longest first: of overlapping terms it is the one that counts.
         lengths: dict[str, set[int]] = {}
         for source in self.terms:
@@ -42,7 +43,7 @@ class Glossary:
 
     def of(self, text: str) -> tuple[Term, ...]:
         """Return the terms that occur in a text, each once, in their order there."""
-        text, terms, end = " ".join(text.split()), {}, 0
+        text, terms, end = " ".join(normalize("NFC", text).split()), {}, 0
         for word in LETTERS_OR_SIGN.finditer(text):
             start = word.start()
             for length in self._lengths.get(word[0].lower(), ()) if start >= end else ():
@@ -110,10 +111,10 @@ class Tokens(NamedTuple):
             # As byte-level BPE writes them, characters beyond ASCII do not look like themselves.
             text = token if token.isascii() else tokenizer.convert_tokens_to_string([token])
             text = token if "\ufffd" in text else text
-            is_inner = not token.startswith(_WORD_STARTS) if has_starts else token.startswith("##")
-            if not any(map(str.isalnum, text)):
+            continues = not token.startswith(_WORD_STARTS) if has_starts else token.startswith("##")
+            if not any(map(is_inner, text)):
                 signs.add(number)
-            elif is_inner and (text := text.removeprefix("##"))[:1].isalnum() and not stands_alone(text):
+            elif continues and is_inner((text := text.removeprefix("##"))[:1]) and not stands_alone(text):
                 continuing.add(number)
         return cls(frozenset(continuing), frozenset(signs))
 

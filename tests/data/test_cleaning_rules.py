@@ -23,17 +23,6 @@ from vaswani_transformer.data.cleaning_rules import LengthRatio, bands, other_la
 # The rules, by plain Python
 
 
-def percentile_line(value, xs, ys):
-    """Straight lines through points, constant outside."""
-    if value <= xs[0]:
-        return ys[0]
-    for left in range(len(xs) - 1):
-        if value <= xs[left + 1]:
-            share = (value - xs[left]) / (xs[left + 1] - xs[left])
-            return ys[left] + share * (ys[left + 1] - ys[left])
-    return ys[-1]
-
-
 def deviations(lengths, number_of_groups):
     """The robust deviations of pairs of lengths, by the formula of `LengthRatio`."""
     values = [(math.log(source), math.log(target / source)) for source, target in lengths]
@@ -50,10 +39,7 @@ def deviations(lengths, number_of_groups):
         max(0.05, 1.4826 * statistics.median(abs(ratio - median) for _, ratio in group))
         for group, median in zip(groups, medians, strict=True)
     ]
-    return [
-        (ratio - percentile_line(length, xs, medians)) / percentile_line(length, xs, spreads)
-        for length, ratio in values
-    ]
+    return [(ratio - np.interp(length, xs, medians)) / np.interp(length, xs, spreads) for length, ratio in values]
 
 
 def reference(pairs, rules, tests=(), scores=None):

@@ -123,13 +123,8 @@ def test_lengths_of_filtered_sliced_and_plain_pairs(tokenizer):
     pairs = in_memory([*PAIRS, ("", "leer"), *PAIRS, *PAIRS])
     tokenized, _ = tokenize_pairs(pairs, tokenizer)
     plain, _ = tokenize_pairs(in_memory(PAIRS), tokenizer)
-    for some in (
-        tokenized,
-        tokenized.select(range(2, 6)),
-        tokenized.select([5, 0, 3]),
-        plain,
-        plain.select(range(1, 3)),
-    ):
+    parts = tokenized.select(range(2, 6)), tokenized.select([5, 0, 3]), plain.select(range(1, 3))
+    for some in (tokenized, plain, *parts):
         source, target = pair_lengths(some)
         assert source.tolist() == some["source_length"][:] and target.tolist() == some["target_length"][:]
 

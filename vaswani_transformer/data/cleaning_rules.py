@@ -162,10 +162,10 @@ def _detector() -> Any:
     return LangDetector(LangDetectConfig(max_input_length=None))
 
 
-def likely_languages(text: str) -> dict[str, float]:
-    """Return the probability of each language that is known, by codes such as en, for a text."""
+def likely_languages(text: str, number: int = 1000) -> dict[str, float]:
+    """Return the probabilities of the likeliest languages of a text, by codes such as en; by default of all."""
     # The model that comes with the package: nothing is fetched.
-    return {entry["lang"]: entry["score"] for entry in _detector().detect(text, model="lite", k=1000)}
+    return {entry["lang"]: entry["score"] for entry in _detector().detect(text, model="lite", k=number)}
 
 
 def other_language(text: str, other_side: str, expected: str) -> str | None:
@@ -178,12 +178,14 @@ def other_language(text: str, other_side: str, expected: str) -> str | None:
     words, copied, odds = _WORDS.findall(text), set(_WORDS.findall(other_side.lower())), 3
     if not (judged := [word for word in words if word.lower() not in copied]):
         judged, odds = [word for word in words if word == word.lower()], 30
-    likely, groups = likely_languages(" ".join(judged).lower()), Counter()
-    for language, probability in likely.items():
-        groups[_CONFUSABLE.get(language, language)] += probability
-    right = groups.pop(_CONFUSABLE.get(expected, expected), 0)
-    is_sure = judged and max(groups.values(), default=0) > odds * 1000 ** (1 / len(judged)) * right
-    return max(likely, key=likely.get) if is_sure else None
+    line, expected, groups = " ".join(judged).lower(), _CONFUSABLE.get(expected, expected), Counter()
+    language = next(iter(likely_languages(line, 1)), expected)  # of most pairs the expected one, and all take longer
+    if not judged or _CONFUSABLE.get(language, language) == expected:
+        return None
+    for name, probability in likely_languages(line).items():
+        groups[_CONFUSABLE.get(name, name)] += probability
+    right = groups.pop(expected, 0)
+    return language if max(groups.values()) > odds * 1000 ** (1 / len(judged)) * right else None
 
 
 # Near duplicates

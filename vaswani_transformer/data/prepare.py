@@ -42,7 +42,7 @@ from .prepared import (
     shard_name,
 )
 from .recipe_data import data_sources, new_tokenizer
-from .text_files import file_stamp
+from .text_files import check_on_disk, file_stamp
 from .tokenization import load_tokenizer, tokenizer_sha256, vocabulary_sizes
 from .tokenized_pairs import KEPT, FilterCounts, pair_encoder
 from .workers import LOCAL, default_workers, run_tasks
@@ -216,6 +216,7 @@ class _ShardWriter:
         path = self.folder / shard_name(part, number)
         if not path.exists():
             self._write(path, part, number * self.shard_pairs)
+        check_on_disk(path)  # a pipe would be waited for
         with reading(path):
             source = pa.memory_map(str(path)) if is_local(path) else pa.BufferReader(path.read_bytes())
             batch = pa.ipc.open_file(source).get_batch(0)

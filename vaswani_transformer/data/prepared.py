@@ -22,6 +22,7 @@ from ..errors import UserError, reading
 from ..files import file_sha256, is_local, to_path
 from ..json_and_yaml import read_json
 from ..recipes.recipe import Recipe
+from .text_files import check_on_disk
 from .tokenization import load_tokenizer, tokenizer_sha256
 from .tokenized_pairs import TOKEN_FEATURES, FilterCounts
 
@@ -65,9 +66,8 @@ class PreparedPairs:
             if not is_local(folder):
                 files = map(Path, datasets.DownloadManager().download(list(map(str, files))))
             index, *self._paths = files
-        for path in self._paths:
-            with reading(path):
-                path.stat()
+        for path in (index, *self._paths):
+            check_on_disk(path)  # a pipe would be waited for
         with reading(index):
             self.lengths = np.load(index, mmap_mode="r")
 

@@ -60,6 +60,7 @@ def test_every_output_has_all_terms(seed, forms, beams, alpha, continuing, signs
     begins_words = [[form for form in own if form[0] not in continuing] for own in forms]
     terms = Terms([own for own in begins_words if own], Tokens(continuing, signs))
     source = torch.tensor([3, 5, 4, 3])
+    beams = beams_for(terms, beams)
     sentence = search(peaked_model(seed), terms, source, beams, length_penalty=alpha, num_return_sequences=2)
     first, *others = [output.tokens for output in sentence.outputs()]
     assert first and len(first) <= sentence.limit

@@ -99,13 +99,13 @@ class _Sentence:
             end = space_behind(translation, end) if self.has_next else end
             return document.finish(start + document.escape(translation) + end)
         head, body, tail = self.atoms[: self.start], self.atoms[self.start : self.end], self.atoms[self.end :]
-        outside = {*self.before, *self.after, *(span for atom in head + tail for span in atom.spans)}
         if self.has_next:
             gap = "".join(atom.text + atom.raw for atom in tail if atom.text)
             if not (space := space_behind(translation, gap)):
                 tail = [atom for atom in tail if atom.raw.strip(" ")]
             elif not gap:
                 tail.insert(0, Fragment(space, self.atoms[self.end - 1].spans if document.in_spans else self.after))
+        outside = {*self.before, *self.after, *(span for atom in head + tail for span in atom.spans)}
         body = project(body, translation, links, document, outside)
         return document.finish(written([*head, *body, *tail], self.before, self.after, tags, document.in_spans))
 

@@ -14,7 +14,8 @@ _EXTENSIONS = (
 )  # fmt: skip
 _OPAQUE = {"CodeBlock", "HtmlBlock", "MetadataBlock", "Image"}
 _DELIMITERS = {"Emphasis": 1, "Strong": 2, "Strikethrough": 2, "Link": 1}  # signs that begin such a span, at most
-_POINTS = {"Code": STAND_IN, "InlineMath": STAND_IN, "DisplayMath": STAND_IN, "FootnoteReference": ""}
+_WORDS = ("Code", "InlineMath", "DisplayMath", "Link")
+_POINTS = {"FootnoteReference": "", "Image": " ", **dict.fromkeys(_WORDS, STAND_IN)}
 _TAG = re.compile(r"<(/?)([a-zA-Z][\w-]*)[^>]*>", re.DOTALL)
 _SPECIAL = re.compile(r"[\\`*_\[\]<~|$]|&(?=#?(?:\w+;|$))")  # at the end, the rest of a reference may follow
 _LINE_START = re.compile(r"^(\s*\d{0,9})(?:(?<!\d)[-+=#>:]|(?<=\d)[.)])")
@@ -86,37 +87,32 @@ class _Reader:
         element = next(iter(value)) if isinstance(value, dict) else value
         if end <= self.opaque_end:
             return
-        if name == "Start":
-            self.start(element, value, start, end)
-        elif name == "End" and element in _DELIMITERS:
-            self.end_span(element, end)
-        elif name == "Text":
+        if name == "Text":
             self.text(value, start, end)
         elif name == "SoftBreak":
             self.is_broken = bool(self.pieces) and self.pieces[-1].kind is not Kind.FIXED
-        elif name == "InlineHtml" or name in _POINTS:
-            self.fix(start)
-            self.pieces.append(_tag(self.take(end)) if name == "InlineHtml" else point(self.take(end), _POINTS[name]))
+        elif name == "End" and element in _DELIMITERS:
+            self.end_span(element, end)
         else:
             self.fix(start)
-            self.pieces.append(Piece(self.take(end) if name != "End" else ""))
+            self.pieces.append(self.element(name, element, value, start, end))
 
-    def start(self, element: str, value: Any, start: int, end: int) -> None:
-        """Read the event that begins an element."""
-        self.fix(start)
+    def element(self, name: str, element: Any, value: Any, start: int, end: int) -> Piece:
+        """Return the piece of what is no text: all of what is not read, a tag, or what ends the sentence."""
         link_type = value[element]["link_type"] if element == "Link" else ""
+        if name == "InlineHtml":
+            return _tag(self.take(end))
         if element in _OPAQUE or link_type in ("Autolink", "Email"):
-            raw, self.opaque_end = self.take(end), end
-            is_point = element in ("Image", "Link")
-            self.pieces.append(point(raw, STAND_IN if element == "Link" else " ") if is_point else Piece(raw))
+            name, self.opaque_end = element, end
         elif element in _DELIMITERS:
-            length = _DELIMITERS[element]
-            if element == "Strikethrough" and self.source[start : start + 2] != b"~~":
-                length = 1
-            self.pieces.append(Piece(self.take(start + length), Kind.OPEN, name=element))
+            length = _DELIMITERS[element] - (element == "Strikethrough" and self.source[start + 1 : start + 2] != b"~")
+            opening = Piece(self.take(start + length), Kind.OPEN, name=element)
             self.links += [(link_type, self.place)] if element == "Link" else []
-        else:
-            self.pieces.append(Piece(""))
+            return opening
+        elif name in ("Start", "End"):
+            return Piece("")
+        raw = self.take(end)
+        return point(raw, _POINTS[name]) if name in _POINTS else Piece(raw)
 
     def end_span(self, element: str, end: int) -> None:
         """Read the event that ends a span."""

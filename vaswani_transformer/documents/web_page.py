@@ -3,13 +3,15 @@
 import html
 import re
 from collections import Counter
+from functools import partialmethod
 from html.parser import HTMLParser
 from itertools import accumulate
+from xml.etree.ElementTree import HTML_EMPTY
 
 from .kept import STAND_IN
 from .pieces import Document, Kind, Piece, point, text_piece
 
-# Elements that are spans in a sentence; those that are points, with all that is in them; those without an end; those
+# Elements that are spans in a sentence; those that are points, with all that is in them; those
 # that are left alone besides the points.
 SPANS = {
     "a", "abbr", "b", "bdi", "bdo", "big", "cite", "del", "dfn", "em", "font", "i", "ins", "label", "mark", "q", "s",
@@ -18,9 +20,6 @@ SPANS = {
 _WORDS = {"code", "kbd", "samp", "var", "tt", "math", "time", "data", "output"}
 _PICTURES = {"img", "input", "svg", "button", "select", "meter", "progress"}
 _POINTS = {*_WORDS, *_PICTURES, "wbr"}
-_VOID = {
-    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
-}  # fmt: skip
 _OPAQUE = {
     "script", "style", "pre", "textarea", "iframe", "noembed", "noframes", "noscript", "xmp", "plaintext", "template",
     "object", "audio", "video", "canvas", "applet", "listing",
@@ -42,7 +41,7 @@ _CHARACTERS = re.compile(r"&#?\w+;?|[^&]+|&")
 
 
 class _Events(HTMLParser):
-    """The offsets where tags, text and the rest begin: `(offset, kind, name or text, attributes)`."""
+    """The offsets where tags, text and the rest begin: `(offset, kind, name, attributes)`."""
 
     def __init__(self, source: str):
         super().__init__(convert_charrefs=False)
@@ -65,53 +64,33 @@ class _Events(HTMLParser):
     def parse_marked_section(self, i, report=1):  # as browsers do; Python's own ends with an AssertionError at most
         return self.parse_bogus_comment(i)
 
-    def handle_starttag(self, tag, attrs):
-        self._add("start", tag, attrs)
-
     def handle_startendtag(self, tag, attrs):
         self._add("alone" if tag in ("svg", "math") else "start", tag, attrs)
 
-    def handle_endtag(self, tag):
-        self._add("end", tag)
-
-    def handle_data(self, data):
-        self._add("text", data)
-
-    def handle_entityref(self, name):
-        self._add("text")
-
-    handle_charref = handle_entityref
-
-    def handle_comment(self, data):
-        self._add("comment")
-
-    def handle_decl(self, decl):
-        self._add("other")
-
-    unknown_decl = handle_pi = handle_decl
+    handle_starttag = partialmethod(_add, "start")
+    handle_endtag = partialmethod(_add, "end")
+    handle_data = handle_entityref = handle_charref = partialmethod(_add, "text")
+    handle_comment = partialmethod(_add, "comment")
+    handle_decl = unknown_decl = handle_pi = partialmethod(_add, "other")
 
 
 def read_web_page(source: str) -> Document:
     """Return the text between the tags; attributes, scripts, styles, code and what is marked `translate="no"` stay."""
     events = _Events(source).events
-    places = [place for place, *_ in events]
-    pieces, number = [Piece(source[: places[0] if places else len(source)])], 0
+    places = [place for place, *_ in events] + [len(source)]
+    pieces, number = [Piece(source[: places[0]])], 0
     while number < len(events):
         start, kind, name, attributes = events[number]
-        last = _end_of_opaque(events, number) if kind == "start" and _is_opaque(name, attributes) else number
-        end = places[last + 1] if last + 1 < len(places) else len(source)
-        raw, number = source[start:end], last + 1
+        is_opaque = kind == "start" and _is_opaque(name, attributes)
+        last = _end_of_opaque(events, number) if is_opaque else number
+        raw, number = source[start : places[last + 1]], last + 1
         if kind == "text":
             pieces += characters_of(raw)
-        elif kind == "comment" or (kind in ("start", "alone") and name in _POINTS):
-            pieces.append(
-                point(raw, "" if kind == "comment" or name == "wbr" else " " if name in _PICTURES else STAND_IN)
-            )
-        elif kind == "start" and name in SPANS:
-            is_opaque = _is_opaque(name, attributes)
-            pieces.append(point(raw, STAND_IN) if is_opaque else Piece(raw, Kind.OPEN, name=name))
-        elif kind == "end" and name in SPANS:
-            pieces.append(Piece(raw, Kind.CLOSE, name=name))
+        elif kind == "comment" or (kind in ("start", "alone") and name in _POINTS) or (is_opaque and name in SPANS):
+            is_seen = kind != "comment" and name != "wbr"
+            pieces.append(point(raw, is_seen * (" " if name in _PICTURES else STAND_IN)))
+        elif name in SPANS:
+            pieces.append(Piece(raw, Kind.OPEN if kind == "start" else Kind.CLOSE, name=name))
         else:
             pieces.append(Piece(raw))
     return Document(pieces, escape=lambda text: html.escape(text, quote=False))
@@ -119,7 +98,7 @@ def read_web_page(source: str) -> Document:
 
 def _is_opaque(name: str, attributes: dict) -> bool:
     kept = (attributes.get("translate") or "").lower() == "no" or "notranslate" in (attributes.get("class") or "")
-    return name not in _VOID and (kept or name in _OPAQUE or name in _POINTS)
+    return name not in HTML_EMPTY and (kept or name in _OPAQUE or name in _POINTS)
 
 
 def _end_of_opaque(events: list, number: int) -> int:
@@ -130,7 +109,7 @@ def _end_of_opaque(events: list, number: int) -> int:
         if kind == "start":
             if opened and other in _ENDED_BY.get(name, ()) and not any(opened[container] for container in _CONTAINERS):
                 return place - 1
-            opened[other] += other not in _VOID
+            opened[other] += other not in HTML_EMPTY
         elif kind == "end" and opened[other]:
             opened[other] -= 1
             if not opened[name]:

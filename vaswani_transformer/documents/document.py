@@ -117,7 +117,10 @@ class _Block:
         self.closes = closes_of(pieces)
         self.sentences: list[_Sentence] = []
         stack: Stack = ()
-        for part in _sentences(with_points(pieces), language):
+        pieces = with_points(pieces)
+        parts = sentence_parts("".join(piece.text for piece in pieces).replace(STAND_IN, "Xxxx"), language)
+        ends = accumulate(len(short) for part in parts for short in _SHORT.findall(part))
+        for part in cut(pieces, list(ends)[:-1]):
             self.sentences.append(_Sentence(part, stack, document))
             stack = self.sentences[-1].after
         for sentence, following in pairwise(self.sentences):
@@ -182,10 +185,3 @@ class Translation:
             "".join(block.raw if isinstance(block, Piece) else block.render(translated) for block in blocks)
             for blocks in self._blocks
         ]
-
-
-def _sentences(pieces: list[Piece], language: str) -> list[list[Piece]]:
-    """Return the pieces of each sentence."""
-    parts = sentence_parts("".join(piece.text for piece in pieces).replace(STAND_IN, "Xxxx"), language)
-    parts = [short for part in parts for short in _SHORT.findall(part)]
-    return cut(pieces, list(accumulate(map(len, parts)))[:-1])

@@ -63,7 +63,8 @@ def project(
     words = _words(atoms)
     places = word_places(translation)
     targets = [split_word(translation[start:end]) for start, end in places]
-    sources = _sources(links, len(targets), len(words))
+    linked = {target: source for source, target in reversed(links) if source < len(words)}
+    sources = list(accumulate(range(len(targets)), lambda last, target: linked.get(target, last), initial=0))[1:]
     stacks = [[stack if stack is not None else words[s].stacks[1] for stack in words[s].stacks] for s in sources]
     if words[-1].stacks[2] is not None and words[sources[-1]].stacks[2] is None:
         stacks[-1][2] = words[-1].stacks[2]  # the full stop of a sentence, wherever its last word has gone
@@ -73,12 +74,14 @@ def project(
     targets_of: dict[int, list[int]] = {}
     for target, source in enumerate(sources):
         targets_of.setdefault(source, []).append(target)
-    line_breaks: dict[int, str] = {}
+    line_breaks, behind = {}, (0, 0)  # the place behind the last word that a target word is linked with
     for number, word in enumerate(words):
         if word.line_break:  # at the same share of the sentence, and never at its ends
             line_breaks[max(1, min(number * len(targets) // len(words), len(targets) - 1))] = word.line_break
+        own = targets_of.get(number, ())
+        behind = (own[-1], 3) if own else behind
         for seam, point in word.points:
-            placed.setdefault(_target_seam(number, seam, targets_of), []).append(point)
+            placed.setdefault((own[0 if seam < 2 else -1], seam) if own else behind, []).append(point)
     fragments: list[Fragment] = []
     for place, parts in enumerate(targets):
         if place:
@@ -120,15 +123,6 @@ def _stack_of(section: Sequence[Fragment]) -> Stack | None:
     return max(counts, key=lambda stack: (len(stack), counts[stack]), default=None)
 
 
-def _sources(links: Links, targets: int, words: int) -> list[int]:
-    """Return the source word of each target word."""
-    linked = {target: source for source, target in reversed(links) if source < words}
-    sources: list[int] = []
-    for target in range(targets):
-        sources.append(linked.get(target, sources[-1] if sources else 0))
-    return sources
-
-
 def _fill_missing_parts(targets: list[tuple[str, str, str]], stacks: list[list[Stack]]) -> None:
     """Put the missing parts of a target word into the spans of its core."""
     for (before, _, after), stack in zip(targets, stacks, strict=True):
@@ -167,14 +161,6 @@ def _add_missing_spans(
             around = takewhile(lambda other, name=span.name: other.name != name and not other.is_run, nearest)
             empty.setdefault((targets[0], 3), []).append(Fragment("", (*around, span)))
     return empty
-
-
-def _target_seam(number: int, seam: int, targets_of: dict[int, list[int]]) -> tuple[int, int]:
-    """Return target word and seam for a point at the seam of a source word."""
-    if number in targets_of:
-        return targets_of[number][0 if seam < 2 else -1], seam
-    earlier = next((source for source in range(number - 1, -1, -1) if source in targets_of), None)
-    return (0, 0) if earlier is None else (targets_of[earlier][-1], 3)
 
 
 def _shared(left: Stack, right: Stack) -> int:

@@ -37,19 +37,14 @@ class Piece:
     again: str | None = None  # of a tag of a span: how a translation has it, if not as it is
 
     @property
-    def is_link(self) -> bool:
-        """Return whether this is a tag of a link."""
-        return self.name in _LINKS and self.kind in (Kind.OPEN, Kind.CLOSE)
-
-    @property
     def single(self) -> bool:
         """Return whether a span that begins with this has an identity, and can be there only once."""
-        return self.is_link or _ID.search(self.raw) is not None
+        return self.name in _LINKS or _ID.search(self.raw) is not None
 
     @property
     def is_run(self) -> bool:
         """Return whether a span is a run of a Word file, which is there for its text alone."""
-        return self.again is not None and self.raw.startswith("<")
+        return self.again is not None
 
     @property
     def can_be_empty(self) -> bool:
@@ -118,24 +113,24 @@ def _separated(run: list[Piece]) -> list[Piece]:
     """Return the pieces of a run, with empty fixed ones where the edge of an element separates words."""
     inside, links, has_others = 0, 0, False
     for piece in run:
-        inside += piece.is_link * ((piece.kind is Kind.OPEN) - (piece.kind is Kind.CLOSE))
-        links += piece.is_link and piece.kind is Kind.OPEN
-        has_others |= piece.kind is Kind.TEXT and not inside and any(map(str.isalpha, piece.text))
+        if piece.name in _LINKS:
+            inside += 1 if piece.kind is Kind.OPEN else -1
+            links += piece.kind is Kind.OPEN
+        has_others |= not inside and any(map(str.isalpha, piece.text))
     if links > 1 and not has_others:
-        edge = Piece("")
-        pairs = ([edge, p] if p.kind is Kind.OPEN else [p, edge] if p.kind is Kind.CLOSE else [p] for p in run)
-        return [one for piece, pair in zip(run, pairs, strict=True) for one in (pair if piece.is_link else [piece])]
+        edges = {Kind.OPEN: lambda tag: (Piece(""), tag), Kind.CLOSE: lambda tag: (tag, Piece(""))}
+        return [part for p in run for part in (edges[p.kind](p) if p.name in _LINKS else [p])]
     result: list[Piece] = []
     before, tags = " ", []  # the last character, and what is behind it
     for piece in run:
         result.append(piece)
         tags.append(piece)
-        if piece.kind is Kind.TEXT and piece.text:
+        if piece.kind is Kind.TEXT:
             edge = max((number for number, tag in enumerate(tags, 1) if tag.kind is Kind.CLOSE), default=0)
             opened = [tag for tag in tags[edge:] if tag.kind is Kind.OPEN]
             if edge and opened and before.isalnum() and piece.text[0].isalnum():
                 is_new = before.islower() and piece.text[0].isupper() and opened[-1].name != "r"
-                if is_new or (any(tag.is_link for tag in tags[:edge]) and any(tag.is_link for tag in opened)):
+                if is_new or all(any(tag.name in _LINKS for tag in part) for part in (tags[:edge], opened)):
                     result.insert(len(result) - len(tags) + edge, Piece(""))
             before, tags = piece.text[-1], []
     return result
@@ -187,7 +182,7 @@ def _text_of_mark(name: str, inner: list[Piece], before: str, behind: list[Piece
         return ""
     if text.isspace() and name != "r":
         return " "
-    if not text or len(inner) > 9 or any(map(str.isspace, text)):
+    if not text or any(map(str.isspace, text)):
         return None
     rest = re.match(r"\S*", "".join(piece.text for piece in behind))[0]
     if name in _MARKS:
@@ -211,7 +206,7 @@ def cut(pieces: list[Piece], places: list[int]) -> list[list[Piece]]:
         while start >= cut and not (piece.kind in (Kind.CLOSE, Kind.POINT) and start == cut and not piece.text):
             parts.append([])
             cut = next(ends)
-        while piece.kind is Kind.TEXT and piece.raw == piece.text and cut < end:
+        while piece.raw == piece.text and cut < end:
             if start < cut:
                 parts[-1].append(text_piece(piece.raw[: cut - start]))
                 piece, start = text_piece(piece.raw[cut - start :]), cut

@@ -5,7 +5,7 @@ import io
 import re
 import zipfile
 from collections.abc import Callable
-from itertools import accumulate, islice
+from itertools import count, pairwise
 from typing import NamedTuple
 from xml.etree import ElementTree
 from xml.parsers import expat
@@ -30,6 +30,7 @@ class _Event(NamedTuple):
     raw: str
     kind: str
     name: str
+    depth: int  # elements that it is in
 
 
 def translate_word_file(data: bytes, translate: Callable[[list[Document]], list[str]]) -> bytes:
@@ -72,7 +73,7 @@ def _read_part(data: bytes, name: str) -> Document:
     while number < len(events):
         taken = _run(events, number)
         # One text comes in several events, at references and line ends.
-        in_text = events[number][1:] == ("<", "t") or (in_text and events[number].kind == "text")
+        in_text = events[number][1:3] == ("<", "t") or (in_text and events[number].kind == "text")
         pieces += taken or [_piece(events[number], in_text)]
         number = _end(events, number) + 1 if taken else number + 1
     return Document(pieces, escape=lambda text: html.escape(text, quote=False), in_spans=True)
@@ -80,11 +81,14 @@ def _read_part(data: bytes, name: str) -> Document:
 
 def _events(data: bytes) -> list[_Event]:
     """Return the XML in parts, each with the name of its element, without a prefix if it is of Word's language."""
-    starts: list[tuple[int, str, str]] = []
-    parser = expat.ParserCreate(namespace_separator=" ")
+    starts: list[tuple[int, str, str, int]] = []
+    depth, parser = 0, expat.ParserCreate(namespace_separator=" ")
 
     def add(kind: str, name: str = "") -> None:
-        starts.append((parser.CurrentByteIndex, kind, _WORD.sub("", name)))
+        nonlocal depth
+        depth -= kind == ">"
+        starts.append((parser.CurrentByteIndex, kind, _WORD.sub("", name), depth))
+        depth += kind == "<"
 
     def refuse(*_) -> None:
         raise expat.ExpatError("it declares a document type, which Word files do not have")
@@ -95,17 +99,16 @@ def _events(data: bytes) -> list[_Event]:
     parser.DefaultHandler = lambda text: add("")  # comments, processing instructions, signs of CDATA sections
     parser.StartDoctypeDeclHandler = refuse
     parser.Parse(data, True)
-    places = [0, *(place for place, _, _ in starts[1:]), len(data)]
+    places = [0, *(place for place, *_ in starts[1:]), len(data)]
     return [
-        _Event(data[start:end].decode(), kind, name)
-        for start, end, (_, kind, name) in zip(places, places[1:], starts, strict=False)
+        _Event(data[start:end].decode(), *event)
+        for (start, end), (_, *event) in zip(pairwise(places), starts, strict=True)
     ]
 
 
 def _end(events: list[_Event], number: int) -> int:
     """Return the event that ends the element that this one starts."""
-    depths = accumulate((event.kind == "<") - (event.kind == ">") for event in islice(events, number, None))
-    return next(index for index, depth in enumerate(depths, number) if depth == 0)
+    return next(n for n in count(number + 1) if events[n].depth <= events[number].depth)
 
 
 def _raw(events: list[_Event]) -> str:
@@ -114,43 +117,30 @@ def _raw(events: list[_Event]) -> str:
 
 def _run(events: list[_Event], number: int) -> list[Piece]:
     """Return the pieces of a run with one text or one reference and nothing else visible; none for anything else."""
-    if events[number][1:] != ("<", "r"):
+    if events[number][1:3] != ("<", "r"):
         return []
-    end = _end(events, number)
-    children, place = {}, number + 1  # the first event of each
-    while place < end:
-        if events[place].kind == "<":
-            if events[place].name in children:
-                return []
-            children[events[place].name] = place
-            place = _end(events, place)
-        place += 1
-    names = set(children) - {"rPr", "lastRenderedPageBreak"}
-    if len(names) == 1 and names <= _REFERENCES:
+    end, depth = _end(events, number), events[number].depth + 1
+    children = [n for n in range(number, end) if events[n].depth == depth and events[n].kind == "<"]
+    shown = [n for n in children if events[n].name not in ("rPr", "lastRenderedPageBreak")]
+    names = [events[n].name for n in shown]
+    if len(names) == 1 and names[0] in _REFERENCES:
         return [point(_raw(events[number : end + 1]))]
-    if names != {"t"}:
+    if names != ["t"]:
         return []
-    first = children["t"]
-    last = _end(events, first)
+    first, last = shown[0], _end(events, shown[0])
     before, tag = _raw(events[number:first]), events[first].raw
     kept = tag if "xml:space" in tag or tag.endswith("/>") else f'{tag[:-1]} xml:space="preserve">'
-    content = [_text(event) for event in events[first + 1 : last]]
+    content = [_piece(event) for event in events[first + 1 : last]]
     name = "sup" if _RAISED.search(before) else "r"
     opening = Piece(before + tag, Kind.OPEN, name=name, again=before + kept)
     return [opening, *content, Piece(_raw(events[last : end + 1]), Kind.CLOSE, name=name)]
 
 
-def _text(event: _Event) -> Piece:
-    """Return text of a run; characters may be references."""
-    is_text = event.kind == "text" and (event.raw == event.name or event.raw.startswith("&"))
-    return text_piece(event.raw, event.name) if is_text else Piece(event.raw)
-
-
-def _piece(event: _Event, in_text: bool) -> Piece:
-    """Return the piece of an event outside of such runs; `in_text`: in an element of text."""
-    raw, kind, name = event
+def _piece(event: _Event, in_text: bool = True) -> Piece:
+    """Return the piece of an event, one of text's perhaps a reference; `in_text`: in an element of text."""
+    raw, kind, name, _ = event
     if kind == "text":
-        return _text(event) if in_text else Piece(raw)
+        return text_piece(raw, name) if in_text and (raw == name or raw.startswith("&")) else Piece(raw)
     if name in _SPANS and kind:
         return Piece(raw, Kind.OPEN if kind == "<" else Kind.CLOSE, name=name)
     return point(raw) if name in _POINTS and kind else Piece(raw)

@@ -100,7 +100,7 @@ ROOM_LINES = {
     "attention": 794, "recipes": 414, "evaluation": 351,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1523, 25700, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28550, 2550, 14400
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28486, 2550, 14400
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

@@ -32,9 +32,7 @@ def evaluate(model, tmp_path):
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        (["--output", "test.de"], "--output and --reference"),
         (["--output", "link"], "--output and --source"),
-        (["--json", "test.en"], "--json and --source"),
         (["--output", "new", "--json", "new"], "--json and --output"),
         (["--output", "new", "--json", "folder/../new"], "--json and --output"),
     ],

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from conftest import tiny_config, tiny_model
+from model_folders import save
 
 from vaswani_transformer import PairCollator, VaswaniForConditionalGeneration, train_tokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
@@ -59,6 +60,4 @@ def save_trained_model(folder: Path, tokenizer, steps: int = 80) -> Path:
 
 def _save(model, folder: Path, tokenizer, max_extra_tokens: int) -> Path:
     model.generation_config.update(num_beams=4, length_penalty=0.6, max_extra_tokens=max_extra_tokens)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save(folder, model, tokenizer)

@@ -9,6 +9,8 @@ import datasets
 import pytest
 import torch
 from conftest import tiny_config
+from model_folders import save
+from pair_files import in_memory
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
 
 import vaswani_transformer as vt
@@ -20,20 +22,14 @@ def folder(tmp_path_factory) -> Path:
     """A random model and a tokenizer for a generated corpus, as a user finds them."""
     pairs = generate_corpus(100, 10, 10).train
     tokenizer = vt.train_tokenizer([side for pair in pairs for side in pair], vocab_size=300)
-    path = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     config = tiny_config(vocab_size=len(tokenizer), max_position_embeddings=128)
-    vt.VaswaniForConditionalGeneration(config).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
+    return save(tmp_path_factory.mktemp("model"), vt.VaswaniForConditionalGeneration(config), tokenizer)
 
 
 def tokenized(tokenizer, count: int) -> datasets.Dataset:
     """Pairs of all lengths, as a user would tokenise them."""
-    columns = dict(
-        zip(("source", "target"), zip(*generate_corpus(100, 10, 10).train[:count], strict=True), strict=True)
-    )
-    pairs = datasets.Dataset.from_dict(columns)
+    pairs = in_memory(generate_corpus(100, 10, 10).train[:count])
     return pairs.map(
         lambda pair: tokenizer(pair["source"], text_target=pair["target"]), remove_columns=pairs.column_names
     )

@@ -30,8 +30,13 @@ def write_model(folder: Path, seed: int = 2, **changes) -> Path:
     texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
     letters = {token for token, text in enumerate(texts) if text.strip().isalpha()} | {tokenizer.eos_token_id}
     model.generation_config.suppress_tokens = sorted(set(range(len(tokenizer))) - letters)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return save(folder, model, tokenizer)
+
+
+def save(folder: Path, *parts) -> Path:
+    """Save a model and its tokenizer in a folder."""
+    for part in parts:
+        part.save_pretrained(folder)
     return folder
 
 
@@ -60,10 +65,8 @@ def in_shards(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
     """A complete small model folder; leave it as it is."""
-    tokenizer, folder = train_tokenizer(TEXTS, vocab_size=270), tmp_path_factory.mktemp("saved")
-    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    tokenizer = train_tokenizer(TEXTS, vocab_size=270)
+    return save(tmp_path_factory.mktemp("saved"), tiny_model(vocab_size=len(tokenizer)), tokenizer)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ A test file takes a fixture of these by its name: `marian = pipeline_models.mari
 import pytest
 import torch
 from conftest import tiny_model
+from model_folders import save
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -98,7 +99,4 @@ def marian(tokenizer):
 
 @pytest.fixture(scope="module")
 def marian_folder(marian, tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("marian")
-    marian.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save(tmp_path_factory.mktemp("marian"), marian, tokenizer)

@@ -29,28 +29,6 @@ def forked_workers(monkeypatch) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # its threads stay behind
 
 
-def write_shards(folder: Path) -> Path:
-    """Three shards of 70 pairs, some of which every filter drops, and 20 pairs to validate on."""
-    write_corpus(generate_corpus(210, 20, 20), folder)
-    for side in ("en", "de"):
-        lines = (folder / f"train.{side}").read_text(encoding="utf-8").splitlines()[:210]
-        lines[3] = "" if side == "en" else lines[3]
-        lines[50] = "a b c d " * 40
-        lines[90] = "one two three four five six seven eight nine ten" if side == "en" else "x"
-        lines[200] = " \t"
-        for number in range(3):
-            part = "\n".join(lines[70 * number : 70 * number + 70]) + "\n"
-            (folder / f"part.{number}.{side}").write_text(part, encoding="utf-8")
-    return folder
-
-
-def new_tokenizer(text: Path, folder: Path) -> Path:
-    """A tokenizer of these shards."""
-    lines = [line for path in sorted(text.glob("part.*")) for line in path.read_text(encoding="utf-8").splitlines()]
-    train_tokenizer(lines, vocab_size=400).save_pretrained(folder)
-    return folder
-
-
 def new_recipe(text: Path, tokenizer: Path) -> Recipe:
     """A recipe of these shards, which holds out 15 pairs."""
     return Recipe(
@@ -85,14 +63,28 @@ def small_chunks():
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """The folder of the text."""
-    return write_shards(tmp_path_factory.mktemp("text"))
+    """The folder of three shards of 70 pairs, some of which every filter drops, and 20 pairs to validate on."""
+    folder = tmp_path_factory.mktemp("text")
+    write_corpus(generate_corpus(210, 20, 20), folder)
+    for side in ("en", "de"):
+        lines = (folder / f"train.{side}").read_text(encoding="utf-8").splitlines()[:210]
+        lines[3] = "" if side == "en" else lines[3]
+        lines[50] = "a b c d " * 40
+        lines[90] = "one two three four five six seven eight nine ten" if side == "en" else "x"
+        lines[200] = " \t"
+        for number in range(3):
+            part = "\n".join(lines[70 * number : 70 * number + 70]) + "\n"
+            (folder / f"part.{number}.{side}").write_text(part, encoding="utf-8")
+    return folder
 
 
 @pytest.fixture(scope="module")
 def tokenizer_folder(text, tmp_path_factory):
     """The folder of a tokenizer of this text."""
-    return new_tokenizer(text, tmp_path_factory.mktemp("tokenizer"))
+    folder = tmp_path_factory.mktemp("tokenizer")
+    lines = [line for path in sorted(text.glob("part.*")) for line in path.read_text(encoding="utf-8").splitlines()]
+    train_tokenizer(lines, vocab_size=400).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ A test file takes a fixture of these by its name: `push = pushing.push`.
 import pytest
 import yaml
 from conftest import tiny_model
+from model_folders import save
 
 from vaswani_transformer import train_tokenizer
 from vaswani_transformer.cli.main import main
@@ -19,8 +20,7 @@ def model(tmp_path_factory):
     """A folder as a finished training run leaves it."""
     folder = tmp_path_factory.mktemp("model") / "run"
     tokenizer = train_tokenizer([side for pair in generate_corpus(100, 10, 10).train for side in pair], vocab_size=300)
-    tiny_model(seed=1, scale=2.0, vocab_size=len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save(folder, tiny_model(seed=1, scale=2.0, vocab_size=len(tokenizer)), tokenizer)
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"source_column": "en", "target_column": "de"}))
     (folder / "training_log.jsonl").write_text('{"step": 5, "seconds": 1.0, "loss": 2.0}\n')
     return folder

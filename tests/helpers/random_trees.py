@@ -1,7 +1,6 @@
 """Trees for tests: Hypothesis strategies, the shared treebank, and options for parsers of seconds."""
 
 import re
-from pathlib import Path
 
 from hypothesis import strategies as st
 
@@ -62,7 +61,3 @@ def tree_pairs():
     return st.builds(lambda tree, tokens: (tree, delinearize(tokens, tree.words())), clean_trees(), TOKENS) | st.builds(
         lambda tree, cut: (tree, delinearize(linearize(tree)[cut:], tree.words())), clean_trees(), st.integers(0, 8)
     )
-
-
-def treebank(folder: Path, name: str) -> Path:
-    return folder / "trees" / name

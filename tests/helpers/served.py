@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import tiny_model
 from exporting_models import PAIRS, small_tokenizer
+from model_folders import save
 
 from vaswani_transformer import Translator, load_model
 
@@ -20,7 +21,7 @@ try:
     from vaswani_transformer.serving.engine import Engine
     from vaswani_transformer.serving.models import find_models
     from vaswani_transformer.serving.server import listen, make_server
-    from vaswani_transformer.serving.service import Limits
+    from vaswani_transformer.serving.service import Limits  # noqa: F401 - for the tests
 except ModuleNotFoundError as error:
     reason = f"serving needs {error.name}: pip install 'vaswani_transformer[serve,test]'"
     pytest.skip(reason, allow_module_level=True)
@@ -39,8 +40,7 @@ def folder(tmp_path_factory) -> Path:
         model.lm_head.bias[[token for token, text in enumerate(texts) if not text.strip().isalpha()]] = -100.0
         model.lm_head.bias[tokenizer.eos_token_id] = 2.0
     model.generation_config.update(num_beams=4, length_penalty=0.6, max_extra_tokens=5)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save(folder, model, tokenizer)
     lines = translated(load_in_double(folder), SENTENCES)
     assert len(set(lines)) > 15 and len({len(line) for line in lines}) > 6
     return folder
@@ -70,8 +70,8 @@ def make(folder):
     """Makes applications with this model, and with others by name."""
     apps = []
 
-    def call(*names, limits: Limits | None = None, load=load_in_double, **options):
-        apps.append(make_app(find_models(names or [f"en-de={folder}"]), load, limits=limits, **options))
+    def call(*names, load=load_in_double, **options):
+        apps.append(make_app(find_models(names or [f"en-de={folder}"]), load, **options))
         return apps[-1]
 
     yield call
@@ -91,15 +91,20 @@ def client_of(app) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server", timeout=60)
 
 
-def ask(app, method: str, path: str, **request):
-    """The status and the answer of one request, from JSON."""
+def request(app, method: str, path: str, **content) -> httpx.Response:
+    """The response to one request."""
 
     async def call():
         async with client_of(app) as client:
-            response = await client.request(method, path, **request)
-            return response.status_code, response.json()
+            return await client.request(method, path, **content)
 
     return asyncio.run(call())
+
+
+def ask(app, method: str, path: str, **content):
+    """The status and the answer of one request, from JSON."""
+    response = request(app, method, path, **content)
+    return response.status_code, response.json()
 
 
 def translated(loaded, sentences, **options) -> list[str]:

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_trees import GUM, TOKENS, clean_trees, top_nodes, tree_of, treebank
+from random_trees import GUM, TOKENS, clean_trees, top_nodes, tree_of
 
 from vaswani_transformer.parsing.linearization import delinearize, linearize, with_words, without_words
 from vaswani_transformer.parsing.trees import Tree, clean, read_trees
@@ -45,7 +45,7 @@ def test_the_way_back_gives_the_same_tree(tree):
 
 @pytest.mark.parametrize("name", GUM)
 def test_the_way_back_gives_every_tree_of_gum(shared_data, name):
-    for tree in map(clean, read_trees(treebank(shared_data, name))):
+    for tree in map(clean, read_trees(shared_data / "trees" / name)):
         assert delinearize(linearize(tree), tree.words()) == tree
         assert delinearize(without_words(with_words(linearize(tree), tree.words())), tree.words()) == tree
 

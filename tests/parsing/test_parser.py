@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from random_trees import GUM, tree_of, treebank
+from random_trees import GUM, tree_of
 
 from vaswani_transformer import UserError, load_model, load_recipe
 from vaswani_transformer.evaluation.records import read_evaluation
@@ -136,7 +136,7 @@ def test_recipes(tmp_path, trees):
 @pytest.mark.parametrize("name", GUM)
 def test_gum_survives_text_and_tokens(shared_data, name):
     """What the model would write for each tree, through the tokenizer and back."""
-    read, form = load_trees(treebank(shared_data, name)), TextForm(words=True)
+    read, form = load_trees(shared_data / "trees" / name), TextForm(words=True)
     read = read[:: max(1, len(read) // 300)]
     sentences = [sentence_text(tree.words()) for tree in read]
     tokenizer = train_parser_tokenizer(sentences, form.vocabulary(read), 1500)

@@ -6,7 +6,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_trees import GUM, clean_trees, constituents, treebank
+from random_trees import GUM, clean_trees, constituents
 
 from vaswani_transformer import UserError
 from vaswani_transformer.parsing.augmentation import Exchange
@@ -46,7 +46,7 @@ def test_white_space_between_brackets_means_nothing(tree):
 
 @pytest.mark.parametrize("name", GUM)
 def test_reading_and_writing_gum_changes_nothing(shared_data, name):
-    path = treebank(shared_data, name)
+    path = shared_data / "trees" / name
     lines = gzip.decompress(path.read_bytes()).decode().splitlines()
     assert [str(tree) for tree in read_trees(path)] == lines
     assert len(lines) in (4906, 598)  # as the folder's README counts them

@@ -23,15 +23,11 @@ SETTINGS = [
 ]
 
 
-def options(**settings) -> tuple:
-    return tuple(sorted(settings.items()))
-
-
-async def all_of(engine, sentences, scores=False, prefix="", **settings) -> list:
+async def all_of(engine, sentences, scores=False, glossary=None, **settings) -> list:
     """The hypotheses of sentences, in their order."""
-    pieces = engine.tokenize([(sentence, prefix) for sentence in sentences])
+    pieces = engine.tokenize([(sentence, "") for sentence in sentences], glossary)
     results = [None] * len(pieces)
-    async for number, hypotheses in engine.translate(pieces, options(**settings), scores):
+    async for number, hypotheses in engine.translate(pieces, tuple(sorted(settings.items())), scores):
         assert results[number] is None
         results[number] = hypotheses
     return results
@@ -124,12 +120,6 @@ def test_sentences_with_terms_get_what_they_get_alone(engine, loaded):
         for number in range(3)
     ]
 
-    async def ask(sentences, glossary, **settings):
-        pieces, found = engine.tokenize([(one, "") for one in sentences], glossary), {}
-        async for number, hypotheses in engine.translate(pieces, options(**settings), True):
-            found[number] = hypotheses
-        return [found[number] for number in range(len(pieces))]
-
     requests = [
         (SENTENCES[start : start + 4], glossary, settings)
         for start, glossary in zip((0, 5, 10), glossaries, strict=True)
@@ -137,7 +127,7 @@ def test_sentences_with_terms_get_what_they_get_alone(engine, loaded):
     ]
 
     async def run():
-        return await asyncio.gather(*(ask(texts, glossary, **settings) for texts, glossary, settings in requests))
+        return await asyncio.gather(*(all_of(engine, texts, True, terms, **own) for texts, terms, own in requests))
 
     answers, number = asyncio.run(run()), 0
     for (sentences, glossary, settings), answer in zip(requests, answers, strict=True):

@@ -1,6 +1,5 @@
 """The page for people: its files and the attention page, and in a real browser what it does."""
 
-import asyncio
 import base64
 import contextlib
 import json
@@ -16,7 +15,7 @@ import pytest
 import served
 from browser import look
 from children import wait_for
-from served import SENTENCES, Limits, client_of, running, translated
+from served import SENTENCES, Limits, request, running, translated
 
 from vaswani_transformer import align
 from vaswani_transformer.attention.weights import attend
@@ -27,14 +26,6 @@ folder, loaded, make, browser = served.folder, served.loaded, served.make, brows
 TEXT = [SENTENCES[number] for number in (18, 29, 23)]  # whose translations have several words
 PATHS = ("/", "/page.css", "/page.js")
 HOSTILE = "<script>document.title='taken'</script> <img src=x onerror=alert(1)>"
-
-
-def request(app, method: str, path: str, **content):
-    async def call():
-        async with client_of(app) as client:
-            return await client.request(method, path, **content)
-
-    return asyncio.run(call())
 
 
 # Without a browser

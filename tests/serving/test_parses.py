@@ -6,6 +6,7 @@ import served
 from browser import look
 from children import wait_for
 from conftest import tiny_model
+from model_folders import save
 from served import Limits, ask, running
 
 from vaswani_transformer import Parser, load_model
@@ -22,9 +23,7 @@ def model(tmp_path_factory):
     folder, labels = tmp_path_factory.mktemp("parser"), ("ROOT", "S", "NP", "VP")
     tokens = [*(f"({label}" for label in labels), *(f"){label}" for label in labels), "DT", "NN", "VBZ", "."]
     tokenizer = train_parser_tokenizer(SENTENCES, tokens, 300)
-    tiny_model(vocab_size=len(tokenizer), seed=1).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save(folder, tiny_model(vocab_size=len(tokenizer), seed=1), tokenizer)
 
 
 @pytest.fixture

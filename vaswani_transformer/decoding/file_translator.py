@@ -76,10 +76,7 @@ class FileTranslator(LineWorker):
         **extras: Callable[[list[str], list[str]], Iterable[Any]],
     ):
         self.translator, self.layout, self.window, self.extras = translator, layout, window, extras
-
-    def prepare(self, window: Window) -> PreparedWindow:
-        """Tokenise a window."""
-        return self.translator.prepare(window)
+        self.prepare = translator.prepare
 
     def records(self, prepared: PreparedWindow, bar: Any, remarks: Remarks) -> tuple[Window, list[str]]:
         """Translate a window; see `LineWorker`."""

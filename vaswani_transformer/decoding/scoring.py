@@ -214,6 +214,7 @@ def word_confidences(model, tokenizer, sources: Sequence[str], outputs: Sequence
     return list(map(word_probabilities, score_tokens(model, tokenizer, sources, outputs)))
 
 
+@dataclass
 class FileScorer(LineWorker):
     """Scores pairs of lines into an output, in constant memory; a pair with a blank side has no score.
 
@@ -229,21 +230,18 @@ class FileScorer(LineWorker):
 
     doing, unit = "scoring", "pairs"  # of the progress bar
 
-    def __init__(
-        self,
-        model,
-        tokenizer,
-        rule: LengthRule,
-        json: bool,
-        tokens: bool,
-        window: int,
-        tokens_per_batch: int,
-        target_language: str | None = None,
-    ):
+    model: Any
+    tokenizer: Any
+    rule: LengthRule
+    json: bool
+    tokens: bool
+    window: int
+    tokens_per_batch: int = TOKENS_PER_BATCH
+    target_language: str | None = None
+
+    def __post_init__(self):
         with reading("--target-language"):
-            self.codes = LanguageCodes(tokenizer, target_language)
-        self.model, self.tokenizer, self.rule, self.json, self.tokens = model, tokenizer, rule, json, tokens
-        self.window, self.tokens_per_batch = window, tokens_per_batch
+            self.codes = LanguageCodes(self.tokenizer, self.target_language)
         self.sums: dict[str, Any] = {"pairs": 0, "tokens": 0, "log_probability": 0.0}  # of what was written
 
     def records(self, window: Window, bar: Any, remarks: Remarks) -> tuple[Window, list[str]]:

@@ -11,6 +11,8 @@ from transformers.configuration_utils import PreTrainedConfig
 # (D) change, is left to the recipe or the trainer: no preset sets it.
 _BASE = {"d_model": 512, "d_ff": 2048, "num_heads": 8, "encoder_layers": 6, "decoder_layers": 6, "dropout": 0.1}
 _BIG = {**_BASE, "d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3}
+_WIDE = {"d_model": 1024, "d_k": 128, "d_v": 128}
+_FOUR_LAYERS = {"encoder_layers": 4, "decoder_layers": 4}
 PRESETS: dict[str, dict] = {
     "base": _BASE,
     "table3-a-heads-1": {"num_heads": 1, "d_k": 512, "d_v": 512},
@@ -20,10 +22,10 @@ PRESETS: dict[str, dict] = {
     "table3-b-dk-16": {"d_k": 16},
     "table3-b-dk-32": {"d_k": 32},
     "table3-c-layers-2": {"encoder_layers": 2, "decoder_layers": 2},
-    "table3-c-layers-4": {"encoder_layers": 4, "decoder_layers": 4},
+    "table3-c-layers-4": _FOUR_LAYERS,
     "table3-c-layers-8": {"encoder_layers": 8, "decoder_layers": 8},
     "table3-c-dmodel-256": {"d_model": 256, "d_k": 32, "d_v": 32},
-    "table3-c-dmodel-1024": {"d_model": 1024, "d_k": 128, "d_v": 128},
+    "table3-c-dmodel-1024": _WIDE,
     "table3-c-dff-1024": {"d_ff": 1024},
     "table3-c-dff-4096": {"d_ff": 4096},
     "table3-d-dropout-0.0": {"dropout": 0.0},
@@ -36,16 +38,7 @@ PRESETS: dict[str, dict] = {
     "big-en-fr": {**_BIG, "vocab_size": 32_000, "dropout": 0.1},
     # Section 6.3 gives the layers, d_model and the vocabulary and leaves "all other parameters" as in the base model.
     # It does not print its dropout; 0.2 on residuals and attention is what the authors' released code set.
-    "parsing": {
-        "vocab_size": 16_000,
-        "d_model": 1024,
-        "d_k": 128,
-        "d_v": 128,
-        "encoder_layers": 4,
-        "decoder_layers": 4,
-        "dropout": 0.2,
-        "attention_dropout": 0.2,
-    },
+    "parsing": {**_WIDE, **_FOUR_LAYERS, "vocab_size": 16_000, "dropout": 0.2, "attention_dropout": 0.2},
     # Not the paper's: fast because most of their layers are in the encoder, which reads a sentence once. They learn
     # from a larger model's translations (Kim and Rush, 2016, arXiv 1606.07947).
     "student-12-1": {"encoder_layers": 12, "decoder_layers": 1},  # Kasai et al., 2021, arXiv 2006.10369

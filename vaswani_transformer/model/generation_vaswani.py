@@ -130,17 +130,11 @@ class VaswaniGenerationMixin:
       `False` and `"never"` alike; with `True` it ends when as many hypotheses as beams are finished.
 
     A source without an `attention_mask` ends where its `pad_token_id` starts.
+
+    Raises:
+        ValueError: by `generate()`, for an unknown `length_normalization`, and for our and transformers' own numbers of
+            a search beyond their range.
     """
-
-    def generate(self, *args, **kwargs):
-        """Generate as `GenerationMixin` does.
-
-        Raises:
-            ValueError: for an unknown `length_normalization`, and for our and transformers' own numbers of a search
-                beyond their range.
-        """
-        self._unset_trainer_defaults()
-        return super().generate(*args, **kwargs)
 
     def open_search(self, **options) -> OpenSearch | None:
         """Return an empty search that sources may join at any time, each of which gets what it would alone.
@@ -190,6 +184,7 @@ class VaswaniGenerationMixin:
 
     def _prepare_generation_config(self, generation_config, **kwargs):
         # Since 5.0: an unknown setting is accepted only if the model's own generation configuration has it.
+        self._unset_trainer_defaults()
         own = {name: kwargs.pop(name) for name in _OWN_SETTINGS if name in kwargs}
         generation_config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
         for name, default in _OWN_SETTINGS.items():
@@ -263,15 +258,7 @@ class VaswaniGenerationMixin:
         super()._validate_generated_length(config, input_ids_length, has_default_max_length=False)
 
     def _own_search(
-        self,
-        input_ids,
-        logits_processor,
-        stopping_criteria,
-        generation_config,
-        synced_gpus=False,
-        streamer=None,
-        past_key_values=None,
-        **model_kwargs,
+        self, input_ids, logits_processor, stopping_criteria, generation_config, past_key_values=None, **call
     ) -> SearchSettings | None:
         """Return the settings of a `Search` that gives what transformers' loop would; None if there are none."""
         config, prompt = generation_config, input_ids.shape[1]  # the tokens that outputs start from
@@ -279,7 +266,8 @@ class VaswaniGenerationMixin:
         # A class derived from the model's, or the object alone, may have methods that a `Search` would bypass.
         is_derived = VaswaniGenerationMixin not in type(self).__bases__ or has_own_methods(self)
         of_steps = config.return_dict_in_generate and (config.output_scores or config.output_logits)
-        others = (config.do_sample, config.is_assistant, config.prefill_chunk_size, of_steps, synced_gpus, is_derived)
+        synced, streamer = call.get("synced_gpus"), call.get("streamer")
+        others = (config.do_sample, config.is_assistant, config.prefill_chunk_size, of_steps, synced, is_derived)
         if not is_new or any(others) or streamer is not None or config._pad_token_tensor is None:
             return None
         if _other_criteria(config, stopping_criteria):

@@ -71,11 +71,7 @@ class _Layer:
     def __init__(self, layer: VaswaniDecoderLayer):
         self.self_attn, self.encoder_attn = _Attention(layer.self_attn), _Attention(layer.encoder_attn)
         self.fc1, self.fc2 = Projection(layer.fc1), Projection(layer.fc2)
-        self.norms = [getattr(layer, name) for name in _NORMS]
-
-
-def _normalize(norm: nn.LayerNorm, states: torch.Tensor) -> torch.Tensor:
-    return torch.layer_norm(states, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        self.norms = [getattr(layer, name).forward for name in _NORMS]
 
 
 class IncrementalDecoder:
@@ -117,13 +113,13 @@ class IncrementalDecoder:
             query = layer.self_attn.queries(states, groups)
             keys[:, :, written], values[:, :, written] = layer.self_attn.keys_and_values(states, groups)
             attended = layer.self_attn.attend(query, keys[:, :, seen], values[:, :, seen], mask, states)
-            states = _normalize(layer.norms[0], attended)
+            states = layer.norms[0](attended)
             query = layer.encoder_attn.queries(states, source[0].shape[0])
             attended = layer.encoder_attn.attend(query, *source, cache.source_mask, states)
-            states = _normalize(layer.norms[1], attended)
+            states = layer.norms[1](attended)
             inner = getattr(nn.functional, self.activation)(layer.fc1(states))
-            states = _normalize(layer.norms[2], layer.fc2(inner) + states)
-        return states if self.stack.layer_norm is None else _normalize(self.stack.layer_norm, states)
+            states = layer.norms[2](layer.fc2(inner) + states)
+        return self.stack.output_of(states)
 
     def _embed(self, input_ids: torch.LongTensor, cache: "DecodingCache") -> torch.Tensor:
         """Return the first layer's input at the next positions, `(rows * new tokens, d_model)`."""

@@ -10,12 +10,9 @@ _TOKEN = re.compile(rf">>([^<>\s]+)<<|__({_LANGUAGE})__|[<\[](?:2({_LANGUAGE})|(
 _BEGINNING = re.compile(rf"\s*({_TOKEN.pattern})\s*(?=\S)")
 
 
-def typed_code(text: str) -> tuple[str, str]:
+def typed_code(text: str, pattern: re.Pattern = _TAG) -> tuple[str, str]:
     """Return the tag before a text, with a space if there was any, and the text behind; "" and the text for none."""
-    return _cut(_TAG.match(text), text)
-
-
-def _cut(match: re.Match | None, text: str) -> tuple[str, str]:
+    match = pattern.match(text)
     return (re.sub(r"\s+", " ", match[0].lstrip()), text[match.end() :]) if match else ("", text)
 
 
@@ -69,4 +66,4 @@ class LanguageCodes:
 
     def _own(self, text: str) -> tuple[str, str]:
         match = _BEGINNING.match(text)
-        return _cut(match, text) if match and match[1] in self.known.values() else typed_code(text)
+        return typed_code(text, _BEGINNING if match and match[1] in self.known.values() else _TAG)

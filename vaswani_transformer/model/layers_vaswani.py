@@ -245,12 +245,12 @@ def compiled(function: Callable, has_static_shapes: bool) -> Callable:
 
 
 class VaswaniLayer(GradientCheckpointingLayer):
-    """The common part of all layers: the feed-forward sublayer and the post-norm residual (Section 3.1)."""
+    """The common part of all layers: self-attention, feed-forward sublayer, post-norm residual (Section 3.1)."""
 
     # Whether torch.compile is wanted, for training: generation has other shapes, and caches that name each layer.
     is_compiled = False
 
-    def __init__(self, config: VaswaniConfig):
+    def __init__(self, config: VaswaniConfig, layer_idx: int, is_causal: bool = False):
         super().__init__()
         self.dropout = config.dropout
         self.activation_dropout = config.activation_dropout
@@ -258,6 +258,8 @@ class VaswaniLayer(GradientCheckpointingLayer):
         self.fc1 = nn.Linear(config.d_model, config.d_ff)
         self.fc2 = nn.Linear(config.d_ff, config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.self_attn = VaswaniAttention(config, layer_idx, is_causal)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def forward(
         self,
@@ -297,11 +299,6 @@ class VaswaniLayer(GradientCheckpointingLayer):
 class VaswaniEncoderLayer(VaswaniLayer):
     """Self-attention, then feed-forward (Section 3.1, left of Figure 1)."""
 
-    def __init__(self, config: VaswaniConfig, layer_idx: int):
-        super().__init__(config)
-        self.self_attn = VaswaniAttention(config, layer_idx)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-
     def compute(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs: Unpack[TransformersKwargs]
     ) -> torch.Tensor:
@@ -315,9 +312,7 @@ class VaswaniDecoderLayer(VaswaniLayer):
     """Masked self-attention, attention over the encoder's output, feed-forward (Section 3.1, right of Figure 1)."""
 
     def __init__(self, config: VaswaniConfig, layer_idx: int):
-        super().__init__(config)
-        self.self_attn = VaswaniAttention(config, layer_idx, is_causal=True)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        super().__init__(config, layer_idx, is_causal=True)
         self.encoder_attn = VaswaniAttention(config, layer_idx, is_cross=True)
         self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 

@@ -144,7 +144,6 @@ class VaswaniStack(VaswaniPreTrainedModel):
         self.layer_norm = None
         if config.add_final_layer_norm:
             self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-        self.gradient_checkpointing = False
 
     def token_embeddings(
         self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, name: str
@@ -379,15 +378,14 @@ class VaswaniModel(VaswaniPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
-        source_offsets: torch.Tensor | None = None,
         target_offsets: torch.Tensor | None = None,
-        max_length: int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """Compute the decoder's output, `(batch_size, target_length, d_model)`.
 
         Arguments and errors as in [`VaswaniForConditionalGeneration`]'s `forward`, without those about the loss.
         """
+        source_offsets = kwargs.get("source_offsets")
         if source_offsets is not None or target_offsets is not None:
             wants_weights = kwargs.get("output_attentions", self.config.output_attentions) or None
             others = attention_mask, decoder_attention_mask, past_key_values, wants_weights
@@ -398,8 +396,6 @@ class VaswaniModel(VaswaniPreTrainedModel):
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 inputs_embeds=inputs_embeds,
-                source_offsets=source_offsets,
-                max_length=max_length,
                 **kwargs,
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
@@ -412,9 +408,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
-            source_offsets=source_offsets,
             target_offsets=target_offsets,
-            max_length=max_length,
             **kwargs,
         )
         return Seq2SeqModelOutput(

@@ -181,11 +181,9 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
         """Return ids of the backend of this side, with the unknown token's for those that the model lacks."""
         if self.known_tokens is None or not ids or max(ids) < self.known_tokens[0]:
             return ids
-        return [number if number < self.known_tokens[0] else self._unknown() for number in ids]
-
-    def _unknown(self) -> int | None:
-        """Return `unk_token_id` without asking it, since it asks `known_ids` in its turn."""
-        return None if self.unk_token is None else self._tokenizer.token_to_id(str(self.unk_token))
+        # `unk_token_id` would ask this in its turn.
+        unknown = None if self.unk_token is None else self._tokenizer.token_to_id(str(self.unk_token))
+        return [number if number < self.known_tokens[0] else unknown for number in ids]
 
     def _encode_plus(self, text, text_pair=None, **kwargs):
         return super()._encode_plus(text=self.rewritten(text), text_pair=self.rewritten(text_pair), **kwargs)

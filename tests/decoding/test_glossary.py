@@ -16,16 +16,7 @@ from hypothesis import strategies as st
 from translating import LINES, run
 
 from vaswani_transformer import Translator, load_model, train_tokenizer
-from vaswani_transformer.decoding.glossary import (
-    Glossary,
-    Progress,
-    Term,
-    Terms,
-    Tokens,
-    beams_for,
-    read_glossary,
-    term_forms,
-)
+from vaswani_transformer.decoding.glossary import Glossary, Progress, Term, Terms, Tokens, read_glossary, term_forms
 from vaswani_transformer.decoding.scoring import TokenText
 from vaswani_transformer.decoding.search import TermsSentence
 
@@ -237,12 +228,6 @@ def test_terms_that_no_position_is_left_for(model):
             assert len(list(translator.translate(["a dog", "a cat"]))) == 2
         else:
             assert "line 2 has terms of" in error_of(lambda t=translator: list(t.translate(["a cat", "a dog"])))
-
-
-def test_terms_beyond_the_limit_make_room():
-    terms = Terms([[[3, 4, 5]], [[5, 5, 5, 4]]])
-    sentence = search(peaked_model(0), terms, torch.tensor([3, 4]), beams_for(terms, 1))
-    assert all(has(sentence.outputs()[0].tokens, own) for own in ([[3, 4, 5]], [[5, 5, 5, 4]]))
 
 
 def test_tokens_that_go_on_with_a_word(model):

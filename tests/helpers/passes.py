@@ -36,19 +36,13 @@ def batch_of_three(seed: int = 0):
 
 
 @torch.no_grad()
-def step_by_step(model, input_ids, attention_mask, decoder_input_ids, cache=None, steps=None):
-    """Logits of one decoder token after another, or of the chunks in `steps`, through a cache."""
+def step_by_step(model, input_ids, attention_mask, decoder_input_ids):
+    """Logits of one decoder token after another through a cache."""
     encoder_outputs = model.model.encoder(input_ids, attention_mask=attention_mask)
-    logits, start = [], 0
-    for length in steps or [1] * decoder_input_ids.shape[1]:
-        outputs = model(
-            attention_mask=attention_mask,
-            encoder_outputs=encoder_outputs,
-            decoder_input_ids=decoder_input_ids[:, start : start + length],
-            past_key_values=cache,
-            use_cache=True,
-        )
-        cache, start = outputs.past_key_values, start + length
+    inputs, logits, cache = {"attention_mask": attention_mask, "encoder_outputs": encoder_outputs}, [], None
+    for token in decoder_input_ids.split(1, dim=1):
+        outputs = model(**inputs, decoder_input_ids=token, past_key_values=cache, use_cache=True)
+        cache = outputs.past_key_values
         logits.append(outputs.logits)
     return torch.cat(logits, dim=1)
 

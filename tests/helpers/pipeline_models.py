@@ -7,17 +7,7 @@ import pytest
 import torch
 from conftest import tiny_model
 from model_folders import save
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    GenerationConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    MarianConfig,
-    MarianMTModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from vaswani_transformer import train_tokenizer
 
@@ -29,17 +19,9 @@ TEXTS = [
 ]
 LIMIT = 40  # positions of the models that have a table
 IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-BART_LIKE = {
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-    "max_position_embeddings": LIMIT,
-    "forced_eos_token_id": None,
-}
+BART_LIKE = {"d_model": 16, "max_position_embeddings": LIMIT, "forced_eos_token_id": None}
+for _stack in ("encoder", "decoder"):
+    BART_LIKE |= {f"{_stack}_layers": 1, f"{_stack}_attention_heads": 2, f"{_stack}_ffn_dim": 16}
 SHORT = {"max_new_tokens": 7}
 TRANSLATION = "translation_text"
 
@@ -58,16 +40,11 @@ def randomized(model, scale: float = 3.0, seed: int = 0):
 def build(name: str, vocab_size: int):
     if name == "vaswani":
         model = tiny_model(seed=5, scale=3.0, vocab_size=vocab_size, decoder_start_token_id=0)
-    elif name == "marian":
-        model = randomized(MarianMTModel(MarianConfig(vocab_size=vocab_size, **BART_LIKE, **IDS)))
-    elif name == "bart":
-        model = randomized(BartForConditionalGeneration(BartConfig(vocab_size=vocab_size, **BART_LIKE, **IDS)))
-    else:
-        sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-        model = randomized(T5ForConditionalGeneration(T5Config(vocab_size=vocab_size, **sizes, **IDS)))
-    if name == "vaswani":
         model.generation_config.num_beams = 4  # as `vaswani train` writes it
     else:
+        of_t5 = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+        config = AutoConfig.for_model(name, vocab_size=vocab_size, **(of_t5 if name == "t5" else BART_LIKE), **IDS)
+        model = randomized(AutoModelForSeq2SeqLM.from_config(config))
         model.generation_config = GenerationConfig(**IDS)
     return model
 

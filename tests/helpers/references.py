@@ -80,25 +80,21 @@ def torch_transformer(model: VaswaniForConditionalGeneration) -> nn.Transformer:
             norm_first=False,
             dtype=torch.float64,
         )
-    for target, source in ((reference.encoder, model.model.encoder), (reference.decoder, model.model.decoder)):
+    for stack, own in ((reference.encoder, model.model.encoder), (reference.decoder, model.model.decoder)):
         if config.add_final_layer_norm:
-            target.norm.load_state_dict(source.layer_norm.state_dict())
+            stack.norm.load_state_dict(own.layer_norm.state_dict())
         else:
-            target.norm = None  # torch adds a last norm that the paper does not have
-    for target, source in zip(reference.encoder.layers, model.model.encoder.layers, strict=True):
-        _copy_attention(target.self_attn, source.self_attn)
-        target.norm1.load_state_dict(source.self_attn_layer_norm.state_dict())
-        _copy_linear(target.linear1, source.fc1)
-        _copy_linear(target.linear2, source.fc2)
-        target.norm2.load_state_dict(source.final_layer_norm.state_dict())
-    for target, source in zip(reference.decoder.layers, model.model.decoder.layers, strict=True):
-        _copy_attention(target.self_attn, source.self_attn)
-        target.norm1.load_state_dict(source.self_attn_layer_norm.state_dict())
-        _copy_attention(target.multihead_attn, source.encoder_attn)
-        target.norm2.load_state_dict(source.encoder_attn_layer_norm.state_dict())
-        _copy_linear(target.linear1, source.fc1)
-        _copy_linear(target.linear2, source.fc2)
-        target.norm3.load_state_dict(source.final_layer_norm.state_dict())
+            stack.norm = None  # torch adds a last norm that the paper does not have
+        for target, source in zip(stack.layers, own.layers, strict=True):
+            _copy_attention(target.self_attn, source.self_attn)
+            _copy_linear(target.linear1, source.fc1)
+            _copy_linear(target.linear2, source.fc2)
+            norms = [source.self_attn_layer_norm, source.final_layer_norm]
+            if own is model.model.decoder:
+                _copy_attention(target.multihead_attn, source.encoder_attn)
+                norms.insert(1, source.encoder_attn_layer_norm)
+            for number, norm in enumerate(norms, 1):
+                getattr(target, f"norm{number}").load_state_dict(norm.state_dict())
     return reference.train()  # without dropout the same function as eval(), but not torch's fused path
 
 

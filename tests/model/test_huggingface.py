@@ -46,92 +46,87 @@ def test_flash_attention_is_refused():
         model(**inputs_with_padding())
 
 
-class TestFlexAttention:
-    @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
-    @pytest.mark.parametrize("changes", HEADS, ids=str)
-    def test_equals_eager(self, changes):
-        inputs = inputs_with_padding()
-        expected = tiny_model(attn_implementation="eager", **changes)(**inputs).logits
-        # Its kernels take a minute to compile; what they compute can be had without.
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            logits = tiny_model(attn_implementation="flex_attention", **changes)(**inputs).logits
-        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.parametrize("changes", HEADS, ids=str)
+def test_flex_attention_equals_eager(changes):
+    inputs = inputs_with_padding()
+    expected = tiny_model(attn_implementation="eager", **changes)(**inputs).logits
+    # Its kernels take a minute to compile; what they compute can be had without.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        logits = tiny_model(attn_implementation="flex_attention", **changes)(**inputs).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
-class TestTracing:
-    @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
-    @pytest.mark.parametrize("changes", [*VARIANTS[:2], {"attention_window": 3}], ids=str)
-    def test_the_whole_model_by_the_traced_exporter_takes_any_sizes(self, changes):
-        runtime, written, names = pytest.importorskip("onnxruntime"), io.BytesIO(), list(inputs_with_padding())
-        axes = {name: {0: "batch", 1: f"length of {name}"} for name in names}
-        torch.onnx.export(
-            tiny_model(**changes),
-            kwargs={**inputs_with_padding(), "use_cache": False},
-            f=written,
-            dynamo=False,
-            input_names=names,
-            dynamic_axes=axes,
-        )
-        session = runtime.InferenceSession(written.getvalue())
-        for lengths, target in (((6, 2, 9, 1), 7), ((1,), 1)):
-            inputs = dict(zip(names, (*padded_batch(lengths), random_ids(len(lengths), target)), strict=True))
-            [logits, *_] = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
-            expected = tiny_model(**changes)(**inputs).logits
-            torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-5)
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("changes", [*VARIANTS[:2], {"attention_window": 3}], ids=str)
+def test_the_whole_model_by_the_traced_exporter_takes_any_sizes(changes):
+    runtime, written, names = pytest.importorskip("onnxruntime"), io.BytesIO(), list(inputs_with_padding())
+    axes = {name: {0: "batch", 1: f"length of {name}"} for name in names}
+    torch.onnx.export(
+        tiny_model(**changes),
+        kwargs={**inputs_with_padding(), "use_cache": False},
+        f=written,
+        dynamo=False,
+        input_names=names,
+        dynamic_axes=axes,
+    )
+    session = runtime.InferenceSession(written.getvalue())
+    for lengths, target in (((6, 2, 9, 1), 7), ((1,), 1)):
+        inputs = dict(zip(names, (*padded_batch(lengths), random_ids(len(lengths), target)), strict=True))
+        [logits, *_] = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+        expected = tiny_model(**changes)(**inputs).logits
+        torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-5)
 
 
-class TestPartsAlone:
-    @pytest.mark.parametrize("changes", VARIANTS, ids=str)
-    def test_encoder_and_decoder_are_saved_and_loaded_alone(self, changes, tmp_path):
-        model = tiny_model(**changes)
-        inputs = inputs_with_padding()
-        targets = inputs.pop("decoder_input_ids")
-        encoder, decoder = model.get_encoder(), model.get_decoder()
-        encoder.save_pretrained(tmp_path / "encoder")
-        decoder.save_pretrained(tmp_path / "decoder")
-        encoder_again = type(encoder).from_pretrained(tmp_path / "encoder")
-        decoder_again = type(decoder).from_pretrained(tmp_path / "decoder")
-        states = encoder_again(**inputs).last_hidden_state
-        torch.testing.assert_close(states, encoder(**inputs).last_hidden_state, rtol=0, atol=0)
-        outputs = decoder_again(targets, encoder_hidden_states=states, encoder_attention_mask=inputs["attention_mask"])
-        expected = model.model(**inputs, decoder_input_ids=targets).last_hidden_state
-        torch.testing.assert_close(outputs.last_hidden_state, expected, rtol=0, atol=0)
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_encoder_and_decoder_are_saved_and_loaded_alone(changes, tmp_path):
+    model = tiny_model(**changes)
+    inputs = inputs_with_padding()
+    targets = inputs.pop("decoder_input_ids")
+    encoder, decoder = model.get_encoder(), model.get_decoder()
+    encoder.save_pretrained(tmp_path / "encoder")
+    decoder.save_pretrained(tmp_path / "decoder")
+    encoder_again = type(encoder).from_pretrained(tmp_path / "encoder")
+    decoder_again = type(decoder).from_pretrained(tmp_path / "decoder")
+    states = encoder_again(**inputs).last_hidden_state
+    torch.testing.assert_close(states, encoder(**inputs).last_hidden_state, rtol=0, atol=0)
+    outputs = decoder_again(targets, encoder_hidden_states=states, encoder_attention_mask=inputs["attention_mask"])
+    expected = model.model(**inputs, decoder_input_ids=targets).last_hidden_state
+    torch.testing.assert_close(outputs.last_hidden_state, expected, rtol=0, atol=0)
 
 
-class TestDeviceMap:
-    @pytest.mark.parametrize("share", [0.01, 0.4, 0.7])
-    @pytest.mark.parametrize("changes", VARIANTS, ids=str)
-    def test_what_exceeds_the_memory_is_offloaded_to_disk(self, changes, share, tmp_path):
-        model, inputs = tiny_model(**changes), inputs_with_padding()
-        model.save_pretrained(tmp_path / "model")
-        size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        loaded = VaswaniForConditionalGeneration.from_pretrained(
-            tmp_path / "model",
-            device_map="auto",
-            max_memory={"cpu": int(share * size)},
-            offload_folder=tmp_path / "offload",
-        )
-        assert "disk" in loaded.hf_device_map.values()
-        assert any(parameter.is_meta for parameter in loaded.parameters())
-        with torch.no_grad():
-            torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits, rtol=0, atol=0)
-        for num_beams in (1, 3):
-            tokens = tokens_generated(model, num_beams=num_beams)
-            assert torch.equal(tokens_generated(loaded, num_beams=num_beams), tokens)
+@pytest.mark.parametrize("share", [0.01, 0.4, 0.7])
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_what_exceeds_the_memory_is_offloaded_to_disk(changes, share, tmp_path):
+    model, inputs = tiny_model(**changes), inputs_with_padding()
+    model.save_pretrained(tmp_path / "model")
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    loaded = VaswaniForConditionalGeneration.from_pretrained(
+        tmp_path / "model",
+        device_map="auto",
+        max_memory={"cpu": int(share * size)},
+        offload_folder=tmp_path / "offload",
+    )
+    assert "disk" in loaded.hf_device_map.values()
+    assert any(parameter.is_meta for parameter in loaded.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits, rtol=0, atol=0)
+    for num_beams in (1, 3):
+        tokens = tokens_generated(model, num_beams=num_beams)
+        assert torch.equal(tokens_generated(loaded, num_beams=num_beams), tokens)
 
 
-class TestTypes:
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    @pytest.mark.parametrize("changes", VARIANTS[:2], ids=str)
-    def test_loaded_in_half_precision(self, changes, dtype, tmp_path):
-        model = tiny_model(**changes)
-        model.save_pretrained(tmp_path)
-        half = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=dtype)
-        assert {parameter.dtype for parameter in half.parameters()} == {dtype}
-        logits = half(**inputs_with_padding()).logits
-        assert logits.dtype == dtype
-        # 8 (bfloat16) or 11 bits a number, over about twenty operations in a row on values around 1.
-        tolerance = 40 * torch.finfo(dtype).eps
-        expected = model(**inputs_with_padding()).logits
-        torch.testing.assert_close(logits.float(), expected, rtol=tolerance, atol=tolerance)
-        tokens_generated(half, num_beams=2)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("changes", VARIANTS[:2], ids=str)
+def test_loaded_in_half_precision(changes, dtype, tmp_path):
+    model = tiny_model(**changes)
+    model.save_pretrained(tmp_path)
+    half = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=dtype)
+    assert {parameter.dtype for parameter in half.parameters()} == {dtype}
+    logits = half(**inputs_with_padding()).logits
+    assert logits.dtype == dtype
+    # 8 (bfloat16) or 11 bits a number, over about twenty operations in a row on values around 1.
+    tolerance = 40 * torch.finfo(dtype).eps
+    expected = model(**inputs_with_padding()).logits
+    torch.testing.assert_close(logits.float(), expected, rtol=tolerance, atol=tolerance)
+    tokens_generated(half, num_beams=2)

@@ -10,25 +10,22 @@ from references import sinusoids_by_formula
 from safetensors import safe_open
 
 from vaswani_transformer import VaswaniForConditionalGeneration
-from vaswani_transformer.model.layers_vaswani import dropout, sinusoidal_positions
+from vaswani_transformer.model.layers_vaswani import dropout
 
 
-class TestAttentionImplementations:
-    @pytest.mark.parametrize("with_decoder_mask", [False, True])
-    @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
-    def test_a_padded_row_equals_the_row_alone(self, attn_implementation, with_decoder_mask):
-        model = tiny_model(attn_implementation=attn_implementation)
-        input_ids, attention_mask, decoder_input_ids, decoder_mask = batch_of_three()
-        together = model(
-            input_ids, attention_mask, decoder_input_ids, decoder_mask if with_decoder_mask else None
+@pytest.mark.parametrize("with_decoder_mask", [False, True])
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+def test_a_padded_row_equals_the_row_alone(attn_implementation, with_decoder_mask):
+    model = tiny_model(attn_implementation=attn_implementation)
+    input_ids, attention_mask, decoder_input_ids, decoder_mask = batch_of_three()
+    together = model(input_ids, attention_mask, decoder_input_ids, decoder_mask if with_decoder_mask else None).logits
+    for row in range(3):
+        source_length, target_length = int(attention_mask[row].sum()), int(decoder_mask[row].sum())
+        alone = model(
+            input_ids[row : row + 1, :source_length],
+            decoder_input_ids=decoder_input_ids[row : row + 1, :target_length],
         ).logits
-        for row in range(3):
-            source_length, target_length = int(attention_mask[row].sum()), int(decoder_mask[row].sum())
-            alone = model(
-                input_ids[row : row + 1, :source_length],
-                decoder_input_ids=decoder_input_ids[row : row + 1, :target_length],
-            ).logits
-            torch.testing.assert_close(together[row : row + 1, :target_length], alone, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(together[row : row + 1, :target_length], alone, rtol=1e-4, atol=1e-5)
 
 
 def tables(model) -> list[torch.Tensor]:
@@ -37,10 +34,6 @@ def tables(model) -> list[torch.Tensor]:
 
 class TestSinusoids:
     FORMULA = torch.tensor(sinusoids_by_formula(32, 24), dtype=torch.float64)
-
-    def test_function_equals_the_formula(self):
-        expected = torch.tensor(sinusoids_by_formula(200, 10), dtype=torch.float64)
-        torch.testing.assert_close(sinusoidal_positions(torch.arange(200), 10), expected, rtol=0, atol=1e-12)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
     def test_table_after_loading(self, tmp_path, dtype):
@@ -58,15 +51,14 @@ class TestSinusoids:
         assert not [name for name in names if "position" in name]
 
 
-class TestLearnedPositions:
-    @pytest.mark.parametrize("side", ["source", "target"])
-    def test_longer_input_is_refused_in_one_line(self, side):
-        model = tiny_model(position_encoding="learned")
-        lengths = (33, 32) if side == "source" else (32, 33)
-        with pytest.raises(ValueError, match=r"33 tokens .* 32 learned positions") as caught:
-            model(random_ids(1, lengths[0]), decoder_input_ids=random_ids(1, lengths[1]))
-        assert "\n" not in str(caught.value)
-        assert model(random_ids(1, 32), decoder_input_ids=random_ids(1, 32)).logits.shape == (1, 32, 29)
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_input_longer_than_learned_positions_is_refused_in_one_line(side):
+    model = tiny_model(position_encoding="learned")
+    lengths = (33, 32) if side == "source" else (32, 33)
+    with pytest.raises(ValueError, match=r"33 tokens .* 32 learned positions") as caught:
+        model(random_ids(1, lengths[0]), decoder_input_ids=random_ids(1, lengths[1]))
+    assert "\n" not in str(caught.value)
+    assert model(random_ids(1, 32), decoder_input_ids=random_ids(1, 32)).logits.shape == (1, 32, 29)
 
 
 class TestInitialisation:

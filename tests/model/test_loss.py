@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import random_ids, tiny_model
 from passes import batch_of_three
+from test_loss_kernel import check_projected
 from torch.nn.functional import cross_entropy, linear
 from transformers.trainer_pt_utils import LabelSmoother
 
@@ -63,27 +64,6 @@ def projection_example(dtype=torch.float32):
     return hidden, weight, labels
 
 
-def projection_reference(hidden, weight, labels, epsilon, items, factor=1.0, bias=None):
-    """torch's loss and its gradients in float64."""
-    inputs = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight, bias) if tensor is not None]
-    total = cross_entropy(linear(*inputs), labels, label_smoothing=epsilon, reduction="sum")
-    value = total / items
-    (value * factor).backward()
-    return value.item(), *(tensor.grad for tensor in inputs)
-
-
-def check_projected(epsilon, items=None, factor=1.0, with_bias=False):
-    hidden, weight, labels = projection_example()
-    bias = torch.randn(ENTRIES, generator=torch.Generator().manual_seed(1)).requires_grad_() if with_bias else None
-    value = projected_cross_entropy(hidden[None], weight, labels[None], epsilon, items, bias)
-    (factor * value).backward()
-    items = labels.ne(-100).sum() if items is None else int(items)
-    expected, *gradients = projection_reference(hidden, weight, labels, epsilon, items, factor, bias)
-    assert value.item() == pytest.approx(expected, rel=2e-6)
-    for tensor, gradient in zip((hidden, weight, bias) if with_bias else (hidden, weight), gradients, strict=True):
-        torch.testing.assert_close(tensor.grad.double(), gradient, rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.9])
 @pytest.mark.parametrize(("rows", "elements"), [(1, 1), (5, 1), (16, 3 * ENTRIES), (37, 1), (100, 2**19)])
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -91,17 +71,19 @@ def test_projected_value_and_gradients_equal_those_of_torch(monkeypatch, epsilon
     monkeypatch.setattr(loss_module, "PROJECTED_ELEMENTS", rows * ENTRIES)
     monkeypatch.setattr(loss_module, "PROJECTED_WIDTHS", 0)
     monkeypatch.setattr(loss_module, "BLOCK_ELEMENTS", elements)
-    check_projected(epsilon, with_bias=with_bias)
+    check_projected(ENTRIES, torch.float32, 2e-6, epsilon, with_bias)
 
 
 @pytest.mark.parametrize("items", [50, torch.tensor(50), torch.tensor(50.0)])
 def test_projected_divides_by_the_items_of_the_whole_step_and_takes_upstream_gradients(items):
-    check_projected(0.1, items, factor=3)
+    check_projected(ENTRIES, torch.float32, 2e-6, 0.1, False, items)
 
 
 def test_projected_under_autocast_gradients_are_as_good_as_torchs_own():
     hidden, weight, labels = projection_example()
-    exact = projection_reference(hidden, weight, labels, 0.1, labels.ne(-100).sum())
+    exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
+    expected = cross_entropy(linear(*exact), labels, label_smoothing=0.1)
+    expected.backward()
     with torch.autocast("cpu", torch.bfloat16):
         ours = projected_cross_entropy(hidden, weight, labels, 0.1)
         ours.backward()
@@ -111,9 +93,9 @@ def test_projected_under_autocast_gradients_are_as_good_as_torchs_own():
     with torch.autocast("cpu", torch.bfloat16):
         theirs = cross_entropy(linear(hidden, weight), labels, label_smoothing=0.1)
     theirs.backward()
-    assert ours.item() == pytest.approx(exact[0], rel=2**-8)
-    for gradient, torchs, right in zip(gradients, (hidden.grad, weight.grad), exact[1:], strict=True):
-        assert (gradient - right).norm() <= 1.5 * (torchs - right).norm()
+    assert ours.item() == pytest.approx(expected.item(), rel=2**-8)
+    for gradient, torchs, right in zip(gradients, (hidden.grad, weight.grad), exact, strict=True):
+        assert (gradient - right.grad).norm() <= 1.5 * (torchs - right.grad).norm()
 
 
 def test_float16_is_refused():

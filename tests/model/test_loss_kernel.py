@@ -19,7 +19,7 @@ from vaswani_transformer.model.loss_vaswani import projected_cross_entropy
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
 
-def check_projected(vocab_size, dtype, tolerance, epsilon, with_bias):
+def check_projected(vocab_size, dtype, tolerance, epsilon, with_bias, items=50):
     """Loss and gradients against torch's in float64, in several blocks of tokens of which a fifth is ignored."""
     generator = torch.Generator().manual_seed(vocab_size)
     hidden, weight, bias = (torch.randn(size, generator=generator) for size in ((37, 8), (vocab_size, 8), vocab_size))
@@ -27,8 +27,7 @@ def check_projected(vocab_size, dtype, tolerance, epsilon, with_bias):
     labels[::5] = -100
     inputs = [tensor.to(dtype).requires_grad_() for tensor in (hidden, weight, bias)[: 2 + with_bias]]
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    items = torch.tensor(50)
-    ours = projected_cross_entropy(*inputs[:2], labels, epsilon, items, *inputs[2:])
+    ours = projected_cross_entropy(inputs[0][None], inputs[1], labels[None], epsilon, items, *inputs[2:])
     theirs = cross_entropy(linear(*exact), labels, label_smoothing=epsilon, reduction="sum") / items
     assert ours.item() == pytest.approx(theirs.item(), rel=tolerance)
     (3 * ours).backward()

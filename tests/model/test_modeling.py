@@ -44,49 +44,30 @@ class TestAgainstTorch:
         with torch.no_grad():
             over_itself = module(keys[None])[0][0]
             over_another = module(queries[None], key_value_states=keys[None])[0][0]
+            causal = module(keys[None], attention_mask=torch.full((1, 1, 6, 6), -torch.inf).double().triu(1))[0][0]
+        expected = naive_attention(keys, keys, *weights, num_heads=3, is_allowed=lambda query, key: key <= query)
+        assert relative_difference(causal, expected) < 1e-9
         assert relative_difference(over_itself, naive_attention(keys, keys, *weights, num_heads=3)) < 1e-9
         assert relative_difference(over_another, naive_attention(queries, keys, *weights, num_heads=3)) < 1e-9
 
-    def test_a_whole_decoder_layer_with_narrow_heads(self):
-        model = tiny_model(dtype=torch.float64, d_k=5, d_v=7)
-        layer = model.model.decoder.layers[0]
-        states = torch.randn(5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        source = torch.randn(3, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-        causal = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
 
-        def attention(module, queries, keys, is_allowed):
-            weights = [p.weight.detach() for p in (module.q_proj, module.k_proj, module.v_proj, module.out_proj)]
-            return naive_attention(queries, keys, *weights, num_heads=3, is_allowed=is_allowed)
-
-        with torch.no_grad():
-            actual = layer(states[None], causal, source[None])[0]
-            attended = attention(layer.self_attn, states, states, lambda query, key: key <= query)
-            expected = layer.self_attn_layer_norm(states + attended)
-            attended = attention(layer.encoder_attn, expected, source, lambda query, key: True)
-            expected = layer.encoder_attn_layer_norm(expected + attended)
-            inner = torch.clamp(expected @ layer.fc1.weight.T + layer.fc1.bias, min=0)
-            expected = layer.final_layer_norm(expected + inner @ layer.fc2.weight.T + layer.fc2.bias)
-        assert relative_difference(actual, expected) < 1e-9
-
-
-class TestCache:
-    @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {},
-            {"encoder_layers": 1, "decoder_layers": 3},
-            {"encoder_layers": 3, "decoder_layers": 1},
-            {"d_k": 5, "d_v": 7},
-            {"max_position_embeddings": 4},
-        ],
-    )
-    def test_steps_equal_the_full_forward(self, changes, attn_implementation):
-        model = tiny_model(attn_implementation=attn_implementation, **changes)
-        input_ids, attention_mask, decoder_input_ids, _ = batch_of_three()
-        full = model(input_ids, attention_mask, decoder_input_ids).logits
-        steps = step_by_step(model, input_ids, attention_mask, decoder_input_ids)
-        torch.testing.assert_close(steps, full, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"encoder_layers": 1, "decoder_layers": 3},
+        {"encoder_layers": 3, "decoder_layers": 1},
+        {"d_k": 5, "d_v": 7},
+        {"max_position_embeddings": 4},
+    ],
+)
+def test_steps_equal_the_full_forward(changes, attn_implementation):
+    model = tiny_model(attn_implementation=attn_implementation, **changes)
+    input_ids, attention_mask, decoder_input_ids, _ = batch_of_three()
+    full = model(input_ids, attention_mask, decoder_input_ids).logits
+    steps = step_by_step(model, input_ids, attention_mask, decoder_input_ids)
+    torch.testing.assert_close(steps, full, rtol=1e-4, atol=1e-5)
 
 
 SOURCE, TARGET, OUTPUT = "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head"
@@ -151,15 +132,14 @@ class TestLoss:
         torch.testing.assert_close(from_labels.logits, model(source, decoder_input_ids=shifted).logits)
 
 
-class TestInputErrors:
-    @pytest.mark.parametrize("bad", [29, 1000, -1])
-    @pytest.mark.parametrize("side", ["input_ids", "decoder_input_ids"])
-    def test_a_token_id_outside_the_vocabulary(self, side, bad):
-        ids = {"input_ids": random_ids(2, 4), "decoder_input_ids": random_ids(2, 3)}
-        ids[side][1, 2] = bad
-        with pytest.raises(ValueError, match=rf"^{side} .*(?<![-\d]){bad}\b.*\b29\b") as caught:
-            tiny_model()(**ids)
-        assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("bad", [29, 1000, -1])
+@pytest.mark.parametrize("side", ["input_ids", "decoder_input_ids"])
+def test_a_token_id_outside_the_vocabulary(side, bad):
+    ids = {"input_ids": random_ids(2, 4), "decoder_input_ids": random_ids(2, 3)}
+    ids[side][1, 2] = bad
+    with pytest.raises(ValueError, match=rf"^{side} .*(?<![-\d]){bad}\b.*\b29\b") as caught:
+        tiny_model()(**ids)
+    assert "\n" not in str(caught.value)
 
 
 class TestOtherPaths:

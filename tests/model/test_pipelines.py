@@ -106,23 +106,22 @@ class TestCalls:
         assert streamed == [[{TRANSLATION: texts[0]}] for texts in expected]
 
 
-class TestStreams:
-    @pytest.mark.parametrize("split_sentences", [False, True])
-    def test_an_endless_generator_is_read_as_results_are_taken(self, marian, tokenizer, split_sentences):
-        read = []
+@pytest.mark.parametrize("split_sentences", [False, True])
+def test_an_endless_generator_is_read_as_results_are_taken(marian, tokenizer, split_sentences):
+    read = []
 
-        def texts():
-            while True:
-                read.append(len(read))
-                yield "Two birds. Red." if split_sentences else TEXTS[len(read) % len(TEXTS)]
+    def texts():
+        while True:
+            read.append(len(read))
+            yield "Two birds. Red." if split_sentences else TEXTS[len(read) % len(TEXTS)]
 
-        translator = TranslationPipeline(marian, tokenizer, device="cpu", batch_size=2, **SHORT)
-        results = iter(translator(texts(), split_sentences=split_sentences))
+    translator = TranslationPipeline(marian, tokenizer, device="cpu", batch_size=2, **SHORT)
+    results = iter(translator(texts(), split_sentences=split_sentences))
+    next(results)
+    assert len(read) <= 3  # a batch, and the one that transformers peeks at
+    for _ in range(4):
         next(results)
-        assert len(read) <= 3  # a batch, and the one that transformers peeks at
-        for _ in range(4):
-            next(results)
-        assert len(read) <= 8
+    assert len(read) <= 8
 
 
 class TestLength:

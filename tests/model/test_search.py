@@ -1,5 +1,6 @@
 """Our own search against transformers' loops, and sentences that join and leave it against `generate()`."""
 
+from functools import cache
 from unittest.mock import patch
 
 import pytest
@@ -30,16 +31,13 @@ KINDS = {
     "local attention": {"attention_window": 2},
     "beyond the table of sinusoids": {"max_position_embeddings": 4},
 }
-MODELS = {}
 
 
+@cache
 def model_of(kind: str, seed: int = 0, **changes) -> VaswaniForConditionalGeneration:
     """In double precision, so that no rounding decides between hypotheses."""
-    key = (kind, seed, str(changes))
-    if key not in MODELS:
-        sizes = {"vocab_size": VOCAB, "scale": 1.4, **KINDS[kind], **changes}
-        MODELS[key] = tiny_model(seed=seed, dtype=torch.float64, **sizes)
-    return MODELS[key]
+    sizes = {"vocab_size": VOCAB, "scale": 1.4, **KINDS[kind], **changes}
+    return tiny_model(seed=seed, dtype=torch.float64, **sizes)
 
 
 def ours(model, *args, **options):

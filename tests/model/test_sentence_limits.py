@@ -1,6 +1,7 @@
 """Each sentence on its own: its limit (Section 6.1), and a result that no other sentence of its batch touches."""
 
 import threading
+from functools import cache
 from unittest.mock import patch
 
 import pytest
@@ -101,14 +102,12 @@ class EndlessUntil(Endless):
 
 
 EXTRA = 3  # so few that outputs often reach their limit
-MODELS = {}
 
 
+@cache
 def model_of(seed: int):
     # Double precision, so that no rounding decides between hypotheses.
-    if seed not in MODELS:
-        MODELS[seed] = tiny_model(seed=seed, vocab_size=9, scale=1.4, dtype=torch.float64)
-    return MODELS[seed]
+    return tiny_model(seed=seed, vocab_size=9, scale=1.4, dtype=torch.float64)
 
 
 def without_trailing_padding(row: torch.Tensor) -> list[int]:

@@ -130,11 +130,17 @@ class VaswaniGenerationMixin:
       `False` and `"never"` alike; with `True` it ends when as many hypotheses as beams are finished.
 
     A source without an `attention_mask` ends where its `pad_token_id` starts.
-
-    Raises:
-        ValueError: by `generate()`, for an unknown `length_normalization`, and for our and transformers' own numbers of
-            a search beyond their range.
     """
+
+    def generate(self, *args, **kwargs):
+        """Generate as `GenerationMixin` does.
+
+        Raises:
+            ValueError: for an unknown `length_normalization`, and for our and transformers' own numbers of a search
+                beyond their range.
+        """
+        self._unset_trainer_defaults()
+        return super().generate(*args, **kwargs)
 
     def open_search(self, **options) -> OpenSearch | None:
         """Return an empty search that sources may join at any time, each of which gets what it would alone.
@@ -184,7 +190,6 @@ class VaswaniGenerationMixin:
 
     def _prepare_generation_config(self, generation_config, **kwargs):
         # Since 5.0: an unknown setting is accepted only if the model's own generation configuration has it.
-        self._unset_trainer_defaults()
         own = {name: kwargs.pop(name) for name in _OWN_SETTINGS if name in kwargs}
         generation_config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
         for name, default in _OWN_SETTINGS.items():

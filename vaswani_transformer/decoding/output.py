@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from tqdm.auto import tqdm
 
@@ -79,12 +79,7 @@ class ResumableOutput:
     """
 
     def __init__(
-        self,
-        path: Path,
-        settings: dict[str, Any],
-        lines_per_record: int = 1,
-        resume: bool = False,
-        drawn: dict[str, Any] | None = None,
+        self, path: Path, settings: dict, lines_per_record: int = 1, resume: bool = False, drawn: dict | None = None
     ):
         self.path = self.unfinished = path
         self._notes, self.done = notes_path(path), 0
@@ -106,7 +101,7 @@ class ResumableOutput:
         except (ImportError, OSError):  # Windows, or a file system without locks
             pass
 
-    def _start(self, lines_per_record: int, resume: bool, drawn: dict[str, Any]) -> None:
+    def _start(self, lines_per_record: int, resume: bool, drawn: dict) -> None:
         if not resume:
             _check_finished(self.path)
         if self._notes.exists():
@@ -121,7 +116,7 @@ class ResumableOutput:
         self._file.truncate(0)
         write_text(self._notes, json.dumps(self.settings, indent=1) + "\n")
 
-    def _resume(self, lines_per_record: int, drawn: dict[str, Any]) -> None:
+    def _resume(self, lines_per_record: int, drawn: dict) -> None:
         """Find the end of the last whole record, after which the file is written on."""
         notes, now = read_json(self._notes), self.settings
         with reading(self._notes):

@@ -74,13 +74,12 @@ class VaswaniCheckpointMixin:
                 self.__class__ = sharded
         if getattr(self, "generation_config", None) is not None:
             getattr(self, "_unset_trainer_defaults", bool)()  # a user's own class may generate in its own way
+        entries = {}  # of an encoder alone, or a user's own class: our files are not written, so none may be named
         if self._auto_class is not None and f"modeling_vaswani.{type(self).__name__}" in AUTO_MAP.values():
             # Imported here to save time; transformers copies the file because it finds this line.
             from .pipeline_vaswani import CUSTOM_PIPELINES
 
             entries = {"auto_map": dict(AUTO_MAP), "custom_pipelines": copy.deepcopy(CUSTOM_PIPELINES)}
-        else:
-            entries = {}  # an encoder alone, or a user's own class: our files are not written, so none may be named
         # transformers too writes entries for what it saves; the model's own configuration stays as it is.
         own, self.config = self.config, copy.deepcopy(self.config)
         for name in ("auto_map", "custom_pipelines"):  # a loaded model may name the code of another repository

@@ -198,12 +198,11 @@ class VaswaniGenerationMixin:
         rule = generation_config.length_normalization
         if rule not in LENGTH_NORMALIZATIONS:
             raise ValueError(f"length_normalization is {rule!r}: it must be one of {', '.join(LENGTH_NORMALIZATIONS)}")
-        for name in SETTING_RANGES.keys() - _OF_SAMPLING:
-            value = getattr(generation_config, name, None)
-            if value is not None and (expected := broken_range(name, value)):
-                raise ValueError(f"{name} is {value!r}: it must be {expected}")
         for name, (kind, _, _) in SETTING_RANGES.items():
-            if kind is float and type(value := getattr(generation_config, name, None)) is int:
+            value = getattr(generation_config, name, None)
+            if value is not None and name not in _OF_SAMPLING and (expected := broken_range(name, value)):
+                raise ValueError(f"{name} is {value!r}: it must be {expected}")
+            if kind is float and type(value) is int:
                 setattr(generation_config, name, float(value))  # transformers refuses a temperature of 2
         return generation_config, model_kwargs
 

@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from .layers_vaswani import VaswaniAttention, VaswaniDecoderLayer, attention
 from .linear_vaswani import Projection, has_hooks, has_own_methods
-from .local_attention_vaswani import reach
+from .local_attention_vaswani import additive, reach
 
 _ROOM = 32  # target tokens that the buffers have room for at first
 _MANY = 16  # sentences, from which on plain products are faster on a CPU than torch's kernel for few queries each
@@ -98,7 +98,7 @@ class IncrementalDecoder:
         if mask is not None:
             mask = mask.bool()
             is_full = mask.is_cpu and mask.all()  # other devices would have to be waited for
-            mask = None if is_full else _additive(mask[:, None, None, :], states.dtype)
+            mask = None if is_full else additive(mask[:, None, None, :], states.dtype)
         cache.join(source, mask, places)
 
     def step(self, input_ids: torch.LongTensor, cache: "DecodingCache") -> torch.Tensor:
@@ -297,7 +297,7 @@ class DecodingCache(EncoderDecoderCache):
         seen = torch.ones(new, end, dtype=torch.bool, device=like.device).tril(self.length)
         if self.reach is not None:
             seen = seen.triu(self.length - self.reach)
-        return _additive(seen[None, None], like.dtype)
+        return additive(seen[None, None], like.dtype)
 
     def _make_room(self, rows: int, more: int, like: torch.Tensor) -> None:
         """Make room for `more` slots in all buffers: first by dropping what no beam sees, then by larger buffers."""
@@ -324,7 +324,7 @@ class DecodingCache(EncoderDecoderCache):
         self.past = like.new_full((groups, self.beams, self.room), -torch.inf)
         self.past[:, :, : self.filled] = 0
         self.positions = torch.arange(self.room, device=like.device).expand(groups, -1).clone()
-        self.own = _additive(torch.eye(self.beams, dtype=torch.bool, device=like.device), like.dtype)
+        self.own = additive(torch.eye(self.beams, dtype=torch.bool, device=like.device), like.dtype)
 
     def _drop_unseen(self) -> None:
         """Keep the slots that are some beam's past; sentences with fewer than others keep some unseen ones too."""
@@ -362,11 +362,6 @@ def _resized(states: torch.Tensor, axis: int, size: int, value: float = 0.0) -> 
     if missing <= 0:
         return states.narrow(axis, 0, size)
     return pad(states, (0, 0) * (states.dim() - 1 - axis) + (0, missing), value=value)
-
-
-def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a mask that is added to scores: 0 where attention is allowed, else minus infinity."""
-    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, -torch.inf)
 
 
 def can_decode_incrementally(model, generation_config, generation_mode: str, model_kwargs: dict) -> bool:

@@ -20,6 +20,8 @@ from .linear_vaswani import has_hooks, project_together
 from .local_attention_vaswani import NeighbourMask, restricted_attention
 from .packed_sentences_vaswani import PackedSentences, flash_attention, gather, spread
 
+Mask = torch.Tensor | NeighbourMask | PackedSentences | None  # what each position sees
+
 
 def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     """`torch.nn.functional.dropout`, with cheaper random numbers on a CPU.
@@ -111,7 +113,7 @@ def attention(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scaling: float,
-    dropout: float = 0.0,
+    p: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Section 3.2.1, Equation (1): \(\mathrm{softmax}(QK^T/\sqrt{d_k})V\), head by head.
 
@@ -122,7 +124,7 @@ def attention(
         mask: added to the scores, broadcast to `(batch_size, num_heads, query_length, key_length)`: 0 where attention
             is allowed, very negative elsewhere.
         scaling: \(1/\sqrt{d_k}\).
-        dropout: probability of dropping an attention weight.
+        p: probability of dropping an attention weight.
 
     Returns:
         the output, `(batch_size, num_heads, query_length, d_v)`, and the weights, of the shape of the scores.
@@ -131,8 +133,8 @@ def attention(
     if mask is not None:
         scores = scores + mask  # in float32 where the mask is: in place, autocast's bf16 would turn it into -inf
     weights = scores.softmax(dim=-1)
-    if dropout:
-        weights = nn.functional.dropout(weights, p=dropout)
+    if p:
+        weights = nn.functional.dropout(weights, p=p)
     return weights @ value, weights
 
 
@@ -197,7 +199,7 @@ class VaswaniAttention(nn.Module):
         self,
         hidden_states: torch.Tensor,
         key_value_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | NeighbourMask | PackedSentences | None = None,
+        attention_mask: Mask = None,
         past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -261,13 +263,7 @@ class VaswaniLayer(GradientCheckpointingLayer):
         self.self_attn = VaswaniAttention(config, layer_idx, is_causal)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | NeighbourMask | PackedSentences | None,
-        *inputs,
-        **options,
-    ) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, attention_mask: Mask, *inputs, **options) -> torch.Tensor:
         """Call `compute` of the layer's class with these arguments, compiled if that is wanted."""
         compute = type(self).compute
         if self.is_compiled and self.training:

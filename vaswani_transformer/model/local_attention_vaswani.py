@@ -19,6 +19,11 @@ _SMALLEST_BLOCK = 32  # queries that are computed together at least: smaller pro
 _EVERYTHING = 2**31 - 1  # positions: no sequence is longer, and it fits the integers that it is compared with
 
 
+def additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a mask that is added to scores: 0 where attention is allowed, else minus infinity."""
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, -torch.inf)
+
+
 def reach(window: int) -> int:
     """Return how many positions to each side one position sees."""
     return min(window // 2, _EVERYTHING)
@@ -94,8 +99,7 @@ def restricted_mask(
     seen = (_is_near(query, key, window, is_causal) & padding_mask.bool()[:, None, None]) | (query == key)
     if kind == "sdpa":
         return seen
-    dtype = hidden_states.dtype
-    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+    return additive(seen, hidden_states.dtype)
 
 
 def _spans(states: torch.Tensor, block: int, is_causal: bool) -> torch.Tensor:
@@ -106,12 +110,7 @@ def _spans(states: torch.Tensor, block: int, is_causal: bool) -> torch.Tensor:
 
 
 def restricted_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: NeighbourMask,
-    scaling: float,
-    dropout: float = 0.0,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: NeighbourMask, scaling: float, p: float = 0.0
 ) -> torch.Tensor:
     """Equation (1) over a neighbourhood of r positions, in time and memory O(length * (r + block)).
 
@@ -123,5 +122,5 @@ def restricted_attention(
     parts = query, _spans(key, block, mask.is_causal), _spans(value, block, mask.is_causal)
     # (batch, heads, blocks, ...) -> (batch * blocks, heads, ...): kernels want four axes.
     query, key, value = (states.transpose(1, 2).flatten(0, 1) for states in parts)
-    output = scaled_dot_product_attention(query, key, value, mask.seen, dropout_p=dropout, scale=scaling)
+    output = scaled_dot_product_attention(query, key, value, mask.seen, dropout_p=p, scale=scaling)
     return output.transpose(1, 2).reshape(batch_size, -1, heads, output.shape[-1])[:, :length]

@@ -13,6 +13,7 @@ import torch
 
 from .configuration_vaswani import VaswaniConfig
 from .linear_vaswani import product_dtype
+from .local_attention_vaswani import additive
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -90,10 +91,7 @@ def pack_sentences(
     else:
         lengths = keys.offsets.diff()[:, None, None, None]
         seen = (place < lengths) | (lengths == 0)  # (sentences, 1, 1, longest); no row is empty
-    if config._attn_implementation != "eager":
-        return PackedSentences(queries, keys, is_causal, seen)
-    dtype = hidden_states.dtype
-    mask = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+    mask = additive(seen, hidden_states.dtype) if config._attn_implementation == "eager" else seen
     return PackedSentences(queries, keys, is_causal, mask)
 
 

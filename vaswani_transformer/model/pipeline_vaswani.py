@@ -40,6 +40,8 @@ SENTENCES_PER_BATCH = 16
 _DIRECTION = re.compile(r"translation_(.+)_to_(.+)")  # a task with its languages
 _UNLIMITED_LENGTH = 10**9  # tokenizers without a limit have 10^30
 
+Splitter = bool | Callable[[str], Iterable[str]]  # whether texts are split, or what splits each
+
 
 def _position_limit(stack: nn.Module | None) -> int | None:
     """Return the positions of an encoder or decoder with a table of fixed size; `None` if any length is possible.
@@ -81,15 +83,7 @@ class Text2TextGenerationPipeline(Pipeline):
     #: First part of the keys of a result.
     return_name = "generated"
 
-    def __init__(
-        self,
-        model,
-        tokenizer=None,
-        *,
-        task: str = "",
-        split_sentences: bool | Callable[[str], Iterable[str]] = False,
-        **options,
-    ):
+    def __init__(self, model, tokenizer=None, *, task: str = "", split_sentences: Splitter = False, **options):
         tasks = getattr(model.config, "task_specific_params", None) or {}
         directions = [name for name in tasks if name.startswith("translation_")]
         if task == "translation" and directions:
@@ -101,7 +95,7 @@ class Text2TextGenerationPipeline(Pipeline):
         self._source_limit = _position_limit(model.get_encoder())
         super().__init__(model=model, tokenizer=tokenizer, task=task, **options)
 
-    def __call__(self, inputs, *args, split_sentences: bool | Callable[[str], Iterable[str]] | None = None, **options):
+    def __call__(self, inputs, *args, split_sentences: Splitter | None = None, **options):
         """Generate for one text or many.
 
         Args:

@@ -25,6 +25,7 @@ from .settings_vaswani import LENGTH_NORMALIZATIONS, length_normalization
 NO_SCORE = -1.0e8  # beams without a hypothesis have less; no log-probability comes near
 
 _EMPTY = -1.0e9  # the score of such a beam, as in transformers
+Floats = list[float]  # all numbers of hypotheses come so from the device
 _LEAVING = 4  # finished sentences leave when they are a quarter of all: moving the others costs some time
 
 
@@ -105,21 +106,14 @@ class BeamSentence(Sentence):
 
     def __init__(self, limit: int, settings: SearchSettings):
         super().__init__(limit, settings)
-        # All numbers come as floats from the device.
-        self._tokens: list[list[float]] = []  # at each step the beams' tokens
-        self._beams: list[list[float]] = []  # and the beams that these came from
+        self._tokens: list[Floats] = []  # at each step the beams' tokens
+        self._beams: list[Floats] = []  # and the beams that these came from
         self._finished: list[tuple[float, int, float, float]] = []  # score, step, beam before it, last token
         self.horizon = settings.divisor(limit) if settings.judges_by_limit() else None
 
     def extend(
-        self,
-        values: list[float],
-        scores: list[float],
-        bounds: list[float],
-        beams: list[float],
-        tokens: list[float],
-        stops: Sequence[bool] = (),
-    ) -> tuple[list[float], list[float], list[float]]:
+        self, values: Floats, scores: Floats, bounds: Floats, beams: Floats, tokens: Floats, stops: Sequence[bool] = ()
+    ) -> tuple[Floats, Floats, Floats]:
         """Add the best continuations, best first.
 
         Args:
@@ -175,6 +169,9 @@ class BeamSentence(Sentence):
                 beams.append(int(self._beams[before][beams[-1]]))
             outputs.append(Output(tokens[::-1], score, beams[::-1]))
         return outputs + [Output([], _EMPTY, [])] * (self.settings.num_return_sequences - len(outputs))
+
+
+Kinds = Sequence[Callable[[int, SearchSettings], Sentence]]  # what makes each sentence from its limit
 
 
 class _Search:
@@ -286,7 +283,7 @@ class Search(_Search):
         mask: torch.Tensor | None,
         limits: Sequence[int],
         start: torch.LongTensor,
-        kinds: Sequence[Callable[[int, SearchSettings], Sentence]] | None = None,
+        kinds: Kinds | None = None,
     ) -> list[Sentence]:
         """Let sentences join, in the rows of those that are done and after the others.
 
@@ -504,10 +501,7 @@ class OpenSearch(Search):
 
     @torch.no_grad()
     def join(
-        self,
-        input_ids: torch.LongTensor,
-        attention_mask: torch.LongTensor,
-        kinds: Sequence[Callable[[int, SearchSettings], Sentence]] | None = None,
+        self, input_ids: torch.LongTensor, attention_mask: torch.LongTensor, kinds: Kinds | None = None
     ) -> list[Sentence]:
         """Add sources, `(sentences, source_length)` ids padded on the right and their mask; see `add`."""
         device = self._model.device

@@ -145,7 +145,7 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
 
     def get_vocab(self) -> dict[str, int]:
         """Return the ids of the target's tokens."""
-        target = self._target
+        target = self.side("target")
         vocabulary = super(VaswaniTokenizer, target).get_vocab()
         if target.known_tokens is None:
             return vocabulary
@@ -197,23 +197,19 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
         number = super()._convert_token_to_id_with_added_voc(token)
         return number if number is None else self.known_ids([number])[0]
 
-    @property
-    def _target(self) -> "VaswaniTokenizer":
-        return self if self._is_side else self.side("target")
-
     def convert_ids_to_tokens(self, ids, skip_special_tokens: bool = False):
         """Return the target's tokens for ids."""
-        return super(VaswaniTokenizer, self._target).convert_ids_to_tokens(ids, skip_special_tokens)
+        return super(VaswaniTokenizer, self.side("target")).convert_ids_to_tokens(ids, skip_special_tokens)
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """Return the text of tokens of the target."""
-        return super(VaswaniTokenizer, self._target).convert_tokens_to_string(tokens)
+        return super(VaswaniTokenizer, self.side("target")).convert_tokens_to_string(tokens)
 
     def _convert_id_to_token(self, index: int) -> str | None:
-        return super(VaswaniTokenizer, self._target)._convert_id_to_token(index)
+        return super(VaswaniTokenizer, self.side("target"))._convert_id_to_token(index)
 
     def _decode(self, *args, **kwargs) -> str:
-        target = self._target
+        target = self.side("target")
         text = super(VaswaniTokenizer, target)._decode(*args, **kwargs)
         return text if self.moses is None else target._rewriters_of_side()[0].back(text)
 

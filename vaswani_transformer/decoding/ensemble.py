@@ -134,16 +134,11 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(input_ids=input_ids, attention_mask=attention_mask)
         caches = [None] * len(self.members) if past_key_values is None else past_key_values.caches
+        inputs = {"attention_mask": attention_mask, "decoder_input_ids": decoder_input_ids, "use_cache": use_cache}
+        inputs["decoder_attention_mask"] = decoder_attention_mask
         log_probs, caches_after = [], []
         for member, part, cache in zip(self.members, self._parts(encoder_outputs), caches, strict=True):
-            output = member(
-                encoder_outputs=part,
-                attention_mask=attention_mask,
-                decoder_input_ids=decoder_input_ids,
-                decoder_attention_mask=decoder_attention_mask,
-                past_key_values=cache,
-                use_cache=use_cache,
-            )
+            output = member(encoder_outputs=part, past_key_values=cache, **inputs)
             log_probs.append(output.logits.float().log_softmax(dim=-1))
             caches_after.append(output.past_key_values)
         return Seq2SeqLMOutput(

@@ -9,13 +9,8 @@ from transformers.pipelines.base import Pipeline
 
 from ..errors import reading
 from ..exported import refuse_exported
-from ..model.pipeline_vaswani import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
+from ..model.pipeline_vaswani import PIPELINES
 
-PIPELINES = {
-    "translation": TranslationPipeline,
-    "text2text-generation": Text2TextGenerationPipeline,
-    "summarization": SummarizationPipeline,
-}
 _OF_HUB = ("revision", "token", "local_files_only", "code_revision")
 
 

@@ -54,8 +54,7 @@ class VaswaniCheckpointMixin:
             for file in set(((load_config.sharded_metadata or {}).get("weight_map") or {}).values()):
                 if not isinstance(file, str) or Path(file).name != file or "\\" in file:
                     raise ValueError(f"the weight index names {file!r:.200}: it must be a file in the index's folder")
-            types = None if load_config.is_quantized else WEIGHT_TYPES
-            check_weights(checkpoint_files, model, types)
+            check_weights(checkpoint_files, model, None if load_config.is_quantized else WEIGHT_TYPES)
         parent = super(VaswaniCheckpointMixin, type(model))
         return parent._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
@@ -129,7 +128,7 @@ def check_finite(weights: Iterable[tuple[str, torch.Tensor]], where: str) -> Non
             )
 
 
-def check_weights(files: list[str], model: torch.nn.Module, types: Iterable[str] | None = WEIGHT_TYPES) -> None:
+def check_weights(files: list[str], model: torch.nn.Module, types: Iterable[str] | None) -> None:
     """Read the headers of weight files and compare them with the configuration's model, on the meta device.
 
     Args:

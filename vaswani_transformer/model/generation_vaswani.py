@@ -222,21 +222,19 @@ class VaswaniGenerationMixin:
             inputs_tensor, model_kwargs, model_input_name, generation_config
         )
 
-    def _prepare_generated_length(self, generation_config, has_default_max_length, **kwargs):
+    def _prepare_generated_length(self, generation_config, **kwargs):
         # Since 5.0: `max_length` follows the sources here, before caches are made for it.
-        generation_config = super()._prepare_generated_length(
-            generation_config, has_default_max_length=has_default_max_length, **kwargs
-        )
+        generation_config = super()._prepare_generated_length(generation_config, **kwargs)
         prompt, limits = kwargs["input_ids_length"], None
-        generation_config._follows_source = has_default_max_length and generation_config.max_new_tokens is None
-        positions = self.config.max_position_embeddings if self.config.position_encoding == "learned" else None
-        if generation_config._follows_source:
+        follows_source = kwargs["has_default_max_length"] and generation_config.max_new_tokens is None
+        generation_config._follows_source = follows_source
+        if follows_source:
             lengths = generation_config._source_lengths.tolist()
             limits = torch.tensor([self._output_limit(generation_config, length, prompt) for length in lengths])
             generation_config.max_length = prompt + int(limits.max())
             limits = limits.to(kwargs["inputs_tensor"].device) if bool((limits != limits[0]).any()) else None
-        if positions is not None:
-            generation_config.max_length = min(generation_config.max_length, positions)
+        if self.config.position_encoding == "learned":
+            generation_config.max_length = min(generation_config.max_length, self.config.max_position_embeddings)
         generation_config._prompt_length, generation_config._sentence_limits = prompt, limits
         if generation_config.is_assistant:
             # A draft starts from the whole target and a cache of most of it. transformers reads from the length of a
@@ -300,8 +298,7 @@ class VaswaniGenerationMixin:
     def _search(self, settings: SearchSettings, input_ids, generation_config, past_key_values, **model_kwargs):
         """Return the outputs of a `Search`, as transformers' loops do."""
         config, beams, mask = generation_config, settings.num_beams, model_kwargs.get("attention_mask")
-        returns_cache = config.return_dict_in_generate
-        search = Search(past_key_values.decoder, settings, past_key_values if returns_cache else None)
+        search = Search(past_key_values.decoder, settings, past_key_values if config.return_dict_in_generate else None)
         prompts = input_ids[::beams]
         states, mask = model_kwargs["encoder_outputs"][0][::beams], None if mask is None else mask[::beams]
         sentences = search.add(states, mask, _limits(config, prompts), prompts.to(self.device))

@@ -372,7 +372,7 @@ def can_decode_incrementally(model, generation_config, generation_mode: str, mod
     """
     config, decoder = model.config, model.model.decoder
     observed = ("output_attentions", "output_hidden_states")
-    return (
+    if not (
         generation_mode in _MODES
         and generation_config.use_cache
         and not (model.training or decoder.training)
@@ -384,13 +384,8 @@ def can_decode_incrementally(model, generation_config, generation_mode: str, mod
         and config._attn_implementation in ("sdpa", "eager")
         and not torch.is_autocast_enabled(model.device.type)
         and not nn.modules.module._has_any_global_hook()
-        and _is_as_built(model)
-    )
-
-
-def _is_as_built(model) -> bool:
-    """Return whether decoder and projection are as built, but for linear layers, and nothing watches them."""
-    decoder = model.model.decoder
+    ):
+        return False
     kinds = [(layer, VaswaniDecoderLayer) for layer in decoder.layers]
     kinds += [(part, VaswaniAttention) for layer in decoder.layers for part in (layer.self_attn, layer.encoder_attn)]
     kinds += [(getattr(layer, name), nn.LayerNorm) for layer in decoder.layers for name in _NORMS]

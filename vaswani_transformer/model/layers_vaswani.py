@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
@@ -108,12 +108,7 @@ class VaswaniLearnedPositions(nn.Embedding):
 
 
 def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float,
-    p: float = 0.0,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float, p: float = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Section 3.2.1, Equation (1): \(\mathrm{softmax}(QK^T/\sqrt{d_k})V\), head by head.
 
@@ -178,20 +173,17 @@ class VaswaniAttention(nn.Module):
         widths = self.d_k, self.d_k, self.d_v
         return [self._split_heads(states, width) for states, width in zip(projected, widths, strict=True)]
 
-    def _keys_and_values(self, states: torch.Tensor, cache: Cache | None, is_cross_attention: bool):
+    def _keys_and_values(self, states: torch.Tensor, cache: EncoderDecoderCache | None, is_cross_attention: bool):
         """Project `states`, or take what the cache holds; a source is projected once for a whole generation."""
-        if isinstance(cache, EncoderDecoderCache):
-            if is_cross_attention and cache.is_updated.get(self.layer_idx):
-                layer = cache.cross_attention_cache.layers[self.layer_idx]
-                return layer.keys, layer.values
-            layers = cache.cross_attention_cache if is_cross_attention else cache.self_attention_cache
-        else:
-            layers = cache
+        if cache is not None and is_cross_attention and cache.is_updated.get(self.layer_idx):
+            layer = cache.cross_attention_cache.layers[self.layer_idx]
+            return layer.keys, layer.values
         key = self._split_heads(self.k_proj(states), self.d_k)
         value = self._split_heads(self.v_proj(states), self.d_v)
-        if layers is not None:
+        if cache is not None:
+            layers = cache.cross_attention_cache if is_cross_attention else cache.self_attention_cache
             key, value = layers.update(key, value, self.layer_idx)
-            if is_cross_attention and isinstance(cache, EncoderDecoderCache):
+            if is_cross_attention:
                 cache.is_updated[self.layer_idx] = True
         return key, value
 
@@ -200,7 +192,7 @@ class VaswaniAttention(nn.Module):
         hidden_states: torch.Tensor,
         key_value_states: torch.Tensor | None = None,
         attention_mask: Mask = None,
-        past_key_values: Cache | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from `hidden_states` to itself, or to `key_value_states`, the encoder's output.
@@ -318,21 +310,17 @@ class VaswaniDecoderLayer(VaswaniLayer):
         attention_mask: torch.Tensor | None,
         encoder_hidden_states: torch.Tensor | None,
         encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
-        """`(batch_size, target_length, d_model)` to the same shape, attending to the encoder's output if given."""
-        attended, _ = self.self_attn(
-            hidden_states, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs
-        )
+        """`(batch_size, target_length, d_model)` to the same shape, attending to the encoder's output if given.
+
+        `past_key_values` among the further arguments serves both attentions.
+        """
+        attended, _ = self.self_attn(hidden_states, attention_mask=attention_mask, **kwargs)
         hidden_states = self.add_and_norm(self.self_attn_layer_norm, hidden_states, attended)
         if encoder_hidden_states is not None:
             attended, _ = self.encoder_attn(
-                hidden_states,
-                key_value_states=encoder_hidden_states,
-                attention_mask=encoder_attention_mask,
-                past_key_values=past_key_values,
-                **kwargs,
+                hidden_states, encoder_hidden_states, attention_mask=encoder_attention_mask, **kwargs
             )
             hidden_states = self.add_and_norm(self.encoder_attn_layer_norm, hidden_states, attended)
         return self.feed_forward(hidden_states)

@@ -141,9 +141,8 @@ class VaswaniStack(VaswaniPreTrainedModel):
             self.embed_positions = VaswaniLearnedPositions(config.max_position_embeddings, config.d_model)
         else:
             self.embed_positions = VaswaniSinusoidalPositions(config)
-        self.layer_norm = None
-        if config.add_final_layer_norm:
-            self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.layer_norm = norm if config.add_final_layer_norm else None
 
     def token_embeddings(
         self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, name: str
@@ -347,10 +346,8 @@ class VaswaniModel(VaswaniPreTrainedModel):
         super().__init__(config)
         if config.shares_embeddings:
             self.shared = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
-            self._tied_weights_keys = {
-                "encoder.embed_tokens.weight": "shared.weight",
-                "decoder.embed_tokens.weight": "shared.weight",
-            }
+            stacks = ("encoder", "decoder")
+            self._tied_weights_keys = {f"{stack}.embed_tokens.weight": "shared.weight" for stack in stacks}
         self.encoder = VaswaniEncoder(config)
         self.decoder = VaswaniDecoder(config)
         self.post_init()
@@ -569,9 +566,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         """Let all `generate()` to come share one `IncrementalDecoder`: for weights that no longer change."""
         self._decoder = IncrementalDecoder(self)
 
-    def _prepare_cache_for_generation(
-        self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
-    ):
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, generation_mode, *sizes):
         own = model_kwargs.get("past_key_values") is None
         as_built = type(self.model) is VaswaniModel and type(self.model.decoder) is VaswaniDecoder
         if own and as_built and can_decode_incrementally(self, generation_config, generation_mode, model_kwargs):
@@ -579,9 +574,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             decoder = self._decoder or IncrementalDecoder(self)
             model_kwargs["past_key_values"] = DecodingCache(decoder, beams, max(beams, returned))
         else:
-            super()._prepare_cache_for_generation(
-                generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
-            )
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *sizes)
 
     @staticmethod
     def create_masks_for_generate(config, **options):

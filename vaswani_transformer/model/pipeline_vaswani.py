@@ -315,10 +315,11 @@ class TranslationPipeline(Text2TextGenerationPipeline):
         return inputs
 
 
+PIPELINES = {
+    "translation": TranslationPipeline,
+    "text2text-generation": Text2TextGenerationPipeline,
+    "summarization": SummarizationPipeline,
+}
 # By this `save_pretrained` of a pipeline writes `custom_pipelines` and a copy of this file.
-for _task, _class in (
-    ("text2text-generation", Text2TextGenerationPipeline),
-    ("summarization", SummarizationPipeline),
-    ("translation", TranslationPipeline),
-):
+for _task, _class in PIPELINES.items():
     _class._registered_impl = {_task: {"impl": _class, "pt": (AutoModelForSeq2SeqLM,)}}

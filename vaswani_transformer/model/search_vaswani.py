@@ -437,18 +437,14 @@ class ForwardSearch(_Search):
         return [output for sentence in self.sentences for output in sentence.outputs()]
 
     def _step(self, is_first: bool):
-        model = self._model
+        model, kwargs = self._model, self._model_kwargs
         if is_first:
-            outputs = model._prefill(self._sequences, self._config, self._model_kwargs)
+            outputs = model._prefill(self._sequences, self._config, kwargs)
         else:
-            new = 1 if self._model_kwargs["use_cache"] else None
-            inputs = model.prepare_inputs_for_generation(
-                self._sequences, next_sequence_length=new, **self._model_kwargs
-            )
+            new = 1 if kwargs["use_cache"] else None
+            inputs = model.prepare_inputs_for_generation(self._sequences, next_sequence_length=new, **kwargs)
             outputs = model(**inputs, return_dict=True)
-        self._model_kwargs = model._update_model_kwargs_for_generation(
-            outputs, self._model_kwargs, is_encoder_decoder=True
-        )
+        self._model_kwargs = model._update_model_kwargs_for_generation(outputs, kwargs, is_encoder_decoder=True)
         return outputs
 
     def _record(self, outputs, logits: torch.Tensor) -> None:

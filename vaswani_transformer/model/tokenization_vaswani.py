@@ -10,7 +10,6 @@ from .language_codes_vaswani import LanguageCodes
 from .sentencepiece_vaswani import SentencePieceText
 
 _TARGET_FILE = "target_tokenizer.json"
-_SIDES = ("source", "target")
 
 
 class MosesText:
@@ -125,7 +124,7 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
         view = copy.copy(self)
         view._rewriters = self._rewriters
         if not self._is_side:
-            view._is_side, view._which = True, _SIDES.index(name)
+            view._is_side, view._which = True, int(name == "target")
             view.known_tokens = None if self.known_tokens is None else (self.known_tokens[view._which],) * 2
             view.init_kwargs = {**self.init_kwargs, "known_tokens": view.known_tokens}
             if view._which and self._target_backend is not None:

@@ -426,10 +426,8 @@ class ForwardSearch(_Search):
         """Search from `(rows, prompt_length)` ids, with a most number of tokens for each sentence."""
         self.sentences = [BeamSentence(limit, self.settings) for limit in limits]
         self._sequences, self._values = prompts, self._first_values(len(limits), prompts.device)
-        is_first = True
         while self._model._has_unfinished_sequences(not self.is_open, synced_gpus, device=prompts.device):
-            outputs = self._step(is_first)
-            is_first = False
+            outputs = self._step(is_first=self._sequences is prompts)
             if self.is_open:  # or other processes are waited for
                 logits = outputs.logits[:, -1].to(copy=True, dtype=torch.float32, device=prompts.device)
                 self._record(outputs, logits)

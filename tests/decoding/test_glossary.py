@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from translating import LINES, run
 
 from vaswani_transformer import Translator, load_model, train_tokenizer
-from vaswani_transformer.decoding.glossary import Glossary, Progress, Term, Terms, Tokens, read_glossary, term_forms
+from vaswani_transformer.decoding.glossary import (
+    Glossary,
+    Progress,
+    Term,
+    Terms,
+    Tokens,
+    beams_for,
+    read_glossary,
+    term_forms,
+)
 from vaswani_transformer.decoding.scoring import TokenText
 from vaswani_transformer.decoding.search import TermsSentence
 

@@ -229,9 +229,8 @@ class Translator:
         return ids
 
     def _scored(self, hypothesis: Hypothesis, log_probability: float) -> Hypothesis:
-        rank = length_rule(self.model.generation_config, self.generate_options)
-        score = rank(log_probability, hypothesis.tokens)
-        return replace(hypothesis, log_probability=log_probability, score=score)
+        rule = length_rule(self.model.generation_config, self.generate_options)
+        return replace(hypothesis, log_probability=log_probability, score=rule(log_probability, hypothesis.tokens))
 
     def translate_prepared(self, prepared: PreparedWindow, progress: Any = None) -> list[list[Hypothesis]]:
         """Return the hypotheses of each line of a window, best first; of a blank line they are empty."""

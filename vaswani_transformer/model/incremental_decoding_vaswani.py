@@ -371,14 +371,13 @@ def can_decode_incrementally(model, generation_config, generation_mode: str, mod
     or if another kind of cache or mask is asked for.
     """
     config, decoder = model.config, model.model.decoder
-    observed = ("output_attentions", "output_hidden_states")
     if not (
         generation_mode in _MODES
         and generation_config.use_cache
         and not (model.training or decoder.training)
         and not torch.is_grad_enabled()  # writing into buffers cannot be differentiated
         and generation_config.cache_implementation in (None, "dynamic")
-        and not any(getattr(generation_config, name, None) for name in observed)
+        and not any(getattr(generation_config, f"output_{name}", None) for name in ("attentions", "hidden_states"))
         and model_kwargs.get("decoder_attention_mask") is None
         and model_kwargs.get("decoder_inputs_embeds") is None
         and config._attn_implementation in ("sdpa", "eager")

@@ -13,7 +13,7 @@ from ..json_and_yaml import read_json
 from ..loading import load_model
 from ..model.checkpoint_vaswani import check_finite
 from ..output_folder import written_at_once
-from .checkpoints import WEIGHTS, Checkpoint, check_contents, read_checkpoints, read_state, to_average
+from .checkpoints import TIME, WEIGHTS, Checkpoint, check_contents, read_checkpoints, read_state, to_average
 from .run_folder import CHECKPOINTS, IMPORT
 
 # Of a configuration, what does not decide what a model computes from its weights.
@@ -118,7 +118,10 @@ def last_checkpoints(run: str | Path, count: int) -> list[Path]:
         UserError: for a folder with fewer of them than `count`.
     """
     checkpoints, state = _checkpoints_of(run)
-    timed, every = any(each.timed for each in checkpoints), max(1, int(state.save_steps or state.eval_steps or 1))
+    timed, every = (
+        any(TIME in each.reasons for each in checkpoints),
+        max(1, int(state.save_steps or state.eval_steps or 1)),
+    )
     chosen = to_average(checkpoints, count, timed, every, checkpoints[-1].step if checkpoints else 0)
     _check_number(run, [each.step for each in chosen], count, f"{'timed ' * timed}checkpoints")
     return [each.path for each in chosen]

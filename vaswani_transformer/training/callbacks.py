@@ -113,11 +113,17 @@ class TrainingLogCallback(TrainerCallback, ExportableState):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Continue the log of an interrupted run, or start one."""
-        self.earlier_seconds = stored_attribute(state, type(self), "earlier_seconds", 0.0)
+        self.restore(state)
         self.started = time.monotonic()
         if state.is_world_process_zero:
             entries = [{"seconds": 0.0} | entry for entry in state.log_history]  # commit b26e237 noted no seconds there
             write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in entries))
+
+    def restore(self, state: TrainerState) -> None:
+        """Take the seconds of earlier sessions from the checkpoint that a training resumes from."""
+        stored = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
+        with reading("the trainer's state"):
+            self.earlier_seconds = float(stored["attributes"].get("earlier_seconds", 0)) if stored else 0.0
 
     def seconds(self) -> float:
         """Return the seconds of training so far, earlier sessions included."""
@@ -180,13 +186,6 @@ def plot_learning_curve(log: str | Path, picture: Path) -> None:
         axis.grid(alpha=0.3)
     with written_whole(picture) as new:
         figure.savefig(new, dpi=110, format="png")
-
-
-def stored_attribute(state, callback: type, name: str, default: float) -> float:
-    """Return what a callback of this class stored in the checkpoint that a training resumes from."""
-    stored = state.stateful_callbacks.get(callback.__name__) if state.global_step else None
-    with reading("the trainer's state"):
-        return float(stored["attributes"].get(name, default)) if stored else default
 
 
 def says_something(bleu: float, error: float) -> bool:

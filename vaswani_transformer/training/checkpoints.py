@@ -40,17 +40,12 @@ class Checkpoint:
     """A complete checkpoint."""
 
     path: Path
-    reasons: frozenset[str] = frozenset()  # why it was written (time, stop, ...)
+    reasons: frozenset[str] = frozenset()  # why it was written: for the clock, a stop, or several at once
 
     @property
     def step(self) -> int:
         """Return the optimizer step after which it was written."""
         return step_of(self.path)
-
-    @property
-    def timed(self) -> bool:
-        """Return whether the clock asked for it, alone or among others."""
-        return TIME in self.reasons
 
 
 def write_manifest(folder: Path, step: int, reasons: set[str]) -> None:
@@ -181,7 +176,9 @@ def to_average(checkpoints: list[Checkpoint], count: int, timed: bool, every: in
     """
     start = end - count * every  # a run that was ended before `averaged_from` has others, too far from each other
     steps = range(max(every, start + every - start % every), end, every)
-    chosen = [each for each in checkpoints if (each.timed if timed else each.step in steps) or each.step == end]
+    chosen = [
+        each for each in checkpoints if (TIME in each.reasons if timed else each.step in steps) or each.step == end
+    ]
     return chosen[-count:] if count > 0 else []
 
 
@@ -208,7 +205,7 @@ def surplus(
         best_step: of the best one, if there is any.
     """
     keep = {each.step for each in checkpoints[-1:]} | {best_step}
-    timed = [each.step for each in checkpoints if each.timed]
+    timed = [each.step for each in checkpoints if TIME in each.reasons]
     keep |= set(timed if timed_limit is None else timed[max(0, len(timed) - timed_limit) :])
     if limit is None:
         keep |= {each.step for each in checkpoints if each.reasons != {TIME}}

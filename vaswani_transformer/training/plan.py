@@ -127,24 +127,19 @@ def _epoch(recipe: Recipe, config: VaswaniConfig, micro_batches: int, prepared: 
         if files and size <= LARGEST_READ:
             _, train, _, origin = tokenized_pairs(recipe, lambda train: make_tokenizer(recipe, train))
             lengths = pair_lengths(train)
-    if lengths is None:
-        source, target = recipe.expected_source_length, recipe.expected_target_length
-        known = source is not None and target is not None
-        source, target = (source, target) if known else (EXPECTED_LENGTH, EXPECTED_LENGTH)
-        figures = {"pairs": recipe.expected_pairs, "source_length": source, "target_length": target}
-        figures["pairs_per_step"] = EXPECTED_FILL * recipe.tokens_per_batch / max(source, target)
-        figures["flops_per_pair"] = model_flops(config, source, target)
-        return figures | {"origin": f"{origin}: {'the recipe' if known else 'this program'}'s estimates"}
-    sampler = TokenBatchSampler(*lengths, recipe.tokens_per_batch, micro_batches=micro_batches)
-    pairs = len(lengths[0])
-    return {
-        "pairs": pairs,
-        "source_length": float(np.mean(lengths[0])),
-        "target_length": float(np.mean(lengths[1])),
-        "pairs_per_step": pairs / (len(sampler) // micro_batches),
-        "flops_per_pair": model_flops(config, *lengths) / pairs,
-        "origin": origin,
-    }
+    if lengths is not None:
+        sampler = TokenBatchSampler(*lengths, recipe.tokens_per_batch, micro_batches=micro_batches)
+        pairs = len(lengths[0])
+        pairs_per_step = pairs / (len(sampler) // micro_batches)
+    else:  # as if all pairs were of the mean lengths
+        lengths = [[recipe.expected_source_length], [recipe.expected_target_length]]
+        known = [None] not in lengths
+        lengths = lengths if known else [[EXPECTED_LENGTH]] * 2
+        origin += f": {'the recipe' if known else 'this program'}'s estimates"
+        pairs, pairs_per_step = recipe.expected_pairs, EXPECTED_FILL * recipe.tokens_per_batch / max(*lengths)[0]
+    source, target = (float(np.mean(side)) for side in lengths)
+    figures = {"pairs": pairs, "source_length": source, "target_length": target, "pairs_per_step": pairs_per_step}
+    return figures | {"flops_per_pair": model_flops(config, *lengths) / len(lengths[0]), "origin": origin}
 
 
 def _trial_seconds(recipe: Recipe, config: VaswaniConfig, micro_batches: int, processes: int, length: int) -> float:
@@ -223,7 +218,13 @@ def model_flops(
         training: forward and backward; `False` for forward alone.
     """
     sources, targets = (np.atleast_1d(np.asarray(x, np.float64)) for x in (source_lengths, target_lengths))
-    per_source, per_target = flops_per_token(config)
+    attention = (
+        4.0 * config.d_model * config.num_heads * (config.d_k + config.d_v)
+    )  # queries and keys, values and outputs
+    half = attention / 2  # of attention over the source: queries and outputs; a source token pays for keys and values
+    layer = attention + 4.0 * config.d_model * config.d_ff
+    per_source = config.encoder_layers * layer + config.decoder_layers * half
+    per_target = config.decoder_layers * (layer + half) + 2.0 * config.d_model * config.target_vocab_size
     per_product = 2.0 * config.num_heads * (config.d_k + config.d_v)  # a query with a key, and its weight with a value
     products = config.encoder_layers * neighbours(sources, config.attention_window).sum()
     products += config.decoder_layers * (neighbours(targets, config.attention_window).sum() + np.dot(targets, sources))
@@ -240,17 +241,3 @@ def neighbours(lengths: np.ndarray, window: int | None) -> np.ndarray:
         return lengths * lengths
     far = np.minimum(reach(window), np.maximum(lengths - 1, 0))
     return lengths * (2 * far + 1) - far * (far + 1)  # a band of the square, without what lies beyond its corners
-
-
-def flops_per_token(config: VaswaniConfig) -> tuple[float, float]:
-    """Forward operations that a source token and a target token cost at any length of their sentences.
-
-    A source token pays for the decoder's keys and values too, a target token for the projection to the vocabulary.
-    """
-    heads_k, heads_v = config.num_heads * config.d_k, config.num_heads * config.d_v
-    attention = 4.0 * config.d_model * (heads_k + heads_v)  # queries and keys, values and outputs
-    half = attention / 2  # of attention over the source: queries and outputs; keys and values fall to the source
-    feed_forward = 4.0 * config.d_model * config.d_ff
-    source = config.encoder_layers * (attention + feed_forward) + config.decoder_layers * half
-    target = config.decoder_layers * (attention + half + feed_forward) + 2.0 * config.d_model * config.target_vocab_size
-    return source, target

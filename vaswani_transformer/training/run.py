@@ -33,6 +33,7 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.packed_sentences_vaswani import can_use_flash_attention
 from ..output_folder import locked_together
 from ..recipes.recipe import AUTO, Recipe, check_recipe, languages_of
+from . import run_folder
 from .callbacks import (
     TENSORBOARD,
     BestValidationCallback,
@@ -42,24 +43,10 @@ from .callbacks import (
     TrainingProgressCallback,
     plot_learning_curve,
     stalled_validations,
-    stored_attribute,
 )
 from .checkpoints import WEIGHTS, averaged_from, read_state, step_of
 from .initial_model import merged_adapters, model_of_folder, new_model, origin, read_model_of
-from .run_folder import (
-    ADAPTER,
-    CHECKPOINTS,
-    CURVE,
-    LOG,
-    PREPARED,
-    TOKENIZER,
-    check_contents,
-    check_output,
-    checkpoints_kept,
-    claim_output,
-    content_hashes,
-    earlier_hashes,
-)
+from .run_folder import ADAPTER, CHECKPOINTS, CURVE, LOG, PREPARED, TOKENIZER
 from .selection import choose_length_penalty, select_weights
 from .trainer import VaswaniTrainer, VaswaniTrainingArguments
 
@@ -151,17 +138,14 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         dataloader_num_workers=workers,
         dataloader_persistent_workers=workers > 0,
         max_grad_norm=recipe.max_gradient_norm,
-        optim="adamw_torch_fused",  # without weight decay AdamW is Adam
-        weight_decay=0.0,
+        optim="adamw_torch_fused",  # without weight decay, as by default, AdamW is Adam
         full_determinism=recipe.deterministic,
         logging_steps=recipe.log_every,
         eval_strategy="steps",
         eval_steps=recipe.evaluate_every,
-        save_strategy="steps",
         save_steps=recipe.save_every,  # the stopper leaves out those long before the end
-        save_total_limit=checkpoints_kept(recipe) + 1,
+        save_total_limit=run_folder.checkpoints_kept(recipe) + 1,
         timed_save_total_limit=max(1, recipe.average_checkpoints),
-        load_best_model_at_end=False,  # we choose between the best and the average ourselves
         predict_with_generate=recipe.validation_bleu > 0,
         generation_num_beams=1,
         per_device_eval_batch_size=max(1, min(64, recipe.known_tokens_per_device // longest)),
@@ -236,7 +220,7 @@ class TrainingRun:
         """Train, select the weights, write the model folder."""
         recipe = self.recipe
         with processes.first_process_first():  # one process reads and tokenizes, the others find it in the cache
-            checkpoint = processes.share("checkpoint", lambda: check_output(recipe))
+            checkpoint = processes.share("checkpoint", lambda: run_folder.check_output(recipe))
             if recipe.from_model is not None and checkpoint is None:
                 read_model_of(recipe.from_model)  # mistakes are found before the data is read
             train, validation = self._load_data(processes, checkpoint is not None)
@@ -252,11 +236,11 @@ class TrainingRun:
         sampler = trainer.batch_sampler  # on all processes: what it refuses, all refuse
         if trainer.is_world_process_zero():  # only now: nothing was written before mistakes in what was given are found
             logger.info("batches: %s", sampler.statistics())
-            hashes = content_hashes(self.tokenizer, train, validation)
+            hashes = run_folder.content_hashes(self.tokenizer, train, validation)
             if checkpoint is not None:
-                check_contents(self.folder, hashes)
+                run_folder.check_contents(self.folder, hashes)
             start = {} if checkpoint or recipe.from_model is None else origin(recipe.from_model)
-            self.output = claim_output(recipe, checkpoint, self.tokenizer, hashes, start)
+            self.output = run_folder.claim_output(recipe, checkpoint, self.tokenizer, hashes, start)
             trainer.add_callback(NoteEventsCallback(self.output))
         trainer.accelerator.wait_for_everyone()
         try:
@@ -275,7 +259,7 @@ class TrainingRun:
         if self.recipe.prepared is not None:
             return self.recipe.prepared
         if resumed:
-            began_with = earlier_hashes(self.folder).get("training data")  # a folder may be of a run before
+            began_with = run_folder.earlier_hashes(self.folder).get("training data")  # a folder may be of a run before
             is_same = (made_here / MANIFEST).exists() and open_prepared(made_here).train.sha256() == began_with
             return made_here if is_same else None
         return processes.share("prepared", lambda: prepare_if_large(self.recipe, made_here, self.progress))
@@ -327,7 +311,7 @@ class TrainingRun:
     def _has_ended(self, state: TrainerState) -> bool:
         """Return whether a run with this state has nothing left to train, by the recipe's present limits."""
         recipe = self.recipe
-        self.log.earlier_seconds = stored_attribute(state, TrainingLogCallback, "earlier_seconds", 0)
+        self.log.restore(state)
         return (
             state.global_step >= recipe.max_steps
             or 0 < recipe.early_stopping <= stalled_validations(state, recipe.best_by)

@@ -25,10 +25,7 @@ def noam_scheduler(
     `accelerator.prepare`, which steps a scheduler once for each process.
 
     Args:
-        optimizer: the optimizer, made with `lr=1.0`.
-        d_model: width of the model.
-        warmup_steps: optimizer steps of linear growth.
-        scale: factor on the whole schedule.
+        optimizer: the optimizer, made with `lr=1.0`; all else is as of [`noam_learning_rate`].
     """
     return torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda steps_done: noam_learning_rate(steps_done + 1, d_model, warmup_steps, scale)
@@ -43,9 +40,8 @@ class NoamSchedulerCallback(TrainerCallback):
     rate that was used to the log.
 
     Args:
-        d_model: width of the model; read from the model's configuration when not given.
-        warmup_steps: optimizer steps of linear growth.
-        scale: factor on the whole schedule.
+        d_model: width of the model; read from the model's configuration when not given. All else is as of
+            [`noam_learning_rate`].
     """
 
     def __init__(self, d_model: int | None = None, warmup_steps: int = 4000, scale: float = 1.0):

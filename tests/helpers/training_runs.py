@@ -24,7 +24,7 @@ from vaswani_transformer.training.checkpoints import open_checkpoint, read_check
 def without_pictures() -> Iterator[None]:
     """Drawing the learning curve would take a third of the time; `test_monitoring` looks at it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "plot_learning_curve", lambda *_: None)
+        patch.setattr(training.callbacks, "plot_learning_curve", lambda *_: None)
         yield
 
 

@@ -105,10 +105,11 @@ def _checkpoints_of(run: str | Path) -> tuple[list[Checkpoint], TrainerState]:
     return checkpoints, read_state(checkpoints[-1].path) if checkpoints else TrainerState()
 
 
-def _check_number(run: str | Path, steps: Sequence[int], count: int, kind: str) -> None:
-    if len(steps) < count:
-        shown = ", ".join(f"{step:,}" for step in sorted(steps))
-        raise UserError(f"{run} holds {len(steps)} {kind} (steps {shown}), fewer than {count}: give a lower number")
+def _paths(run: str | Path, chosen: Sequence[Checkpoint], count: int, kind: str) -> list[Path]:
+    if len(chosen) < count:
+        shown = ", ".join(f"{step:,}" for step in sorted(each.step for each in chosen))
+        raise UserError(f"{run} holds {len(chosen)} {kind} (steps {shown}), fewer than {count}: give a lower number")
+    return [each.path for each in chosen]
 
 
 def last_checkpoints(run: str | Path, count: int) -> list[Path]:
@@ -123,8 +124,7 @@ def last_checkpoints(run: str | Path, count: int) -> list[Path]:
         max(1, int(state.save_steps or state.eval_steps or 1)),
     )
     chosen = to_average(checkpoints, count, timed, every, checkpoints[-1].step if checkpoints else 0)
-    _check_number(run, [each.step for each in chosen], count, f"{'timed ' * timed}checkpoints")
-    return [each.path for each in chosen]
+    return _paths(run, chosen, count, f"{'timed ' * timed}checkpoints")
 
 
 def best_checkpoints(run: str | Path, count: int, by: str) -> list[Path]:
@@ -134,9 +134,8 @@ def best_checkpoints(run: str | Path, count: int, by: str) -> list[Path]:
         UserError: for a folder with fewer checkpoints of validations than `count`.
     """
     checkpoints, state = _checkpoints_of(run)
-    paths = {each.step: each.path for each in checkpoints}
-    scores = {entry["step"]: entry[f"eval_{by}"] for entry in state.log_history if f"eval_{by}" in entry}
-    ranked = sorted(scores, key=lambda step: (-scores[step] if by == "bleu" else scores[step], step))
-    chosen = [step for step in ranked if step in paths][:count]
-    _check_number(run, chosen, count, f"checkpoints validated by {by}")
-    return [paths[step] for step in chosen]
+    sign = -1 if by == "bleu" else 1
+    scores = {entry["step"]: sign * entry[f"eval_{by}"] for entry in state.log_history if f"eval_{by}" in entry}
+    validated = [each for each in checkpoints if each.step in scores]
+    best = sorted(validated, key=lambda each: scores[each.step])[:count]  # of equal ones the earlier
+    return _paths(run, best, count, f"checkpoints validated by {by}")

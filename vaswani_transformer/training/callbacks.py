@@ -160,32 +160,38 @@ def read_training_log(path: str | Path) -> list[dict]:
 
 def plot_learning_curve(log: str | Path, picture: Path) -> None:
     """Draw losses (nats a token), BLEU and learning rate of a log over its steps, whole or not at all, as PNG."""
-    entries = read_training_log(log)
-    series = {
-        key: ([entry["step"] for entry in entries if key in entry], [entry[key] for entry in entries if key in entry])
-        for key in ("loss", "eval_loss", "eval_bleu", "learning_rate")
-    }
-    has_bleu = bool(series["eval_bleu"][0])
-    if not is_matplotlib_available():
-        logger.warning("no picture drawn: pip install 'vaswani_transformer[plots]' to have one")
-        return
-    from matplotlib.figure import Figure
+    try:
+        entries = read_training_log(log)
+        series = {
+            key: (
+                [entry["step"] for entry in entries if key in entry],
+                [entry[key] for entry in entries if key in entry],
+            )
+            for key in ("loss", "eval_loss", "eval_bleu", "learning_rate")
+        }
+        has_bleu = bool(series["eval_bleu"][0])
+        if not is_matplotlib_available():
+            logger.warning("no picture drawn: pip install 'vaswani_transformer[plots]' to have one")
+            return
+        from matplotlib.figure import Figure
 
-    figure = Figure(layout="constrained", figsize=(8, 7 if has_bleu else 5))
-    axes = figure.subplots(3 if has_bleu else 2, 1, sharex=True, height_ratios=[3, 2, 1] if has_bleu else [3, 1])
-    axes[0].plot(*series["loss"], color="tab:blue", alpha=0.7, label="training (label-smoothed)")
-    axes[0].plot(*series["eval_loss"], color="tab:orange", marker="o", markersize=3, label="validation")
-    axes[0].set_ylabel("loss (nats a token)")
-    axes[0].legend()
-    if has_bleu:
-        axes[1].plot(*series["eval_bleu"], color="tab:green", marker="o", markersize=3)
-        axes[1].set_ylabel("validation BLEU\n(greedy)")
-    axes[-1].plot(*series["learning_rate"], color="tab:gray")
-    axes[-1].set(xlabel="optimizer step", ylabel="learning rate")
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    with written_whole(picture) as new:
-        figure.savefig(new, dpi=110, format="png")
+        figure = Figure(layout="constrained", figsize=(8, 7 if has_bleu else 5))
+        axes = figure.subplots(3 if has_bleu else 2, 1, sharex=True, height_ratios=[3, 2, 1] if has_bleu else [3, 1])
+        axes[0].plot(*series["loss"], color="tab:blue", alpha=0.7, label="training (label-smoothed)")
+        axes[0].plot(*series["eval_loss"], color="tab:orange", marker="o", markersize=3, label="validation")
+        axes[0].set_ylabel("loss (nats a token)")
+        axes[0].legend()
+        if has_bleu:
+            axes[1].plot(*series["eval_bleu"], color="tab:green", marker="o", markersize=3)
+            axes[1].set_ylabel("validation BLEU\n(greedy)")
+        axes[-1].plot(*series["learning_rate"], color="tab:gray")
+        axes[-1].set(xlabel="optimizer step", ylabel="learning rate")
+        for axis in axes:
+            axis.grid(alpha=0.3)
+        with written_whole(picture) as new:
+            figure.savefig(new, dpi=110, format="png")
+    except OSError as error:  # a picture is not worth a training
+        logger.warning("the learning curve could not be drawn (%s)", error.strerror or error)
 
 
 def says_something(bleu: float, error: float) -> bool:

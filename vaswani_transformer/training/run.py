@@ -33,17 +33,7 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.packed_sentences_vaswani import can_use_flash_attention
 from ..output_folder import locked_together
 from ..recipes.recipe import AUTO, Recipe, check_recipe, languages_of
-from . import run_folder
-from .callbacks import (
-    TENSORBOARD,
-    BestValidationCallback,
-    NoteEventsCallback,
-    StopAndSaveCallback,
-    TrainingLogCallback,
-    TrainingProgressCallback,
-    plot_learning_curve,
-    stalled_validations,
-)
+from . import callbacks, run_folder
 from .checkpoints import WEIGHTS, averaged_from, read_state, step_of
 from .initial_model import merged_adapters, model_of_folder, new_model, origin, read_model_of
 from .run_folder import ADAPTER, CHECKPOINTS, CURVE, LOG, PREPARED, TOKENIZER
@@ -241,7 +231,7 @@ class TrainingRun:
                 run_folder.check_contents(self.folder, hashes)
             start = {} if checkpoint or recipe.from_model is None else origin(recipe.from_model)
             self.output = run_folder.claim_output(recipe, checkpoint, self.tokenizer, hashes, start)
-            trainer.add_callback(NoteEventsCallback(self.output))
+            trainer.add_callback(callbacks.NoteEventsCallback(self.output))
         trainer.accelerator.wait_for_everyone()
         try:
             self._train(trainer, checkpoint)
@@ -301,7 +291,8 @@ class TrainingRun:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             is_stopped = self.stopper.received is not None and trainer.state.global_step < trainer.state.max_steps
             if is_stopped and trainer.is_world_process_zero():
-                self._draw_learning_curve()  # while another SIGTERM, of a launcher, does no harm
+                # While another SIGTERM, of a launcher, does no harm.
+                callbacks.plot_learning_curve(self.folder / LOG, self.folder / CURVE)
         finally:
             self.stopper.restore()
         if is_stopped:
@@ -314,7 +305,7 @@ class TrainingRun:
         self.log.restore(state)
         return (
             state.global_step >= recipe.max_steps
-            or 0 < recipe.early_stopping <= stalled_validations(state, recipe.best_by)
+            or 0 < recipe.early_stopping <= callbacks.stalled_validations(state, recipe.best_by)
             or (state.best_global_step is not None and self.stopper.must_end(state, 3))
         )
 
@@ -341,26 +332,20 @@ class TrainingRun:
         )
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
-                callback.logging_dir = str(self.folder / TENSORBOARD)
+                callback.logging_dir = str(self.folder / callbacks.TENSORBOARD)
         trainer.remove_callback(PrinterCallback)
-        self.log = TrainingLogCallback(self.folder / LOG)
+        self.log = callbacks.TrainingLogCallback(self.folder / LOG)
         # A beam search of the validation set takes about half as often the time of a greedy one as it has beams.
         searched = 2.5 * (model.generation_config.num_beams or 1) if recipe.length_penalty == AUTO else 0
         limits = recipe.max_minutes, recipe.checkpoint_minutes, averaged_from(recipe), 2 + searched
-        self.stopper = StopAndSaveCallback(self.log, *limits)
+        self.stopper = callbacks.StopAndSaveCallback(self.log, *limits)
         save = partial(trainer._save_checkpoint, model, None)
         trainer.add_callback(self.log)
-        trainer.add_callback(BestValidationCallback(save, recipe.best_by, recipe.early_stopping))
+        trainer.add_callback(callbacks.BestValidationCallback(save, recipe.best_by, recipe.early_stopping))
         trainer.add_callback(self.stopper)
         if self.progress:
-            trainer.add_callback(TrainingProgressCallback(self.log, recipe.max_minutes))
+            trainer.add_callback(callbacks.TrainingProgressCallback(self.log, recipe.max_minutes))
         return trainer
-
-    def _draw_learning_curve(self) -> None:
-        try:
-            plot_learning_curve(self.folder / LOG, self.folder / CURVE)
-        except (OSError, UserError) as error:  # a picture is not worth a training
-            logger.warning("the learning curve could not be drawn (%s)", getattr(error, "strerror", None) or error)
 
     def _finish(self, trainer: VaswaniTrainer) -> None:
         """Write the model folder, its weights last: their presence marks a finished run."""
@@ -369,7 +354,7 @@ class TrainingRun:
         if trainer.is_world_process_zero():
             with reading(f"no model was written, checkpoints are in {self.folder}"):
                 check_finite((weights or trainer.model.state_dict()).items(), "the trained model")
-            self._draw_learning_curve()
+            callbacks.plot_learning_curve(self.folder / LOG, self.folder / CURVE)
             trainer.model.config.use_cache = True  # the Trainer has switched it off for training
             model = trainer.accelerator.unwrap_model(trainer.model)
             if recipe.lora_rank is not None:

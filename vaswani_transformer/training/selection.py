@@ -28,25 +28,22 @@ def _candidates(
     recipe: Recipe, checkpoints: list[Checkpoint], best_step: int | None, end: int
 ) -> dict[str, list[Path]]:
     """Return the checkpoints behind each candidate: best, average and last, as far as there are unchanged ones."""
-    checkpoints = [checkpoint for checkpoint in checkpoints if _is_unchanged(checkpoint.path)]
+    unchanged = []
+    for checkpoint in checkpoints:
+        try:
+            check_contents(checkpoint.path, weights_only=True)
+            unchanged.append(checkpoint)
+        except (UserError, OSError) as error:
+            logger.warning("not considered: %s", error)
     timed, count = recipe.checkpoint_minutes > 0, recipe.average_checkpoints
-    averaged = to_average(checkpoints, count, timed, recipe.save_every, end)
+    averaged = to_average(unchanged, count, timed, recipe.save_every, end)
     candidates = {
-        BEST: [checkpoint for checkpoint in checkpoints if checkpoint.step == best_step],
+        BEST: [checkpoint for checkpoint in unchanged if checkpoint.step == best_step],
         AVERAGE: averaged if len(averaged) > 1 else [],
     }
     if recipe.keep_weights == LAST or not any(candidates.values()):
-        candidates[LAST] = checkpoints[-1:]
+        candidates[LAST] = unchanged[-1:]
     return {name: [checkpoint.path for checkpoint in chosen] for name, chosen in candidates.items() if chosen}
-
-
-def _is_unchanged(checkpoint: Path) -> bool:
-    try:
-        check_contents(checkpoint, weights_only=True)
-        return True
-    except (UserError, OSError) as error:
-        logger.warning("not considered: %s", error)
-        return False
 
 
 def select_weights(

@@ -32,19 +32,8 @@ from ..model.checkpoint_vaswani import is_finite
 from ..model.loss_vaswani import IGNORE_INDEX
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import Recipe
+from . import checkpoints
 from .callbacks import StopAndSaveCallback
-from .checkpoints import (
-    END,
-    INTERVAL,
-    STOP,
-    VALIDATION,
-    CheckpointError,
-    is_failed_write,
-    read_checkpoints,
-    remove_checkpoint,
-    surplus,
-    write_manifest,
-)
 from .device_memory import choose_tokens_per_device, count_tokens
 from .schedule import NoamSchedulerCallback
 
@@ -147,24 +136,19 @@ class VaswaniTrainer(Seq2SeqTrainer):
         """Return the tokens of the longest sentence that is trained on."""
         return max(int(side.max()) for side in map(np.asarray, self._lengths))
 
-    def _training_collator(self) -> Callable:
-        """Return what makes training's batches; without padding they are all of one size on a device."""
-        if not self.args.padding_free:
-            return self.data_collator
-        longest, size = max(2, self.longest_sentence), None
-        if self.args.device.type != "cpu":
-            size = packed_size(self.batch_sampler.part_tokens, longest)
-        return PackedCollator(self.model.config.pad_token_id, longest, size, size)
-
     def get_train_dataloader(self) -> DataLoader:
         """Return micro-batches in order, sharded over processes by accelerate."""
-        pairs = self.train_dataset
+        pairs, collator = self.train_dataset, self.data_collator
         if isinstance(pairs, datasets.Dataset):
             pairs = pairs.select_columns(["input_ids", "labels"])
+        if self.args.padding_free:  # batches are all of one size on a device
+            longest, on_cpu = max(2, self.longest_sentence), self.args.device.type == "cpu"
+            size = None if on_cpu else packed_size(self.batch_sampler.part_tokens, longest)
+            collator = PackedCollator(self.model.config.pad_token_id, longest, size, size)
         loader = DataLoader(
             pairs,
             batch_sampler=self.batch_sampler,
-            collate_fn=self._training_collator(),
+            collate_fn=collator,
             num_workers=self.args.dataloader_num_workers,
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=4 if self.args.dataloader_num_workers else None,
@@ -192,17 +176,15 @@ class VaswaniTrainer(Seq2SeqTrainer):
         if not samples:
             return [], None
         here = sum(map(count_tokens, samples))
-        callbacks = self.callback_handler.callbacks
-        stopper = next((callback for callback in callbacks if isinstance(callback, StopAndSaveCallback)), None)
-        requests = () if stopper is None else stopper.requests(self.state)
+        stoppers = [each for each in self.callback_handler.callbacks if isinstance(each, StopAndSaveCallback)][:1]
+        requests = [each for stopper in stoppers for each in stopper.requests(self.state)]
         # All in one message: each one is a wait for the slowest process.
         counts = over_processes(self.args, [*here.tolist(), *requests])
-        counts, requests = counts[:4], counts[4:]
-        if stopper is not None:
-            stopper.agreed = tuple(count > 0 for count in requests)
+        for stopper in stoppers:
+            stopper.agreed = tuple(count > 0 for count in counts[4:])
         self.step_tokens = tuple(counts[:2])
         self.tokens_seen += self.step_tokens
-        self.positions_seen += counts[2:]
+        self.positions_seen += counts[2:4]
         # Filled in there: a number that is copied to a device may wait for it.
         items = counts[1] if self.args.average_tokens_across_devices else here[1]
         items = torch.full((), int(items), dtype=torch.float32, device=device)
@@ -214,19 +196,16 @@ class VaswaniTrainer(Seq2SeqTrainer):
         """Compute the loss without logits that nothing reads; in evaluation a batch's loss is its own mean."""
         if not self.model.training:
             num_items_in_batch = None
-        elif "labels" in inputs and not return_outputs and self._can_skip_logits:
-            inputs = {**inputs, "skip_logits": True}
+        elif "labels" in inputs and not return_outputs and self.args.fused_loss:
+            is_ours = type(self._unwrapped).forward is _FORWARD and self.compute_loss_func is None
+            if is_ours and not self._unwrapped._forward_hooks:  # others may use the logits
+                inputs = {**inputs, "skip_logits": True}
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     @cached_property
     def _unwrapped(self) -> torch.nn.Module:
         """Return the model itself; looking for it in each step would walk through all its modules."""
         return self.accelerator.unwrap_model(self.model)
-
-    @property
-    def _can_skip_logits(self) -> bool:
-        is_ours = type(self._unwrapped).forward is _FORWARD and self.compute_loss_func is None  # others may use them
-        return is_ours and self.args.fused_loss and not self._unwrapped._forward_hooks
 
     def floating_point_ops(self, inputs) -> int:
         """Return 0: `Trainer` would walk through the model for each batch to estimate what `model_flops` counts."""
@@ -339,7 +318,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             if self.args.should_save or not on_main_process:
                 write()
         except BaseException as error:
-            if not is_failed_write(error):
+            if not checkpoints.is_failed_write(error):
                 shutil.rmtree(writing, ignore_errors=True)
                 raise
             failure = error
@@ -349,9 +328,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
             shutil.rmtree(writing, ignore_errors=True)
         reasons = gather_object([None if failure is None else str(getattr(failure, "strerror", None) or failure)])
         reason = next(reason for reason in reasons if reason is not None)
-        complete = read_checkpoints(final.parent)
+        complete = checkpoints.read_checkpoints(final.parent)
         resumed = f"continues from step {complete[-1].step:,}" if complete else "starts again"
-        raise CheckpointError(
+        raise checkpoints.CheckpointError(
             f"the checkpoint of step {self.state.global_step:,} could not be written to {final.parent}"
             f" ({' '.join(reason.split())[:200]}): free some space, then the same command {resumed}"
         ) from failure
@@ -366,8 +345,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
         for name, same_class in states.items():
             self.state.stateful_callbacks[name] = same_class if len(same_class) > 1 else same_class[0]
         self.state.save_to_json(str(writing / TRAINER_STATE_NAME))
-        write_manifest(writing, self.state.global_step, self._save_reasons())
-        remove_checkpoint(final)  # an earlier one of this step that was damaged
+        checkpoints.write_manifest(writing, self.state.global_step, self._save_reasons())
+        checkpoints.remove_checkpoint(final)  # an earlier one of this step that was damaged
         if final.exists():  # with files of others
             final.rename(final.with_name(f"{final.name}.{time.time_ns()}"))
         publish(writing, final)
@@ -377,21 +356,21 @@ class VaswaniTrainer(Seq2SeqTrainer):
         step, every = self.state.global_step, self.state.save_steps
         reasons = set().union(*(getattr(callback, "save_reasons", ()) for callback in self.callback_handler.callbacks))
         if self._validated_step == step:
-            reasons.add(VALIDATION)
+            reasons.add(checkpoints.VALIDATION)
         elif self.args.save_strategy == "steps" and every and step % every == 0:
-            reasons.add(INTERVAL)
-        if self.control.should_training_stop and (STOP not in reasons or step >= self.state.max_steps):
-            reasons.add(END)
-        return reasons or {INTERVAL}
+            reasons.add(checkpoints.INTERVAL)
+        if self.control.should_training_stop and (checkpoints.STOP not in reasons or step >= self.state.max_steps):
+            reasons.add(checkpoints.END)
+        return reasons or {checkpoints.INTERVAL}
 
     def remove_surplus(self, folder: Path) -> None:
         """Remove the checkpoints in `folder` that are more than the settings keep."""
-        limits = self.args.save_total_limit, self.args.timed_save_total_limit
+        limits = self.args.save_total_limit, self.args.timed_save_total_limit, self.state.best_global_step
         if self.args.should_save:
             now = self.state.global_step  # what has more steps is of an earlier training in this folder
-            whole = sorted(read_checkpoints(folder), key=lambda each: (each.step <= now, each.step))
-            for checkpoint in surplus(whole, *limits, self.state.best_global_step):
-                remove_checkpoint(checkpoint.path)
+            whole = sorted(checkpoints.read_checkpoints(folder), key=lambda each: (each.step <= now, each.step))
+            for checkpoint in checkpoints.surplus(whole, *limits):
+                checkpoints.remove_checkpoint(checkpoint.path)
 
 
 class _StartCallback(TrainerCallback):
@@ -425,13 +404,13 @@ def _not_finite(what: str, step: int) -> UserError:
 
 def _leave_signals_to_the_trainer(worker: int) -> None:
     """Let a worker end with the trainer: a terminal sends Ctrl-C, and a cluster SIGTERM, to all processes."""
+
+    def end_with_the_trainer() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+            pass
+        os._exit(0)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # on Linux
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_with_the_trainer, daemon=True).start()
-
-
-def _end_with_the_trainer() -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
-        pass
-    os._exit(0)
+        threading.Thread(target=end_with_the_trainer, daemon=True).start()

@@ -105,8 +105,9 @@ def test_signatures_say_how_scores_were_computed():
 @pytest.mark.parametrize(("predictions", "references"), [([], []), (["a"], []), (["a"], ["a", "b"])])
 def test_numbers_of_sentences_that_differ_are_refused(metric, predictions, references):
     message = f"{len(predictions)} predictions and {len(references)} references"
-    with pytest.raises(ValueError, match=message):
-        score_translations(predictions, references)
+    for score in (score_translations, metrics.multi_bleu):
+        with pytest.raises(ValueError, match=message):
+            score(predictions, references)
     with pytest.raises(ValueError, match=r"."):
         metric.compute(predictions=predictions, references=references)
     with pytest.raises(ValueError, match=r"."):  # one reference a prediction

@@ -115,10 +115,6 @@ def test_evaluate_prints_it_beside_sacrebleus(tmp_path, capsys):
 
 
 def test_mistakes_are_reported(monkeypatch):
-    with pytest.raises(ValueError, match="1 predictions and 2 references"):
-        multi_bleu(["a"], ["a", "b"])
-    with pytest.raises(ValueError, match="above 0"):
-        multi_bleu([], [])
     if importlib.util.find_spec("sacremoses"):
         for language in ("german", "DE"):
             with pytest.raises(UserError, match=f"knows no language '{language}': give one of as, .*, de, "):

@@ -11,8 +11,8 @@ import torch
 from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
-from training_runs import equal
+from safetensors.torch import save_file
+from training_runs import equal, weights_of
 from transformers import AutoModelForSeq2SeqLM
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
@@ -25,7 +25,7 @@ from vaswani_transformer.training.averaging import (
     best_checkpoints,
     last_checkpoints,
 )
-from vaswani_transformer.training.checkpoints import write_manifest
+from vaswani_transformer.training.checkpoints import step_of, write_manifest
 
 
 def write(folder, weights):
@@ -72,11 +72,6 @@ def tokenizer():
     return train_tokenizer(["a b c d e"], vocab_size=264)
 
 
-def is_tied(model):
-    matrices = model.lm_head.weight, model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight
-    return len({matrix.data_ptr() for matrix in matrices}) == 1
-
-
 finite = st.floats(min_value=-(2.0**60), max_value=2.0**60, width=32)
 
 
@@ -105,14 +100,12 @@ def models(tmp_path, save):
     return [save(make_model(seed), tmp_path / f"model-{seed}") for seed in range(3)]
 
 
-def weights_of(folder):
-    return VaswaniForConditionalGeneration.from_pretrained(folder).state_dict()
-
-
 def test_a_model_folder_is_written(models, tmp_path):
     output = average_models(models, tmp_path / "new" / "average")
     loaded = AutoModelForSeq2SeqLM.from_pretrained(output)
-    assert is_tied(loaded) and equal(load_file(output / "model.safetensors"), average_checkpoints(models))
+    assert equal(weights_of(output), average_checkpoints(models))
+    embeddings = loaded.model.encoder.embed_tokens, loaded.model.decoder.embed_tokens
+    assert len({layer.weight.data_ptr() for layer in (loaded.lm_head, *embeddings)}) == 1  # they are tied
     assert loaded.generation_config.num_beams == make_model(0).generation_config.num_beams
     assert sorted(path.name for path in output.glob("[!.]*")) == sorted(path.name for path in models[0].iterdir())
     assert not list(output.parent.glob(".*"))
@@ -121,8 +114,8 @@ def test_a_model_folder_is_written(models, tmp_path):
 def test_where_a_model_is_from_is_kept(models, run, tmp_path):
     (models[0] / "import.json").write_text("{}")
     assert (average_models(models, tmp_path / "average") / "import.json").read_text() == "{}"
-    (run.folder / "import.json").write_text("[]")
-    average_models(last_checkpoints(run.folder, 2), tmp_path / "of a run")
+    (run / "import.json").write_text("[]")
+    average_models(last_checkpoints(run, 2), tmp_path / "of a run")
     assert (tmp_path / "of a run" / "import.json").read_text() == "[]"
 
 
@@ -157,47 +150,45 @@ def test_nothing_is_overwritten_unasked(models, tmp_path, save):
     assert (output / "notes.txt").read_text() == "mine"
 
 
-class Run:
-    """A training's folder without a training: checkpoints with weights 1, 2, ... and their validations."""
-
-    def __init__(self, folder, save, steps, losses, timed=(), every=10):
-        self.folder = folder
-        history = [{"step": step, "eval_loss": loss, "eval_bleu": -loss} for step, loss in losses.items()]
-        for step in steps:
-            checkpoint = folder / "checkpoints" / f"checkpoint-{step}"
-            save(make_model(step), checkpoint)
-            state = {"global_step": step, "log_history": history, "save_steps": every}
-            (checkpoint / "trainer_state.json").write_text(json.dumps(state))
-            reasons = ({"validation"} if step in losses else set()) | ({"time"} if step in timed else set())
-            write_manifest(checkpoint, step, reasons or {"stop"})
-
-    def steps(self, paths):
-        return [int(path.name.split("-")[1]) for path in paths]
+def write_run(folder, save, steps, losses, timed=()):
+    """Write a training's folder without a training: checkpoints with other weights each, and their validations."""
+    history = [{"step": step, "eval_loss": loss, "eval_bleu": -loss} for step, loss in losses.items()]
+    for step in steps:
+        checkpoint = save(make_model(step), folder / "checkpoints" / f"checkpoint-{step}")
+        state = {"global_step": step, "log_history": history, "save_steps": 10}
+        (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+        reasons = ({"validation"} if step in losses else set()) | ({"time"} if step in timed else set())
+        write_manifest(checkpoint, step, reasons or {"stop"})
+    return folder
 
 
 @pytest.fixture
 def run(tmp_path, save):
-    return Run(tmp_path / "run", save, [20, 27, 30, 40], {10: 2.0, 20: 3.0, 30: 5.0, 40: 4.0})
+    return write_run(tmp_path / "run", save, [20, 27, 30, 40], {10: 2.0, 20: 3.0, 30: 5.0, 40: 4.0})
+
+
+def steps(paths):
+    return list(map(step_of, paths))
 
 
 def test_last_checkpoints_of_a_run(run, tmp_path, save):
-    assert run.steps(last_checkpoints(run.folder, 3)) == [20, 30, 40]  # 27 was written for a signal
+    assert steps(last_checkpoints(run, 3)) == [20, 30, 40]  # 27 was written for a signal
     with pytest.raises(UserError, match=r"holds 3 checkpoints \(steps 20, 30, 40\), fewer than 4"):
-        last_checkpoints(run.folder, 4)
+        last_checkpoints(run, 4)
     with pytest.raises(UserError, match="holds 0 checkpoints"):
         last_checkpoints(tmp_path, 1)
-    steps, validated = [15, 20, 25, 30, 40], dict.fromkeys([20, 30, 40], 1.0)
-    by_the_clock = Run(tmp_path / "timed", save, steps, validated, timed=[15, 25, 30])
-    assert run.steps(last_checkpoints(by_the_clock.folder, 3)) == [25, 30, 40]
+    validated = dict.fromkeys([20, 30, 40], 1.0)
+    by_the_clock = write_run(tmp_path / "timed", save, [15, 20, 25, 30, 40], validated, timed=[15, 25, 30])
+    assert steps(last_checkpoints(by_the_clock, 3)) == [25, 30, 40]
 
 
 def test_best_checkpoints_of_a_run(run):
-    assert run.steps(best_checkpoints(run.folder, 2, "loss")) == [20, 40]
-    assert run.steps(best_checkpoints(run.folder, 1, "bleu")) == [20]
+    assert steps(best_checkpoints(run, 2, "loss")) == [20, 40]
+    assert steps(best_checkpoints(run, 1, "bleu")) == [20]
     with pytest.raises(UserError, match=r"holds 3 checkpoints validated by loss \(steps 20, 30, 40\), fewer than 4"):
-        best_checkpoints(run.folder, 4, "loss")
-    (run.folder / "checkpoints" / "checkpoint-20" / "model.safetensors").write_bytes(b"")
-    assert run.steps(best_checkpoints(run.folder, 2, "loss")) == [40, 30]
+        best_checkpoints(run, 4, "loss")
+    (run / "checkpoints" / "checkpoint-20" / "model.safetensors").write_bytes(b"")
+    assert steps(best_checkpoints(run, 2, "loss")) == [40, 30]
 
 
 def command(capsys, *words):
@@ -208,12 +199,12 @@ def command(capsys, *words):
 
 
 def test_the_command(run, tmp_path, capsys):
-    status, out, _ = command(capsys, run.folder, "--last", 2, "--output", tmp_path / "last")
+    status, out, _ = command(capsys, run, "--last", 2, "--output", tmp_path / "last")
     assert status == 0 and "averaged 2 checkpoints: steps 30, 40" in out and str(tmp_path / "last") in out
-    folders = [run.folder / "checkpoints" / f"checkpoint-{step}" for step in (30, 40)]
+    folders = [run / "checkpoints" / f"checkpoint-{step}" for step in (30, 40)]
     assert command(capsys, *folders, "--output", tmp_path / "named")[0] == 0
     assert equal(weights_of(tmp_path / "last"), weights_of(tmp_path / "named"))
-    status, out, _ = command(capsys, run.folder, "--best", 2, "--by", "bleu", "--output", tmp_path / "best")
+    status, out, _ = command(capsys, run, "--best", 2, "--by", "bleu", "--output", tmp_path / "best")
     assert status == 0 and "steps 20, 40" in out
 
 
@@ -229,7 +220,7 @@ def test_the_command(run, tmp_path, capsys):
     ],
 )
 def test_mistakes_end_in_one_line(run, tmp_path, capsys, words, said):
-    words = [word.replace("RUN", str(run.folder)).replace("OUT", str(tmp_path / "out")) for word in words]
+    words = [word.replace("RUN", str(run)).replace("OUT", str(tmp_path / "out")) for word in words]
     status, _, err = command(capsys, *words)
     assert status == 2 and err.startswith("error: ") and err.count("\n") == 1 and said in err
     assert not (tmp_path / "out").exists()

@@ -18,7 +18,7 @@ import torch
 import yaml
 from children import fork, limit_files, run_in_child, wait, wait_for
 from conftest import tiny_recipe
-from training_runs import is_complete, log_of
+from training_runs import is_complete, kill_before_selection, log_of
 from training_runs import without_clocks as entries
 
 from vaswani_transformer import UserError, train
@@ -29,15 +29,7 @@ STEPS, EVERY = 12, 2
 
 
 @pytest.fixture(scope="module")
-def one_thread():
-    """In subprocesses too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-
-
-@pytest.fixture(scope="module")
-def recipe(one_thread, text):
+def recipe(text):
     """Five steps an epoch, dropout, and lines of the log that fall between checkpoints."""
     return tiny_recipe(
         text, dropout=0.1, tokens_per_device=300, max_steps=STEPS, evaluate_every=EVERY, log_every=3,
@@ -178,25 +170,13 @@ def _leave_before_the_end() -> None:
     training.select_weights = leave
 
 
-def interrupted(recipe, folder):
-    """A run that has trained to its end and was killed before it chose its weights."""
-    one = dataclasses.replace(recipe, output=str(folder))
-
-    def work():
-        _leave_before_the_end()
-        train(one, progress=False)
-
-    wait(fork(work))
-    assert read_checkpoints(folder / "checkpoints") and not (folder / "model.safetensors").exists()
-    return one
-
-
 def test_another_tokenizer_or_other_data_is_refused_by_content(recipe, undisturbed, text, tmp_path):
     shutil.copytree(text, tmp_path / "text")
     tokenizer = tmp_path / "tokenizer"
     shutil.copytree(undisturbed / "checkpoints" / "tokenizer", tokenizer)
-    recipe = dataclasses.replace(recipe, data_dir=str(tmp_path / "text"), tokenizer=str(tokenizer))
-    one = interrupted(recipe, tmp_path / "run")
+    places = {"data_dir": str(tmp_path / "text"), "tokenizer": str(tokenizer), "output": str(tmp_path / "run")}
+    one = dataclasses.replace(recipe, **places)
+    kill_before_selection(one)
     before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "run").rglob("*") if path.is_file())
 
     def refused(said):

@@ -16,7 +16,7 @@ import torch
 import training_runs
 import yaml
 from conftest import ROOT, TINY_RECIPE, TINY_SIZES, error_of, free_port, random_ids, tiny_config, tiny_model
-from training_runs import equal, stop_after, weights_of
+from training_runs import equal, log_of, stop_after, weights_of
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 import vaswani_transformer as vt
@@ -57,8 +57,7 @@ def logits_of(model) -> torch.Tensor:
 
 
 def logged(folder, name: str) -> list[float]:
-    lines = (folder / "training_log.jsonl").read_text().splitlines()
-    return [entry[name] for entry in map(json.loads, lines) if name in entry]
+    return [entry[name] for entry in log_of(folder) if name in entry]
 
 
 @EITHER
@@ -214,10 +213,9 @@ def test_the_model_that_a_training_starts_from_is_not_replaced(source, recipe, t
 
 
 def test_another_start_or_rank_is_refused_on_resume(source, recipe, tmp_path):
-    shutil.copytree(source, tmp_path / "base")
+    base = shutil.copytree(source, tmp_path / "base")
     stop_after(3, recipe)
-    other = changed(recipe, from_model=str(tmp_path / "base"))
-    assert f"from_model: {tmp_path / 'base'}, was {source}" in error_of(train, other, progress=False)
+    assert f"from_model: {base}, was {source}" in error_of(train, changed(recipe, from_model=str(base)), progress=False)
     assert "lora_rank: 2, was None" in error_of(train, changed(recipe, lora_rank=2), progress=False)
 
 

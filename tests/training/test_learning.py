@@ -42,16 +42,10 @@ def fresh() -> torch.Tensor:
     return sequences(200, torch.Generator().manual_seed(2))
 
 
-def test_copies_fresh_sequences(copier, fresh):
-    outputs = copier.generate(fresh)[:, 1:]
-    assert outputs.shape[1] >= LENGTH + 1
-    exact = (outputs[:, : LENGTH + 1] == fresh).all(dim=1).double().mean()
-    assert exact > 0.95
-
-
-def test_copies_with_beam_search_in_a_padded_batch(copier, fresh):
-    padded = torch.cat((fresh, torch.full((len(fresh), 3), 1)), dim=1)
-    outputs = copier.generate(padded, attention_mask=(padded != 1).long(), num_beams=4, length_penalty=0.6)[:, 1:]
+@pytest.mark.parametrize(("padding", "search"), [(0, {}), (3, {"num_beams": 4, "length_penalty": 0.6})])
+def test_copies_fresh_sequences(copier, fresh, padding, search):
+    padded = torch.cat((fresh, torch.full((len(fresh), padding), 1)), dim=1)
+    outputs = copier.generate(padded, attention_mask=(padded != 1).long(), **search)[:, 1:]
     assert (outputs[:, : LENGTH + 1] == fresh).all(dim=1).double().mean() > 0.95
 
 

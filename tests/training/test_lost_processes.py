@@ -14,7 +14,7 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
-from conftest import ROOT, free_port
+from conftest import ROOT, TINY_RECIPE, free_port
 from safetensors.torch import load_file
 from torch import distributed
 from training_runs import complete_checkpoints, log_of
@@ -100,13 +100,10 @@ def test_launch_files_load_and_say_what_their_names_say(path):
 def recipe(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipe")
     write_corpus(generate_corpus(400, 21, 20), folder)
-    settings = {
-        "data_dir": str(folder), "train_source": "train.en", "train_target": "train.de",
-        "validation_source": "validation.en", "validation_target": "validation.de", "vocab_size": 400,
-        "d_model": 16, "d_ff": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0,
-        "tokens_per_batch": 1200, "tokens_per_device": 600, "max_length": 60, "max_steps": 8, "warmup_steps": 8,
-        "learning_rate_scale": 0.2, "evaluate_every": 4, "log_every": 1, "validation_bleu": 8,
-        "average_checkpoints": 2, "keep_checkpoints": 2, "precision": "fp32",
+    settings = TINY_RECIPE | {
+        "data_dir": str(folder), "dropout": 0.0, "tokens_per_batch": 1200, "max_steps": 8, "warmup_steps": 8,
+        "learning_rate_scale": 0.2, "evaluate_every": 4, "validation_bleu": 8, "average_checkpoints": 2,
+        "keep_checkpoints": 2, "precision": "fp32",
     }  # fmt: skip
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(settings))

@@ -20,37 +20,33 @@ from vaswani_transformer.training.checkpoints import Checkpoint, averaged_from, 
 from vaswani_transformer.training.plan import EXPECTED_FILL, describe_plan, make_plan, model_flops
 
 
-def counted_flops(config: VaswaniConfig, pairs: int, source_length: int, target_length: int, backward: bool) -> int:
-    """What torch counts while a model of this configuration runs on unpadded pairs."""
+def small(preset: str) -> VaswaniConfig:
+    """A preset with a sixteenth of its widths."""
+    full = VaswaniConfig.from_preset(preset)
+    sizes = {name: max(2, getattr(full, name) // 16) for name in ("d_model", "d_ff", "d_k", "d_v")}
+    return VaswaniConfig.from_preset(preset, **sizes, vocab_size=37, max_position_embeddings=16)
+
+
+OTHERS = ({"d_k": 5, "d_v": 9}, {"attention_bias": True}, {"tie_word_embeddings": False}, {"encoder_layers": 0})
+CONFIGS = {name: small(name) for name in VaswaniConfig.preset_names()}
+CONFIGS |= {str(changes): tiny_config(**changes) for changes in OTHERS}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("training", [True, False])
+def test_flops_are_those_that_torch_counts(name, training):
+    """While the model runs on unpadded pairs, 7 tokens to 11 or 9 to 4."""
+    config = CONFIGS[name]
     config._attn_implementation = "eager"
     model = VaswaniForConditionalGeneration(config).train()
-    sources, targets = (torch.full((pairs, length), 3) for length in (source_length, target_length))
-    with FlopCounterMode(display=False) as counter:
-        logits = model(input_ids=sources, decoder_input_ids=targets).logits
-        if backward:
-            logits.sum().backward()
-    return counter.get_total_flops()
-
-
-@pytest.mark.parametrize("preset", VaswaniConfig.preset_names())
-def test_flops_are_those_that_torch_counts(preset):
-    full = VaswaniConfig.from_preset(preset)
-    small = {name: max(2, getattr(full, name) // 16) for name in ("d_model", "d_ff", "d_k", "d_v")}
-    config = VaswaniConfig.from_preset(preset, **small, vocab_size=37, max_position_embeddings=16)
-    counted = counted_flops(config, pairs=3, source_length=7, target_length=11, backward=True)
-    assert model_flops(config, [7] * 3, [11] * 3) == counted
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"d_k": 5, "d_v": 9}, {"attention_bias": True}, {"tie_word_embeddings": False}, {"encoder_layers": 0}],
-    ids=str,
-)
-@pytest.mark.parametrize("training", [True, False])
-def test_flops_of_other_models(changes, training):
-    config = tiny_config(**changes)
-    counted = counted_flops(config, pairs=2, source_length=9, target_length=4, backward=training)
-    assert model_flops(config, [9, 9], [4, 4], training=training) == counted
+    for lengths in ((7, 11), (9, 4)):
+        sources, targets = (torch.full((3, length), 3) for length in lengths)
+        with FlopCounterMode(display=False) as counter:
+            logits = model(input_ids=sources, decoder_input_ids=targets).logits
+            if training:
+                logits.sum().backward()
+        sides = [[length] * 3 for length in lengths]
+        assert model_flops(config, *sides, training=training) == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("window", [1, 4, 7, 500])

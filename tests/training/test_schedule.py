@@ -5,20 +5,10 @@ import math
 import pytest
 import torch
 from test_trainer import make_model, make_pairs
-from tokenizers import Tokenizer, models
-from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
+from vaswani_transformer.data.batching import PairCollator
 from vaswani_transformer.training.schedule import NoamSchedulerCallback, noam_learning_rate, noam_scheduler
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    vocabulary = {token: index for index, token in enumerate(["<s>", "<pad>", "</s>", *"abcdefghijklmnopqrstuvwxyz+"])}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="+"))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="+"
-    )
-
 
 WARMUP = 5
 
@@ -66,38 +56,24 @@ class RecordingTrainer(Seq2SeqTrainer):
         return optimizer
 
 
-@pytest.fixture(scope="module")
-def pairs():
-    return make_pairs(22)
-
-
-def stock_trainer(folder, tokenizer, pairs, callback, **settings):
-    model = make_model()  # d_model 16
-    defaults = {
+@pytest.mark.parametrize(("accumulation", "scheduler"), [(1, "linear"), (3, "cosine_with_restarts")])
+def test_stock_trainer_uses_and_logs_the_rate_of_each_step(tmp_path, accumulation, scheduler):
+    settings = {
         "max_steps": 12, "per_device_train_batch_size": 2, "logging_steps": 1, "save_strategy": "no",
         "report_to": "none", "disable_tqdm": True, "use_cpu": True, "learning_rate": 0.123,
+        "gradient_accumulation_steps": accumulation, "lr_scheduler_type": scheduler,
     }  # fmt: skip
-    return RecordingTrainer(
-        model=model,
-        args=Seq2SeqTrainingArguments(output_dir=str(folder), **{**defaults, **settings}),
-        train_dataset=pairs,
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
-        callbacks=[callback],
+    trainer = RecordingTrainer(
+        model=make_model(),  # d_model 16
+        args=Seq2SeqTrainingArguments(output_dir=str(tmp_path), **settings),
+        train_dataset=make_pairs(22),
+        data_collator=PairCollator(1),
+        callbacks=[NoamSchedulerCallback(warmup_steps=WARMUP, scale=0.7)],
     )
-
-
-def logged_rates(trainer):
-    return {entry["step"]: entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry}
-
-
-@pytest.mark.parametrize(("accumulation", "scheduler"), [(1, "linear"), (3, "cosine_with_restarts")])
-def test_stock_trainer_uses_and_logs_the_rate_of_each_step(tmp_path, tokenizer, pairs, accumulation, scheduler):
-    callback = NoamSchedulerCallback(warmup_steps=WARMUP, scale=0.7)
-    settings = {"gradient_accumulation_steps": accumulation, "lr_scheduler_type": scheduler}
-    trainer = stock_trainer(tmp_path, tokenizer, pairs, callback, **settings)
     trainer.train()
     expected = [pytest.approx(equation_3(step, scale=0.7), rel=1e-12) for step in range(1, 13)]
     assert {len(rates) for rates in trainer.used} == {2}
     assert [rates[0] for rates in trainer.used] == expected
     assert all(len(set(rates)) == 1 for rates in trainer.used)
-    assert logged_rates(trainer) == {step: trainer.used[step - 1][0] for step in range(1, 13)}
+    logged = {entry["step"]: entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry}
+    assert logged == {step: trainer.used[step - 1][0] for step in range(1, 13)}

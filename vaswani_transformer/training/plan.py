@@ -3,10 +3,10 @@
 Operations are counted from the sizes of model and batch: what a step costs whatever machine it runs on.
 """
 
+import dataclasses
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ LARGEST_READ = 64e6  # bytes of local data that a plan reads; tokenising more ta
 TRIAL_STEPS, TRIAL_SECONDS = 10, 20.0  # the trial ends with whichever is reached first
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """A recipe's training in numbers: tokens, FLOPs (a multiplication and an addition counting two), seconds, bytes."""
 
@@ -90,17 +90,9 @@ def make_plan(recipe: Recipe, processes: int = 1, trial: bool = True) -> Plan:
         per_device = recipe.known_tokens_per_device if on_cpu() else math.ceil(recipe.tokens_per_batch / processes)
     micro_batches = processes * math.ceil(math.ceil(recipe.tokens_per_batch / per_device) / processes)
     epoch = _epoch(recipe, model.config, micro_batches, prepared)
-    longest = math.ceil(max(epoch["source_length"], epoch["target_length"]))
-    return Plan(
-        recipe=recipe,
-        config=model.config,
-        parameters=model.num_parameters(),
-        trained=model.num_parameters(only_trainable=True),
-        processes=processes,
-        micro_batches=micro_batches,
-        step_seconds=_trial_seconds(recipe, model.config, micro_batches, processes, longest) if trial else None,
-        **epoch,
-    )
+    parameters = model.num_parameters(), model.num_parameters(only_trainable=True)
+    plan = Plan(recipe, model.config, *parameters, processes, micro_batches, **epoch)
+    return dataclasses.replace(plan, step_seconds=_trial_seconds(plan)) if trial else plan
 
 
 def _model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
@@ -142,17 +134,18 @@ def _epoch(recipe: Recipe, config: VaswaniConfig, micro_batches: int, prepared: 
     return figures | {"flops_per_pair": model_flops(config, *lengths) / len(lengths[0]), "origin": origin}
 
 
-def _trial_seconds(recipe: Recipe, config: VaswaniConfig, micro_batches: int, processes: int, length: int) -> float:
+def _trial_seconds(plan: Plan) -> float:
     """Time steps of a new model, each of one random micro-batch; returns the seconds of an optimizer step.
 
     The first is not counted where there are more: memory is taken and kernels are chosen in it.
     """
-    device = accelerator() or torch.device("cpu")
+    recipe, config, device = plan.recipe, plan.config, accelerator() or torch.device("cpu")
+    length = math.ceil(max(plan.source_length, plan.target_length))
     model = VaswaniForConditionalGeneration(config).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     precision = choose_precision(recipe.precision)
     dtype = torch.float16 if precision["fp16"] else torch.bfloat16
-    rows = max(1, recipe.tokens_per_batch // micro_batches // length)
+    rows = max(1, recipe.tokens_per_batch // plan.micro_batches // length)
     ids = torch.randint(3, max(4, min(config.vocab_size, config.target_vocab_size)), (rows, length), device=device)
     times = [time.perf_counter()]
     while len(times) <= TRIAL_STEPS and times[-1] - times[0] <= TRIAL_SECONDS:
@@ -164,7 +157,7 @@ def _trial_seconds(recipe: Recipe, config: VaswaniConfig, micro_batches: int, pr
             torch.accelerator.synchronize()
         times.append(time.perf_counter())
     seconds = np.diff(times)
-    return micro_batches / processes * float(np.mean(seconds[1:] if len(seconds) > 1 else seconds))
+    return plan.micro_batches / plan.processes * float(np.mean(seconds[1:] if len(seconds) > 1 else seconds))
 
 
 def describe_plan(plan: Plan) -> str:

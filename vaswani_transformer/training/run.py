@@ -77,9 +77,7 @@ def tokenized_pairs(
 ) -> tuple[PreTrainedTokenizerBase, datasets.Dataset, datasets.Dataset, str]:
     """Return tokenizer, training and validation pairs of a recipe's text, and in words how many training pairs.
 
-    Args:
-        recipe: names the text, and limits the lengths of its pairs.
-        tokenizer_of: makes the tokenizer, of the training text.
+    `tokenizer_of` makes the tokenizer, of the training text.
     """
     texts, parts, counts = load_training_pairs(recipe), [], []
     tokenizer = tokenizer_of(texts[0])

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from transformers.trainer_callback import TrainerState
 
 from ..distributed import Processes, over_processes
 from ..errors import UserError
@@ -24,9 +25,7 @@ BEST, AVERAGE, LAST = "best", "average", "last"
 LENGTH_PENALTIES = (0.2, 0.6, 1.0, 1.4, 1.8)  # above 2 outputs no longer end
 
 
-def _candidates(
-    recipe: Recipe, checkpoints: list[Checkpoint], best_step: int | None, end: int
-) -> dict[str, list[Path]]:
+def _candidates(recipe: Recipe, checkpoints: list[Checkpoint], state: TrainerState) -> dict[str, list[Path]]:
     """Return the checkpoints behind each candidate: best, average and last, as far as there are unchanged ones."""
     unchanged = []
     for checkpoint in checkpoints:
@@ -36,9 +35,9 @@ def _candidates(
         except (UserError, OSError) as error:
             logger.warning("not considered: %s", error)
     timed, count = recipe.checkpoint_minutes > 0, recipe.average_checkpoints
-    averaged = to_average(unchanged, count, timed, recipe.save_every, end)
+    averaged = to_average(unchanged, count, timed, recipe.save_every, state.global_step)
     candidates = {
-        BEST: [checkpoint for checkpoint in unchanged if checkpoint.step == best_step],
+        BEST: [checkpoint for checkpoint in unchanged if checkpoint.step == state.best_global_step],
         AVERAGE: averaged if len(averaged) > 1 else [],
     }
     if recipe.keep_weights == LAST or not any(candidates.values()):
@@ -56,11 +55,8 @@ def select_weights(
     Returns:
         Which weights they are, in words; of how many checkpoints they are the average, 0 if of one; their validation.
     """
-    state = trainer.state
     # By one process for all: they evaluate together, and may not read the disk alike.
-    candidates = processes.share(
-        "candidates", lambda: _candidates(recipe, read_checkpoints(folder), state.best_global_step, state.global_step)
-    )
+    candidates = processes.share("candidates", lambda: _candidates(recipe, read_checkpoints(folder), trainer.state))
     if not candidates:
         return "last weights", 0, trainer.evaluate()
     metrics = {}

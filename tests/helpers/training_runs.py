@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 from transformers.trainer_callback import TrainerCallback
 
-from vaswani_transformer import UserError, train
+from vaswani_transformer import train
 from vaswani_transformer.recipes.recipe import Recipe
 from vaswani_transformer.training import run as training
-from vaswani_transformer.training.checkpoints import open_checkpoint, read_checkpoints
+from vaswani_transformer.training.checkpoints import read_checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +76,6 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def complete_checkpoints(folder: Path) -> list[Path]:
     """The folders of the complete checkpoints, by step."""
     return [checkpoint.path for checkpoint in read_checkpoints(folder)]
-
-
-def is_complete(checkpoint: Path) -> bool:
-    """Whether a checkpoint has all files of its manifest."""
-    try:
-        return open_checkpoint(checkpoint) is not None
-    except UserError:
-        return False
 
 
 def log_of(folder: Path) -> list[dict]:

@@ -12,7 +12,7 @@ import torch
 import yaml
 from canaries import Canary
 from conftest import error_of, tiny_recipe
-from training_runs import is_complete
+from training_runs import complete_checkpoints
 
 from vaswani_transformer import train
 from vaswani_transformer.cli.main import main
@@ -88,7 +88,7 @@ def flip_a_bit(path: Path) -> None:
 def test_a_bit_of_a_checkpoint(run, name, caplog):
     last = checkpoint(run, 6)
     flip_a_bit(last / name)
-    assert is_complete(last)  # its size is right
+    assert last in complete_checkpoints(last.parent)  # its size is right
     with pytest.raises(UserError, match=f"checkpoint-6/{name} has changed since it was written"):
         check_contents(last)
     assert checkpoint_to_resume(run / "checkpoints") == checkpoint(run, 4)
@@ -165,7 +165,7 @@ def test_damaged_manifests_are_passed_over_and_never_a_reason_to_start_again(run
         (checkpoint(run, step) / "checkpoint.json").unlink()
         if text is not None:
             (checkpoint(run, step) / "checkpoint.json").write_text(text.replace("4}", f"{step}}}"))
-        assert not is_complete(checkpoint(run, step))
+        assert checkpoint(run, step) not in complete_checkpoints(checkpoint(run, step).parent)
         if step > 2:
             assert checkpoint_to_resume(checkpoints) == checkpoint(run, step - 2)
             assert f"not resumed from checkpoint-{step}" in caplog.text

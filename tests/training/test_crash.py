@@ -18,7 +18,7 @@ import torch
 import yaml
 from children import fork, limit_files, run_in_child, wait, wait_for
 from conftest import tiny_recipe
-from training_runs import is_complete, kill_before_selection, log_of
+from training_runs import complete_checkpoints, kill_before_selection, log_of
 from training_runs import without_clocks as entries
 
 from vaswani_transformer import UserError, train
@@ -61,14 +61,14 @@ def check_same_end(folder, undisturbed):
     seconds = [entry["seconds"] for entry in log_of(folder)]
     assert seconds == sorted(seconds)
     ends = [one / "checkpoints" / f"checkpoint-{STEPS}" for one in (folder, undisturbed)]
-    assert all(is_complete(end) for end in ends)
+    assert all(end in complete_checkpoints(end.parent) for end in ends)
     for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
         assert ends[0].joinpath(name).read_bytes() == ends[1].joinpath(name).read_bytes(), name
     ours, theirs = (json.loads((end / "trainer_state.json").read_text()) for end in ends)
     for name in ("best_metric", "best_global_step", "global_step", "epoch", "total_flos"):
         assert ours[name] == theirs[name], name
     best = folder / "checkpoints" / f"checkpoint-{ours['best_global_step']}"
-    assert ours["best_model_checkpoint"] == str(best) and is_complete(best)
+    assert ours["best_model_checkpoint"] == str(best) and best in complete_checkpoints(best.parent)
     names = {one: {str(path.relative_to(one)) for path in one.rglob("*")} for one in (folder, undisturbed)}
     assert names[folder] == names[undisturbed]
     assert not [name for name in names[folder] if ".writing" in name or ".removing" in name]

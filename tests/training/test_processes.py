@@ -52,7 +52,7 @@ def record(trainer):
         "accumulation": trainer.args.gradient_accumulation_steps,
         "losses": [entry["loss"] for entry in history if "loss" in entry],
         "rates": [entry["learning_rate"] for entry in history if "loss" in entry],
-        "tokens": trainer.recording.step_tokens,
+        "tokens": trainer.tokens_of_steps,
         "seed": torch.initial_seed(),  # of dropout's draws
     }
 
@@ -74,12 +74,6 @@ def as_one(rank, folder, name, world_size, parts, more):
             trainer = make_trainer(folder / name, trainer_options=options, predict_with_generate=generate)
             result = json.dumps(trainer.evaluate())
             (folder / f"evaluation-{generate}-{rank}.json").write_text(result)
-
-
-def stop_at_5(rank, folder, name, world_size, parts, more):
-    model = make_model(more.pop("dropout", 0.0))
-    trainer = make_trainer(folder / name, make_pairs(PAIRS), model, stop_at=5, **settings(parts, more))
-    train_and_save(folder, name, rank, trainer)
 
 
 def resume(rank, folder, name, world_size, parts, more):
@@ -243,7 +237,7 @@ def run_all(folder):
     fork(beside_another_backend, folder, "backend", 2, 1, {})
     fork(asked_to_stop, folder, "asked", 2, 1, {**SGD, "save_strategy": "steps", "save_steps": 100})
     fork(choose_together, folder, "chosen", 2, 1, dict(SGD))
-    fork(stop_at_5, folder, "start", 2, 1, dict(SGD))
+    fork(as_one, folder, "start", 2, 1, {**SGD, "max_steps": 5, "save_strategy": "steps", "save_steps": 5})
     for number in (2, 3):
         fork(resume, folder, f"resumed-by-{number}", number, 1, {**SGD, "start": "start"})
 
@@ -321,7 +315,7 @@ def test_resumed_by_another_number_of_processes(folder, alone, tmp_path):
         found = reports(folder, f"resumed-by-{number}", number)
         assert together(found) == steps[5:]
         for report in found:
-            assert report["tokens"] == [list(tokens) for tokens in straight.recording.step_tokens[5:]]
+            assert report["tokens"] == [list(tokens) for tokens in straight.tokens_of_steps[5:]]
         assert_same_training(weights, load_file(folder / f"resumed-by-{number}.st"), 1e-4)
 
 

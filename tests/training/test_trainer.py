@@ -10,7 +10,6 @@ import pytest
 import torch
 from conftest import error_of, tiny_model
 from torch.nn.functional import cross_entropy
-from transformers import TrainerCallback
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani_transformer.data.batching import TokenBatchSampler
@@ -45,25 +44,17 @@ def make_model(dropout=0.0, seed=1):
     return model
 
 
-class Recording(TrainerCallback):
-    """Notes the trainer's token counts, and stops after some step with a checkpoint."""
-
-    def __init__(self, stop_at=None):
-        self.stop_at, self.trainer, self.step_tokens = stop_at, None, []
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.step_tokens.append(tuple(self.trainer.step_tokens))
-        if state.global_step == self.stop_at:
-            control.should_save = control.should_training_stop = True
-        return control
-
-
 class RecordingTrainer(VaswaniTrainer):
-    """Notes the labels of each batch that it trains on."""
+    """Notes the labels of each batch that it trains on, and source and target tokens of each step."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.batches = []
+        self.batches, self.tokens_of_steps = [], []
+
+    def get_batch_samples(self, *args):
+        samples = super().get_batch_samples(*args)
+        self.tokens_of_steps += [self.step_tokens] if samples[0] else []
+        return samples
 
     def training_step(self, model, inputs, *args, **kwargs):
         labels = inputs["labels"]
@@ -73,7 +64,7 @@ class RecordingTrainer(VaswaniTrainer):
         return super().training_step(model, inputs, *args, **kwargs)
 
 
-def make_trainer(folder, pairs=None, model=None, stop_at=None, trainer_options=None, **settings):
+def make_trainer(folder, pairs=None, model=None, trainer_options=None, **settings):
     defaults = {
         "output_dir": str(folder),
         "tokens_per_batch": BATCH_TOKENS,
@@ -88,17 +79,12 @@ def make_trainer(folder, pairs=None, model=None, stop_at=None, trainer_options=N
         "use_cpu": True,
         "seed": 3,
     }
-    recording = Recording(stop_at)
-    trainer = RecordingTrainer(
+    return RecordingTrainer(
         model=make_model() if model is None else model,
         args=VaswaniTrainingArguments(**{**defaults, **settings}),
         train_dataset=make_pairs(60) if pairs is None else pairs,
-        callbacks=[recording],
         **(trainer_options or {}),
     )
-    recording.trainer = trainer
-    trainer.recording = recording
-    return trainer
 
 
 def logged(trainer, name):
@@ -135,7 +121,7 @@ def test_accumulated_parts_train_as_the_whole_batch_does(tmp_path, optimizer, pa
     assert len(dealt.batches) == parts * len(whole.batches) == 3 * parts
     assert_same_training(weights_of(whole), weights_of(dealt))
     assert logged(dealt, "loss") == pytest.approx(logged(whole, "loss"), rel=1e-5)
-    assert dealt.recording.step_tokens == whole.recording.step_tokens
+    assert dealt.tokens_of_steps == whole.tokens_of_steps and len(whole.tokens_of_steps) == 3
 
 
 @pytest.mark.parametrize("parts", [1, 4])
@@ -260,7 +246,8 @@ def test_a_resumed_run_goes_on_bit_by_bit(tmp_path, epoch_steps, parts):
     }
     straight = make_trainer(tmp_path / "a", pairs, make_model(dropout=0.3), **settings)
     straight.train()
-    first = make_trainer(tmp_path / "b", pairs, make_model(dropout=0.3), stop_at=3, **settings)
+    stop = {"max_steps": 3, "save_strategy": "steps", "save_steps": 3}
+    first = make_trainer(tmp_path / "b", pairs, make_model(dropout=0.3), **settings | stop)
     first.train()
     assert first.state.global_step == 3
     torch.manual_seed(12345)
@@ -269,7 +256,7 @@ def test_a_resumed_run_goes_on_bit_by_bit(tmp_path, epoch_steps, parts):
     resumed.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-3"))
     assert resumed.state.global_step == 6
     assert straight.batches == first.batches + resumed.batches
-    assert straight.recording.step_tokens == first.recording.step_tokens + resumed.recording.step_tokens
+    assert straight.tokens_of_steps == first.tokens_of_steps + resumed.tokens_of_steps
     weights = weights_of(resumed)
     for name, weight in weights_of(straight).items():
         assert torch.equal(weight, weights[name]), name
@@ -325,7 +312,7 @@ def test_batches_without_padding_train_as_padded_ones_do(tmp_path):
     padded.train()
     packed = make_trainer(tmp_path, tokens_per_device=BATCH_TOKENS // 2, padding_free=True, **SGD)
     packed.train()
-    assert packed.recording.step_tokens == padded.recording.step_tokens
+    assert packed.tokens_of_steps == padded.tokens_of_steps
     assert logged(packed, "loss") == pytest.approx(logged(padded, "loss"), rel=1e-5)
     assert set(logged(packed, "padding")) == {0.0} and max(logged(padded, "padding")) > 0
     assert_same_training(weights_of(padded), weights_of(packed))

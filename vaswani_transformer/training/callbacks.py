@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -274,7 +275,7 @@ class StopAndSaveCallback(TrainerCallback):
         validations: float = 0,
     ):
         self.first_step, self.validations = first_step, validations
-        self.log, self.limit, self.interval = log, 60 * max_minutes, 60 * checkpoint_minutes
+        self.log, self.limit, self.interval = log, 60 * max_minutes, 60 * checkpoint_minutes or math.inf
         self.received: int | None = None  # the signal
         self.save_reasons: set[str] = set()  # of the next checkpoint
         self.agreed = (False, False, False)  # on several processes: what any of them asked for before this step
@@ -289,12 +290,9 @@ class StopAndSaveCallback(TrainerCallback):
         if os.environ.get("RANK", "0") == "0":
             tqdm.write("stopping after this step, with a checkpoint (Ctrl-C again to stop at once)", file=sys.stderr)
 
-    def _next_checkpoint(self, seconds: float) -> float:
-        return (seconds // self.interval + 1) * self.interval if self.interval else float("inf")
-
     def on_train_begin(self, args, state, control, **kwargs):
         """Set the clock, install the signal handlers."""
-        self.next_second = self._next_checkpoint(self.log.seconds())
+        self.intervals = self.log.seconds() // self.interval  # whole ones
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._earlier_handlers[number] = signal.signal(number, self._receive)
@@ -303,7 +301,7 @@ class StopAndSaveCallback(TrainerCallback):
 
     def seconds_left(self) -> float:
         """Return the seconds until the limit."""
-        return self.limit - self.log.seconds() if self.limit else float("inf")
+        return self.limit - self.log.seconds() if self.limit else math.inf
 
     def must_end(self, state: TrainerState, validations: int) -> bool:
         """Return whether there is no time for more than so many validations, and for what comes after training."""
@@ -314,7 +312,7 @@ class StopAndSaveCallback(TrainerCallback):
     def requests(self, state: TrainerState) -> tuple[bool, bool, bool]:
         """Return what this process asks for: to stop, to end, a checkpoint."""
         # One validation, and as much for checkpoints to be written and averaged.
-        return self.received is not None, self.must_end(state, 2), self.log.seconds() >= self.next_second
+        return self.received is not None, self.must_end(state, 2), self.log.seconds() // self.interval > self.intervals
 
     def on_step_end(self, args, state, control, **kwargs):
         """Do what was asked for."""
@@ -333,7 +331,7 @@ class StopAndSaveCallback(TrainerCallback):
             control.should_save = True
             self.save_reasons.add(TIME)
             # The clock that is ahead of the others counts.
-            self.next_second = max(self.next_second + self.interval, self._next_checkpoint(self.log.seconds()))
+            self.intervals = max(self.intervals + 1, self.log.seconds() // self.interval)
         return control
 
     def on_evaluate(self, args, state, control, **kwargs):

@@ -267,12 +267,7 @@ class StopAndSaveCallback(TrainerCallback):
     """
 
     def __init__(
-        self,
-        log,
-        max_minutes: float = 0.0,
-        checkpoint_minutes: float = 0.0,
-        first_step: int = 0,
-        validations: float = 0,
+        self, log, max_minutes: float = 0, checkpoint_minutes: float = 0, first_step: int = 0, validations: float = 0
     ):
         self.first_step, self.validations = first_step, validations
         self.log, self.limit, self.interval = log, 60 * max_minutes, 60 * checkpoint_minutes or math.inf

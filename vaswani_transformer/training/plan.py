@@ -6,10 +6,10 @@ Operations are counted from the sizes of model and batch: what a step costs what
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from ..data.batching import TokenBatchSampler
 from ..data.prepared import PreparedData, check_recipe_matches, open_prepared
@@ -190,10 +190,7 @@ def describe_plan(plan: Plan) -> str:
 
 
 def model_flops(
-    config: VaswaniConfig,
-    source_lengths: Sequence[float] | np.ndarray | float,
-    target_lengths: Sequence[float] | np.ndarray | float,
-    training: bool = True,
+    config: VaswaniConfig, source_lengths: ArrayLike, target_lengths: ArrayLike, training: bool = True
 ) -> float:
     """Count operations of the model's matrix products on these sentence pairs: a multiplication and addition are two.
 

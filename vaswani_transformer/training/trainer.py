@@ -113,8 +113,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.tokens_seen = np.zeros(2, np.int64)  # the same, summed over the run
         self.positions_seen = np.zeros(2, np.int64)  # the same with padding
         self.start_clock()
-        self._evaluation_totals = [0.0, 0]
-        self._validated_step = -1
+        self._evaluation_totals, self._validated_step = np.zeros(2), -1
 
     # Batches (Section 5.1)
 
@@ -213,7 +212,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     # Validation
 
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
+    def prediction_step(self, model, inputs, *args, **kwargs):
         """Run `Seq2SeqTrainer`'s step, and add the batch's loss to the sum over tokens."""
         labels = inputs.get("labels")
         state = self.accelerator.gradient_state
@@ -222,23 +221,18 @@ class VaswaniTrainer(Seq2SeqTrainer):
             labels = labels.clone()
             labels[max(0, state.remainder - self.args.process_index * len(labels)) :] = IGNORE_INDEX
             inputs = {**inputs, "labels": labels}
-        loss, outputs, output_labels = super().prediction_step(
-            model, inputs, prediction_loss_only, ignore_keys=ignore_keys, **gen_kwargs
-        )
-        if loss is not None and labels is not None:
-            tokens = int(labels.ne(IGNORE_INDEX).sum())
-            if tokens:
-                self._evaluation_totals[0] += float(loss) * tokens
-                self._evaluation_totals[1] += tokens
-        return loss, outputs, output_labels
+        outputs = super().prediction_step(model, inputs, *args, **kwargs)
+        if outputs[0] is not None and labels is not None and (tokens := int(labels.ne(IGNORE_INDEX).sum())):
+            self._evaluation_totals += np.array([float(outputs[0]) * tokens, tokens])
+        return outputs
 
     def evaluation_loop(self, dataloader, description, *args, metric_key_prefix: str = "eval", **kwargs):
         """Run `Trainer`'s loop, with the loss averaged over tokens instead of sentences, and perplexity."""
         start = time.monotonic()
-        self._evaluation_totals = [0.0, 0]
+        self._evaluation_totals = np.zeros(2)  # loss in nats, and tokens
         self.gather_function = self.accelerator.gather_for_metrics  # Seq2SeqTrainer's choice keeps repeated pairs
         output = super().evaluation_loop(dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        totals = torch.tensor(self._evaluation_totals, dtype=torch.float64 if self.args.device.type == "cpu" else None)
+        totals = torch.tensor(self._evaluation_totals, dtype=None if self.args.device.type == "cpu" else torch.float32)
         totals = self.accelerator.reduce(totals.to(self.args.device), "sum")
         if totals[1] > 0:
             loss = float(totals[0] / totals[1])

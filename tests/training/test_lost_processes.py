@@ -14,6 +14,7 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
+from children import wait_for
 from conftest import ROOT, TINY_RECIPE, free_port
 from safetensors.torch import load_file
 from torch import distributed
@@ -305,10 +306,8 @@ def test_processes_end_with_a_checkpoint_when_their_launcher_is_killed(start, tm
     wait_for_steps(tmp_path / "run", [launcher])
     children = children_of(launcher[0])
     launcher[0].kill()
-    until = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}/cmdline").is_file() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children):
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    commands = [Path(f"/proc/{pid}/cmdline") for pid in children]
+    wait_for(lambda: not any(command.is_file() and command.read_bytes() for command in commands))
     [checkpoint] = complete_checkpoints(tmp_path / "run" / "checkpoints")
     assert f"stopped at step {checkpoint.name.rpartition('-')[2]}" in launcher[1].read_text().replace(",", "")
     assert not errors([launcher])

@@ -72,9 +72,7 @@ def test_logged_padding_and_tokens_are_those_of_the_batches(recipe, monkeypatch)
         return step(self, model, inputs, *arguments, **options)
 
     monkeypatch.setattr(training.VaswaniTrainer, "training_step", recorded)
-    folder = train(recipe, progress=False).folder
-    entries = log_of(folder)
-    entries = [entry for entry in entries if "loss" in entry]
+    entries = [entry for entry in log_of(train(recipe, progress=False).folder) if "loss" in entry]
     assert len(seen) == 2 * len(entries)
     paddings, seen_before = [], [0, 0]
     for index, entry in enumerate(entries):

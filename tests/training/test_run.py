@@ -23,7 +23,7 @@ from training_runs import (
     without_clocks,
 )
 from transformers import trainer, trainer_utils
-from transformers.trainer_callback import TrainerCallback, TrainerState
+from transformers.trainer_callback import TrainerState
 
 from vaswani_transformer import UserError, VaswaniConfig, average_checkpoints, train
 from vaswani_transformer.recipes.recipe import load_recipe
@@ -219,27 +219,18 @@ def test_the_time_limit_includes_what_comes_after_training(recipe, monkeypatch, 
     assert log_of(result.folder)[-1]["step"] == result.steps
 
 
-class _Minutes(TrainerCallback):
-    """A clock by which each step takes a minute; goes before those who look at it."""
-
-    now = 0.0
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        _Minutes.now = 60.0 * (state.global_step + 1)
-
-
 @pytest.fixture
 def by_the_minute(monkeypatch):
-    make = training.TrainingRun._make_trainer
+    """A clock, in a list, by which each step takes a minute."""
+    now, step = [0.0], training.VaswaniTrainer.training_step
 
-    def make_with_clock(self, *arguments):
-        trainer = make(self, *arguments)
-        trainer.add_callback(_Minutes())
-        return trainer
+    def slow(self, *arguments, **options):
+        now[0] = 60.0 * (self.state.global_step + 1)
+        return step(self, *arguments, **options)
 
-    monkeypatch.setattr(training.TrainingRun, "_make_trainer", make_with_clock)
-    monkeypatch.setattr(_Minutes, "now", 0.0)
-    monkeypatch.setattr(callbacks.TrainingLogCallback, "seconds", lambda self: _Minutes.now)
+    monkeypatch.setattr(training.VaswaniTrainer, "training_step", slow)
+    monkeypatch.setattr(callbacks.TrainingLogCallback, "seconds", lambda self: now[0])
+    return now
 
 
 def test_checkpoints_by_the_clock_are_the_averaged_ones(recipe, by_the_minute):
@@ -261,7 +252,7 @@ def test_checkpoints_by_the_clock_are_the_averaged_ones(recipe, by_the_minute):
 def test_the_clock_goes_on_over_a_resume(recipe, by_the_minute):
     recipe = dataclasses.replace(recipe, max_steps=14, evaluate_every=50, checkpoint_minutes=4, keep_weights="average")
     stop_after(7, recipe)
-    _Minutes.now = 60.0 * step_of(complete_checkpoints(Path(recipe.output) / "checkpoints")[-1])
+    by_the_minute[0] = 60.0 * step_of(complete_checkpoints(Path(recipe.output) / "checkpoints")[-1])
     result = train(recipe, progress=False)
     why = {one.step: one.reasons for one in read_checkpoints(result.folder / "checkpoints")}
     assert [step for step, reasons in why.items() if "time" in reasons] == [4, 8, 12] and result.averaged == 3

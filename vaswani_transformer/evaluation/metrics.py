@@ -110,9 +110,8 @@ def score_translations(predictions: Sequence[str], references: Sequence[str], bl
 
 def _check_pairs(predictions: Sequence[str], references: Sequence[str]) -> None:
     if not predictions or len(predictions) != len(references):
-        raise ValueError(
-            f"{len(predictions)} predictions and {len(references)} references: give as many of both, above 0"
-        )
+        numbers = f"{len(predictions)} predictions and {len(references)} references"
+        raise ValueError(f"{numbers}: give as many of both, above 0")
 
 
 def split_compounds(text: str) -> str:

@@ -109,12 +109,9 @@ def evaluation_record(
     test_set: str | None = None,
     command: str = "evaluate",
 ) -> dict:
-    """Return how scores were obtained. Paths are cut to file names, since records may go to the Hub.
+    """Return how scores of a model on two files were obtained. Paths are cut to names, since records go to the Hub.
 
     Args:
-        model_folder: the evaluated model.
-        source: file of the sources.
-        reference: file of the references.
         generation: the decoding settings that were in force, such as `num_beams` and `length_penalty`.
         options: the command line's options that override the model's settings, by flag, such as `--beams`; True for
             one without a value, None for one that was not given.

@@ -64,9 +64,7 @@ def model_of_folder(recipe: Recipe, folder: str | Path, weights: bool = True) ->
     folder = Path(folder)
     source = load_model(folder, "cpu", "float32")[0] if weights else read_model_of(folder)
     config = copy.deepcopy(source.config)
-    for name in DROPOUTS:
-        if getattr(recipe, name) is not None:
-            setattr(config, name, getattr(recipe, name))
+    config.update({name: value for name in DROPOUTS if (value := getattr(recipe, name)) is not None})
     if config.position_encoding == "learned" and recipe.max_length > config.max_position_embeddings:
         learned = f"{folder} has learned {config.max_position_embeddings} positions"
         raise UserError(f"max_length is {recipe.max_length} and {learned}")

@@ -60,5 +60,4 @@ class NoamSchedulerCallback(TrainerCallback):
 
     def on_optimizer_step(self, args, state, control, optimizer=None, lr_scheduler=None, **kwargs):
         """Let the trainer's scheduler report the rate that was used: its log asks the scheduler, not the optimizer."""
-        if lr_scheduler is not None:
-            lr_scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
+        lr_scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]

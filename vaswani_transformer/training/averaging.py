@@ -118,10 +118,8 @@ def last_checkpoints(run: str | Path, count: int) -> list[Path]:
         UserError: for a folder with fewer of them than `count`.
     """
     checkpoints, state = _checkpoints_of(run)
-    timed, every = (
-        any(TIME in each.reasons for each in checkpoints),
-        max(1, int(state.save_steps or state.eval_steps or 1)),
-    )
+    timed = any(TIME in each.reasons for each in checkpoints)
+    every = max(1, int(state.save_steps or state.eval_steps or 1))
     chosen = to_average(checkpoints, count, timed, every, checkpoints[-1].step if checkpoints else 0)
     return _paths(run, chosen, count, f"{'timed ' * timed}checkpoints")
 

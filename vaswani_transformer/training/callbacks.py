@@ -162,14 +162,10 @@ def read_training_log(path: str | Path) -> list[dict]:
 def plot_learning_curve(log: str | Path, picture: Path) -> None:
     """Draw losses (nats a token), BLEU and learning rate of a log over its steps, whole or not at all, as PNG."""
     try:
-        entries = read_training_log(log)
-        series = {
-            key: (
-                [entry["step"] for entry in entries if key in entry],
-                [entry[key] for entry in entries if key in entry],
-            )
-            for key in ("loss", "eval_loss", "eval_bleu", "learning_rate")
-        }
+        entries, series = read_training_log(log), {}
+        for key in ("loss", "eval_loss", "eval_bleu", "learning_rate"):
+            points = [(entry["step"], entry[key]) for entry in entries if key in entry]
+            series[key] = [step for step, _ in points], [value for _, value in points]
         has_bleu = bool(series["eval_bleu"][0])
         if not is_matplotlib_available():
             logger.warning("no picture drawn: pip install 'vaswani_transformer[plots]' to have one")

@@ -208,9 +208,8 @@ def model_flops(
         training: forward and backward; `False` for forward alone.
     """
     sources, targets = (np.atleast_1d(np.asarray(x, np.float64)) for x in (source_lengths, target_lengths))
-    attention = (
-        4.0 * config.d_model * config.num_heads * (config.d_k + config.d_v)
-    )  # queries and keys, values and outputs
+    # Projections to queries and keys, of values and of outputs.
+    attention = 4.0 * config.d_model * config.num_heads * (config.d_k + config.d_v)
     half = attention / 2  # of attention over the source: queries and outputs; a source token pays for keys and values
     layer = attention + 4.0 * config.d_model * config.d_ff
     per_source = config.encoder_layers * layer + config.decoder_layers * half

@@ -110,11 +110,8 @@ def _data_sha256(pairs: datasets.Dataset | PreparedPairs) -> str:
 
 def content_hashes(tokenizer, train: datasets.Dataset, validation: datasets.Dataset) -> dict[str, str]:
     """Return hashes of tokenizer, training and validation pairs (tokenized, with lengths), by content."""
-    return {
-        "tokenizer": tokenizer_sha256(tokenizer),
-        "training data": _data_sha256(train),
-        "validation data": _data_sha256(validation),
-    }
+    parts = {"training data": train, "validation data": validation}
+    return {"tokenizer": tokenizer_sha256(tokenizer)} | {name: _data_sha256(part) for name, part in parts.items()}
 
 
 def earlier_hashes(folder: Path) -> dict[str, str]:

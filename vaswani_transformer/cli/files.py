@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from tqdm.auto import tqdm
 
-from ..data.text_files import TextScan, decode_lines, read_lines
+from ..data.text_files import TextScan, decode_lines, read_lines, scan_text
 from ..decoding.file_translator import with_lines_of
 from ..decoding.output import ResumableOutput, StreamOutput
 from ..distributed import is_launched
@@ -147,8 +147,6 @@ def scan_files(read: Mapping[str, str | None], *others: str | None) -> dict[str,
 
     There is no scan where the first or any of `others`, on which the output depends, is read once: pipes, a terminal.
     """
-    from ..data.text_files import scan_text
-
     paths = {name: path for name, path in read.items() if path is not None}
     others = [path for path in (*paths.values(), *others) if path is not None]
     if not (next(iter(read.values())) and all(map(is_file, others))):

@@ -139,15 +139,13 @@ def _leave_process_group() -> None:
 
 def _report_stop(words: list[str], signal_number: int = signal.SIGINT, step: int | None = None) -> int:
     """Print how to resume a command that a signal has stopped, `step` of its checkpoint; returns the exit status."""
-    if not is_first_process():
-        return 128 + signal_number
-    if words[:1] not in _RESUMED and words[:2] != ["parse", "train"]:
+    if is_first_process() and words[:1] not in _RESUMED and words[:2] != ["parse", "train"]:
         print("interrupted", file=sys.stderr)
-        return 128 + signal_number
-    where = "" if step is None else f" at step {step:,}; checkpoint written"
-    if words[0] == "prepare":  # with --overwrite it would start again; the others resume with it
-        words = [word for word in words if word != "--overwrite"]
-    print(f"stopped{where}. To resume, run the same command again:\n  vaswani {shlex.join(words)}")
+    elif is_first_process():
+        where = "" if step is None else f" at step {step:,}; checkpoint written"
+        if words[0] == "prepare":  # with --overwrite it would start again; the others resume with it
+            words = [word for word in words if word != "--overwrite"]
+        print(f"stopped{where}. To resume, run the same command again:\n  vaswani {shlex.join(words)}")
     return 128 + signal_number
 
 

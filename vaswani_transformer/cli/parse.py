@@ -25,7 +25,7 @@ TreeOptions = options.recipe_options(
 Switch = Parameter(negative_bool=("no-",))
 SkipBad = Annotated[bool, Parameter(help="drop bad trees and count them, instead of stopping")]
 _RESTRICT = "restrict outputs to trees over the words (the default); else other outputs are repaired and counted"
-Constrained = Annotated[bool, Parameter(negative_bool=("no-",), help=_RESTRICT)]
+Constrained = Annotated[bool, Switch, Parameter(help=_RESTRICT)]
 
 
 def train(

@@ -12,12 +12,11 @@ from ..hardware import MOST_WORKERS
 from ..output_folder import is_first_process
 from ..recipes.recipe import TOKENIZER
 from . import options
-from .options import REQUIRED, Path_, Quiet, RecipeName, setting, within
+from .options import OF_DATA_AT_HAND, REQUIRED, Path_, Quiet, RecipeName, setting, within
 
-_OF_DATA_AT_HAND = ("prepared", "expected_pairs", "expected_source_length", "expected_target_length")
 RecipeOptions = options.recipe_options()
 StudentOptions = options.recipe_options(
-    lambda field: field.metadata["group"] != TOKENIZER and field.name not in _OF_DATA_AT_HAND
+    lambda field: field.metadata["group"] != TOKENIZER and field.name not in OF_DATA_AT_HAND
 )
 
 

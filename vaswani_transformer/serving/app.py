@@ -32,7 +32,7 @@ def make_app(
     served: Sequence[ServedModel],
     load: Callable[[Path], tuple[Any, Any]],
     *,
-    limits: Limits | None = None,
+    limits: Limits = Limits(),  # noqa: B008 (nothing changes it)
     most_models: int | None = None,
     tokens_per_batch: int = 2048,
     keys: Collection[str] = (),
@@ -49,7 +49,6 @@ def make_app(
         keys: API keys, one of which a translation needs; none for no need.
         log_text: whether texts are written into the log.
     """
-    limits = limits or Limits()
 
     def start(model: ServedModel) -> Engine:
         more = {"needs": [model.needs]} if model.needs else {}

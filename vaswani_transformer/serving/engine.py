@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from babel.core import get_global
 
-from ..decoding.glossary import Glossary, Terms, beams_for
+from ..decoding.glossary import Glossary, beams_for
 from ..decoding.scoring import positions
 from ..decoding.streaming import Window, split_line
 from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
@@ -97,9 +97,12 @@ class _Group:
         """Compute a step of the search, or a batch, with what waits as far as it fits into the room."""
         is_joinable = self.search is not None  # before anything is admitted, so that an error reaches all that wait
         admitted = self._admitted(room)
-        self.running |= dict(enumerate(admitted))
+        self.running |= dict(enumerate(admitted))  # under these numbers until they have joined the search
         if is_joinable and admitted:
-            self._join(range(len(admitted)))
+            from ..decoding.search import join
+
+            sentences = join(self.search, self.engine.model, list(map(self._piece, range(len(admitted)))))
+            self.running |= {sentence: self.running.pop(number) for number, sentence in enumerate(sentences)}
         self.engine.note_batch(len(self.running))
         for sentence, hypotheses in self._step() if is_joinable else self._translate():
             share, number = self.running.pop(sentence)
@@ -130,13 +133,6 @@ class _Group:
             if not share.waiting:
                 self.shares.remove(share)
         return admitted
-
-    def _join(self, admitted: Sequence[int]) -> None:
-        """Let sentences join the search, which are under these numbers in `running` until then."""
-        from ..decoding.search import join
-
-        sentences = join(self.search, self.engine.model, list(map(self._piece, admitted)))
-        self.running |= {sentence: self.running.pop(number) for number, sentence in enumerate(sentences)}
 
     def _step(self) -> list[tuple[Any, list[Hypothesis]]]:
         """Compute a step of the search, and return the hypotheses of sentences that are done, as `Translator`'s."""
@@ -291,23 +287,23 @@ class Engine:
 
     def _work(self) -> None:
         """Let the searches take turns, with what is submitted meanwhile between them, as long as there is work."""
-        busy = self._busy_groups()
+        busy = [group for group in self._groups.values() if group.is_busy]
+        busy.sort(key=lambda group: not group.running)  # those that have begun first, then the others by their turns
         for group in busy[:_SEARCHES]:
             self._turn(group, is_last=len(busy) > _SEARCHES)
         self._is_working = bool(busy)
         if busy:
             self._thread.submit(self._work)
 
-    def _busy_groups(self) -> list[_Group]:
-        """Return those that have begun first, then the others in the order of their turns."""
-        return sorted((group for group in self._groups.values() if group.is_busy), key=lambda group: not group.running)
-
     def _accept(self, ticket: _Ticket) -> None:
         """Divide a ticket among the searches."""
         shares: dict[_Key, _Share] = {}
         for number, piece in enumerate(ticket.pieces):
             lengths = sum(len(piece.ids) > limit for limit in _LENGTHS)
-            options = self._with_beams(ticket.options, piece.terms) if piece.terms else ticket.options
+            options = ticket.options
+            if piece.terms:  # whose search needs more beams
+                beams = dict(options).get("num_beams") or self.model.generation_config.num_beams or 1
+                options = tuple(sorted((dict(options) | {"num_beams": beams_for(piece.terms, beams)}).items()))
             key = _Key(options, lengths, piece.terms is not None, self.is_ours and not piece.prefix)
             shares.setdefault(key, _Share(ticket)).waiting.append(number)
         for key, share in shares.items():
@@ -322,11 +318,6 @@ class Engine:
         if not self._is_working:
             self._is_working = True
             self._thread.submit(self._work)
-
-    def _with_beams(self, options: Options, terms: Terms) -> Options:
-        """Return options with as many beams as a search for terms takes."""
-        asked = dict(options).get("num_beams") or self.model.generation_config.num_beams or 1
-        return tuple(sorted((dict(options) | {"num_beams": beams_for(terms, asked)}).items()))
 
     def _drop(self, ticket: _Ticket) -> None:
         for group in self._groups.values():

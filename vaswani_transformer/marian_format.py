@@ -20,6 +20,7 @@ LAYER_NORM_EPS = {OLD: 1e-6, NEW: 1e-5}
 #: `transformer-ffn-activation`, and what we call it.
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 EOS, UNK, PAD = "</s>", "<unk>", "<pad>"
+NO_PROBABILITY = -1e4  # output bias of ids that a model of Marian's does not have; float16 can express it
 # Characters that PyYAML refuses or takes for the end of a line, unlike Marian, and private ones to read in their place.
 _UNREAD = (*range(9), 11, 12, *range(14, 32), *range(127, 160), 0x2028, 0x2029, 0xFFFE, 0xFFFF)
 _STAND_INS = {code: 0xF0000 + code for code in _UNREAD}
@@ -35,9 +36,8 @@ def stack_parameters(config: VaswaniConfig, type: str) -> dict[str, tuple[str, s
     names = {}
     for stack, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         for index in range(layers):
-            name_of = _old_layer if type == OLD else _new_layer
-            for ours, theirs in name_of(stack, index, config.activation_function).items():
-                names[f"model.{stack}.layers.{index}.{ours}"] = theirs
+            for ours, theirs in _layer(stack, index, config.activation_function).items():
+                names[f"model.{stack}.layers.{index}.{ours}"] = theirs[type == NEW]
         if config.add_final_layer_norm:
             for ours, old, new in (("weight", "scale", "weight"), ("bias", "bias", "bias")):
                 theirs = f"{stack}_top_ln_{old}" if type == OLD else f"{_new_stack(stack)}postprocessor->norm->{new}"
@@ -53,42 +53,30 @@ def _kind(ours: str) -> str:
     return "vector" if ours.endswith("bias") or "layer_norm" in ours else "matrix"
 
 
-def _old_layer(stack: str, index: int, activation: str) -> dict[str, str]:
-    layer, names = f"{stack}_l{index + 1}", {}
-    for part, letter, norm in (("weight", "W", "scale"), ("bias", "b", "bias")):
-        for ours, theirs in _attentions(stack, "self", "context"):
-            for projection in ("q", "k", "v", "out"):
-                names[f"{ours}.{projection}_proj.{part}"] = f"{layer}_{theirs}_{letter}{projection[0]}"
-            names[f"{ours}_layer_norm.{part}"] = f"{layer}_{theirs}_Wo_ln_{norm}"
-        for number in ("1", "2"):
-            names[f"fc{number}.{part}"] = f"{layer}_ffn_{letter}{number}"
-        names[f"final_layer_norm.{part}"] = f"{layer}_ffn_ffn_ln_{norm}"
-    return names
-
-
-def _new_layer(stack: str, index: int, activation: str) -> dict[str, str]:
+def _layer(stack: str, index: int, activation: str) -> dict[str, tuple[str, str]]:
+    """Return the names of a layer's parameters for OLD and for NEW, by ours."""
     kind = "TransformerEncoderLayer" if stack == "encoder" else "TransformerDecoderLayerWithCrossAttention"
-    layer = f"{_new_stack(stack)}layers->at({index})->as<marian::nn::{kind}>()->"
+    old, new = f"{stack}_l{index + 1}_", f"{_new_stack(stack)}layers->at({index})->as<marian::nn::{kind}>()->"
     # A ReLU is a part of the first linear layer; other activations, and dropout, are layers of their own.
     linear = ("0)->as<marian::nn::LinearReluDropout", "1)->as<marian::nn::Linear")
     if activation != "relu":
         linear = ("0)->as<marian::nn::Linear", "3)->as<marian::nn::Linear")
-    own, names = "selfAttention" if stack == "encoder" else "autoRegressive", {}
-    for part in ("weight", "bias"):
-        for ours, theirs in _attentions(stack, own, "crossAttention"):
-            attention = "crossAttention" if theirs == "crossAttention" else "selfAttention"
-            block = f"{layer}{theirs}Block->"
-            for projection in ("q", "k", "v", "out"):
-                names[f"{ours}.{projection}_proj.{part}"] = f"{block}{attention}->{projection[0]}Proj->{part}"
-            names[f"{ours}_layer_norm.{part}"] = f"{block}postprocessor->norm->{part}"
+    own = "selfAttention" if stack == "encoder" else "autoRegressive"
+    attentions = [("self_attn", "self", own, "selfAttention")]
+    attentions += [("encoder_attn", "context", "crossAttention", "crossAttention")] if stack == "decoder" else []
+    names = {}
+    for part, letter, norm in (("weight", "W", "scale"), ("bias", "b", "bias")):
+        for ours, theirs, block, attention in attentions:
+            for name in ("q", "k", "v", "out"):
+                projection = f"{new}{block}Block->{attention}->{name[0]}Proj->{part}"
+                names[f"{ours}.{name}_proj.{part}"] = f"{old}{theirs}_{letter}{name[0]}", projection
+            norms = f"{old}{theirs}_Wo_ln_{norm}", f"{new}{block}Block->postprocessor->norm->{part}"
+            names[f"{ours}_layer_norm.{part}"] = norms
         for number, theirs in enumerate(linear, start=1):
-            names[f"fc{number}.{part}"] = f"{layer}filterBlock->layers->at({theirs}>()->{part}"
-        names[f"final_layer_norm.{part}"] = f"{layer}filterBlock->postprocessor->norm->{part}"
+            layers = f"{old}ffn_{letter}{number}", f"{new}filterBlock->layers->at({theirs}>()->{part}"
+            names[f"fc{number}.{part}"] = layers
+        names[f"final_layer_norm.{part}"] = f"{old}ffn_ffn_ln_{norm}", f"{new}filterBlock->postprocessor->norm->{part}"
     return names
-
-
-def _attentions(stack: str, own: str, other: str) -> list[tuple[str, str]]:
-    return [("self_attn", own)] + ([("encoder_attn", other)] if stack == "decoder" else [])
 
 
 def _new_stack(stack: str) -> str:

@@ -5,17 +5,11 @@ import json
 import shlex
 import shutil
 
+import exporting_models
 import pytest
 import torch
 import translating
-from exporting_models import (
-    PAIRS,
-    SOURCES,
-    save_model,
-    save_model_without_overflow,
-    save_trained_model,
-    small_tokenizer,
-)
+from exporting_models import PAIRS, SOURCES, save_model, save_trained_model, small_tokenizer
 from model_folders import change
 from passes import OTHER_TOOLKITS
 
@@ -203,7 +197,7 @@ def test_positions_that_there_are_not(tmp_path, tokenizer):
 
 @pytest.fixture(scope="module")
 def without_overflow(tmp_path_factory, tokenizer):
-    return save_model_without_overflow(tmp_path_factory.mktemp("model") / "model", tokenizer)
+    return exporting_models.save_model_without_overflow(tmp_path_factory.mktemp("model") / "model", tokenizer)
 
 
 def difference_of_pairs(folder, exported, precision=None) -> float:

@@ -5,6 +5,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import imported_models
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,7 @@ import yaml
 from conftest import TESTS, error_of, tiny_model
 from exporting_models import SOURCES, save_model, small_tokenizer
 
-from vaswani_transformer import VaswaniForConditionalGeneration, export_model, load_model
+from vaswani_transformer import export_model, load_model
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.export.exporting import set_positions
 from vaswani_transformer.export.to_marian import write
@@ -44,9 +45,7 @@ def arrays_of(path: Path) -> dict[str, np.ndarray]:
 
 def model_of(source: Path, *vocabularies: Path):
     imported = marian.read(source, vocabularies=vocabularies)
-    model = VaswaniForConditionalGeneration(imported.config).eval()
-    model.load_state_dict(imported.weights, strict=False)
-    model.tie_weights()
+    model = imported_models.model_of(imported)
     model.generation_config.update(**imported.generation)
     return model, imported.tokenizer
 

@@ -20,43 +20,19 @@ from vaswani_transformer.importing import fairseq
 
 WORDS = ["the", "dog", "un@@", "like@@", "ly", "a@@", "b", "c@@", "é"]
 SIZES = len(WORDS) + 4, len(WORDS) + 7
-OPTIONS = {
-    "arch": "transformer_iwslt_de_en",
-    "source_lang": "de",
-    "target_lang": "en",
-    "encoder_attention_heads": 3,
-    "decoder_attention_heads": 3,
-    "encoder_normalize_before": False,
-    "decoder_normalize_before": False,
-    "share_decoder_input_output_embed": True,
-    "share_all_embeddings": False,
-    "activation_fn": "relu",
-    "dropout": 0.3,
-    "max_source_positions": 1024,
-    "max_target_positions": 1024,
-}
+OPTIONS = {"arch": "transformer_iwslt_de_en", "source_lang": "de", "target_lang": "en", "activation_fn": "relu"}
+OPTIONS |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "dropout": 0.3}
+OPTIONS |= {"encoder_normalize_before": False, "decoder_normalize_before": False}
+OPTIONS |= {"share_decoder_input_output_embed": True, "share_all_embeddings": False}
+OPTIONS |= {"max_source_positions": 1024, "max_target_positions": 1024}
 
 
 def fsmt(ties=True, **changes) -> FSMTForConditionalGeneration:
     torch.manual_seed(5)
-    config = FSMTConfig(
-        **{
-            "langs": ["de", "en"],
-            "src_vocab_size": SIZES[0],
-            "tgt_vocab_size": SIZES[1],
-            "d_model": 24,
-            "encoder_layers": 2,
-            "decoder_layers": 3,
-            "encoder_ffn_dim": 40,
-            "decoder_ffn_dim": 40,
-            "encoder_attention_heads": 3,
-            "decoder_attention_heads": 3,
-            "activation_function": "relu",
-            "dropout": 0.0,
-            "init_std": 0.3,
-            **changes,
-        }
-    )
+    sizes = {"src_vocab_size": SIZES[0], "tgt_vocab_size": SIZES[1], "d_model": 24}
+    sizes |= {"encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
+    sizes |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "activation_function": "relu"}
+    config = FSMTConfig(**{"langs": ["de", "en"], "dropout": 0.0, "init_std": 0.3, **sizes, **changes})
     model = FSMTForConditionalGeneration(config).eval()
     if ties:
         model.model.decoder.output_projection.weight = model.model.decoder.embed_tokens.weight
@@ -143,16 +119,14 @@ def test_logits_are_those_of_fsmt(tmp_path, form):
 @pytest.mark.parametrize(
     ("changes", "options"),
     [
-        (
-            {"activation_function": "gelu", "scale_embedding": False},
-            {"activation_fn": "gelu", "no_scale_embedding": True},
-        ),
+        ({"activation_function": "gelu"}, {"activation_fn": "gelu"}),
+        ({"scale_embedding": False}, {"no_scale_embedding": True}),
         ({"activation_function": "silu"}, {"activation_fn": "swish"}),
         ({"ties": False}, {"share_decoder_input_output_embed": False}),
         ({}, {"encoder_learned_pos": True, "decoder_learned_pos": True}),
         ({"src_vocab_size": SIZES[1]}, {"share_all_embeddings": True}),
     ],
-    ids=["gelu, not scaled", "swish", "three matrices", "learned positions", "one matrix"],
+    ids=["gelu", "not scaled", "swish", "three matrices", "learned positions", "one matrix"],
 )
 def test_options_of_fairseq(tmp_path, changes, options):
     reference = fsmt(**changes)

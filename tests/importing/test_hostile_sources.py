@@ -16,7 +16,7 @@ from transformers.utils.sentencepiece_model_pb2_new import ModelProto
 from vaswani_transformer import import_model
 from vaswani_transformer.importing import fairseq, sentencepiece
 from vaswani_transformer.importing.tables import read_pickle, tensors_of
-from vaswani_transformer.model.sentencepiece_vaswani import CharacterMap
+from vaswani_transformer.model.sentencepiece_vaswani import HAS_VALUE, CharacterMap
 
 # Pickles
 
@@ -75,7 +75,7 @@ def table(units: list[int]) -> bytes:
 
 
 # Every unit leads to every other: paths without an end.
-CIRCLES = table([label | sentencepiece.HAS_VALUE for label in range(256)] * 4)
+CIRCLES = table([label | HAS_VALUE for label in range(256)] * 4)
 
 
 @pytest.mark.parametrize("characters", [CIRCLES, table([]), b"\4\0\0"])

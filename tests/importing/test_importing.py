@@ -68,7 +68,7 @@ def toy(model, tokenizer, tmp_path, monkeypatch):
     return toolkit
 
 
-def test_model_tokenizer_settings_and_card_are_written(toy, tmp_path, model, tokenizer):
+def test_model_tokenizer_settings_and_card_are_written_and_pushed(toy, tmp_path, model, tokenizer, capsys):
     result = import_model(toy.source, tmp_path / "out")
     assert result[:3] == (tmp_path / "out", "a toy", model.num_parameters()) and result.has_tokenizer
     loaded, its_tokenizer = load_model(tmp_path / "out", "cpu")
@@ -79,14 +79,10 @@ def test_model_tokenizer_settings_and_card_are_written(toy, tmp_path, model, tok
     assert card.data.license == "cc-by-4.0" and card.data.language == ["fr", "en"] and is_sealed(card.content)
     assert "The weights were trained by Toykit and imported from model.toy by `vaswani import`." in card.text
     assert r"A note \[of\](x) it." in card.text and "It was trained to translate from fr to en." in card.text
-
-
-def test_a_push_keeps_what_is_known_of_the_original(toy, tmp_path, capsys):
-    import_model(toy.source, tmp_path / "out")
     assert main(["push", str(tmp_path / "out"), "owner/name", "--dry-run"]) == 0
-    card = capsys.readouterr().out
+    pushed = capsys.readouterr().out
     for part in ("license: cc-by-4.0", "- fr\n- en\n", "trained by Toykit and imported from model.toy"):
-        assert part in card
+        assert part in pushed
 
 
 def test_search_settings_without_counterpart_are_named(toy, tmp_path):

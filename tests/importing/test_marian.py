@@ -52,9 +52,8 @@ def test_marian_itself_gives_the_same_scores(name, dtype):
     for pair in scores["forced"] + scores["n_best"]:
         ids = target_ids(imported.tokenizer, pair)
         words = torch.tensor(pair["words"], dtype=dtype)
-        ours = log_probabilities(model, imported.tokenizer, pair["source"], ids)[
-            : len(words)
-        ]  # Marian cuts off long ones
+        # Marian cuts off long ones.
+        ours = log_probabilities(model, imported.tokenizer, pair["source"], ids)[: len(words)]
         assert (ours - words).abs().max() < 1e-5, pair  # of which 5e-6 may be Marian's rounding
         if "normalized" not in pair:
             assert len(ours) == len(ids) and abs(float(ours.sum()) - pair["sum"]) < 1e-5

@@ -101,15 +101,13 @@ def test_ids_of_a_dictionary(texts, tmp_path):
 
 
 def test_what_has_no_counterpart_is_refused(texts, tmp_path):
-    for number, (fault, options) in enumerate(
-        {
-            "user-defined": {"user_defined_symbols": ["<sep>"]},
-            "at the end of its pieces": {"treat_whitespace_as_suffix": True},
-            "neither a unigram model": {"model_type": "char"},
-        }.items()
-    ):
+    for fault, options in {
+        "user-defined": {"user_defined_symbols": ["<sep>"]},
+        "at the end of its pieces": {"treat_whitespace_as_suffix": True},
+        "neither a unigram model": {"model_type": "char"},
+    }.items():
         with pytest.raises(Unsupported, match=fault):
-            backend(trained(tmp_path, texts, str(number), **options))
+            backend(trained(tmp_path, texts, fault.partition(" ")[0], **options))
 
 
 @requires_shared_data

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import SHARED_DATA, error_of
+from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -16,7 +16,6 @@ from vaswani_transformer import VaswaniTokenizer
 from vaswani_transformer.importing.fairseq_vocabulary import merges_backend
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
-MULTI30K = SHARED_DATA / "multi30k"
 TEXT = (
     "the lower newest widest houses are wider than the newer ones , and the lowest house is the oldest . "
     "die Häuser sind älter als die Straßen , und die älteste Straße ist die breiteste ; oh oooooh aaa aaaa ."
@@ -98,11 +97,10 @@ def test_special_tokens_in_texts_are_text(case):
     assert 2 not in ids and ids == [case.ids.get(p, 3) for w in ("the", "</s>", "the") for p in case.pieces(w)]
 
 
-@pytest.mark.skipif(not MULTI30K.is_dir(), reason="shared/data/multi30k is not beside the repository")
 @pytest.mark.parametrize("version", ["0.2", "fastBPE"])
-def test_multi30k_against_the_tokenizer_of_fsmt(tmp_path, version):
+def test_multi30k_against_the_tokenizer_of_fsmt(shared_data, tmp_path, version):
     pytest.importorskip("sacremoses")
-    with gzip.open(MULTI30K / "val.de.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(shared_data / "multi30k/val.de.gz", "rt", encoding="utf-8") as file:
         texts = file.read().splitlines()[:400]
     case = Case(tmp_path, version, texts, 900)
     names = {

@@ -54,10 +54,8 @@ def check_setting(name: str, value: Any, where: str = "") -> None:
     """Refuse a setting that the search cannot follow; `where` names its file, and an unknown option has none."""
     is_ignored = name in _NOT_FOLLOWED if where else name not in FOLLOWED
     if is_ignored and value and value != _NEUTRAL.get(name):
-        raise NotExpressibleError(
-            f"{name}{where} is {value!r:.100}, which the search of an exported model does not follow: leave it out, or"
-            " translate with the model itself"
-        )
+        problem = f"{name}{where} is {value!r:.100}, which the search of an exported model does not follow"
+        raise NotExpressibleError(f"{problem}: leave it out, or translate with the model itself")
     rule = None
     if name == "length_normalization":
         rule = None if value in (None, *LENGTH_NORMALIZATIONS) else f"one of {', '.join(LENGTH_NORMALIZATIONS)}"
@@ -122,10 +120,8 @@ class CTranslate2Model:
             check_setting(name, value)
         beams, number = translator.setting("num_beams", 1), translator.setting("num_return_sequences", 1)
         if number > beams or (beams > 1 and 2 * beams > len(self.vocabulary)):
-            raise UserError(
-                f"{number} outputs are wanted by num_beams {beams}: there can be 1 to num_beams outputs, and at most"
-                f" half as many beams as the vocabulary has tokens, {len(self.vocabulary)}"
-            )
+            rule = "there can be 1 to num_beams outputs, and at most half as many beams as the vocabulary has tokens"
+            raise UserError(f"{number} outputs are wanted by num_beams {beams}: {rule}, {len(self.vocabulary)}")
         patience = (self.patience or (1.0 if number == 1 else 2.0)) if beams > 1 else 1.0
         rule = length_rule(self.generation_config, options)
         lengths = [len(piece.ids) for piece in pieces]
@@ -150,8 +146,8 @@ class CTranslate2Model:
 
     def _ask(
         self, sources: list[Sequence[int]], longest: int, beams: int, patience: float
-    ) -> list[list[tuple[list[int], float]]]:
-        """Return token ids and log-probabilities of the outputs of one search of CTranslate2 for each source."""
+    ) -> Iterator[list[tuple[list[int], float]]]:
+        """Yield token ids and log-probabilities of the outputs of one search of CTranslate2 for each source."""
         searched = self.engine.translate_batch(
             self._source_tokens(sources),
             beam_size=beams,
@@ -166,11 +162,9 @@ class CTranslate2Model:
             return_scores=True,
             return_end_token=True,
         )
-        results = []
         for result in searched:
             sequences = [[self._ids[token] for token in tokens] for tokens in result.hypotheses]
-            results.append(list(zip(sequences, result.scores, strict=True)))
-        return results
+            yield list(zip(sequences, result.scores, strict=True))
 
     def score_ids(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], tokens_per_batch: int

@@ -23,16 +23,12 @@ from .facts import QUANTIZATIONS, ExportFacts, require
 _TOLERANCE = 0.01  # of log-probabilities and logits in float32; differences seen are below 0.001
 
 
-class TablePositions(torch.nn.Module):
+class TablePositions(torch.nn.Embedding):
     """Positions of a table, without the check of a length that is not known when a graph is made."""
-
-    def __init__(self, table: torch.Tensor):
-        super().__init__()
-        self.register_buffer("table", table.detach().clone())  # (rows, d_model)
 
     def forward(self, position_ids: torch.Tensor, end: int) -> torch.Tensor:
         """Return the rows of `position_ids`; `end` has no effect."""
-        return torch.nn.functional.embedding(position_ids, self.table)
+        return super().forward(position_ids)
 
 
 class Export(NamedTuple):
@@ -88,11 +84,8 @@ def _write(format: str, model, tokenizer, staging: Path, rows: int, quantization
     from .. import __version__
 
     config = model.config
-    numbers, known = random.Random(0), min(config.vocab_size, config.target_vocab_size)
-    sentences = [
-        [numbers.randrange(known) for _ in range(min(length, rows) - 1)] + [config.eos_token_id]
-        for length in (12, 5, 20)
-    ]
+    numbers, known, end = random.Random(0), min(config.vocab_size, config.target_vocab_size), config.eos_token_id
+    sentences = [[*(numbers.randrange(known) for _ in range(min(n, rows) - 1)), end] for n in (12, 5, 20)]
     sample = PairCollator(config.pad_token_id)([{"input_ids": ids, "labels": ids} for ids in sentences])
     sample["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(sample.pop("labels"))
     logits = model(**sample).logits  # first: writing changes the model
@@ -112,10 +105,9 @@ def _write(format: str, model, tokenizer, staging: Path, rows: int, quantization
         return None
     difference = writer.largest_difference(staging, sample, logits)
     if not difference <= (_TOLERANCE if quantization == "float32" else math.inf):  # NaN is above both
-        raise UserError(
-            f"log-probabilities in {quantization} differ from the model's by {difference:.3g}, so nothing was written:"
-            " give another --quantization, or report this where it is float32"
-        )
+        problem = f"log-probabilities in {quantization} differ from the model's by {difference:.3g}"
+        fix = "give another --quantization, or report this where it is float32"
+        raise UserError(f"{problem}, so nothing was written: {fix}")
     return difference
 
 
@@ -136,5 +128,5 @@ def set_positions(model: VaswaniForConditionalGeneration, positions: int | None)
         else:
             numbers = torch.arange(rows) + config.position_offset
             table = sinusoidal_positions(numbers, config.d_model, config.position_encoding).float()
-        stack.embed_positions = TablePositions(table)
+        stack.embed_positions = TablePositions.from_pretrained(table.detach().clone())
     return rows

@@ -75,7 +75,5 @@ def require(format: str) -> None:
     """Refuse a format whose libraries are not installed."""
     missing = [name for name in EXTRAS[format] if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(
-            f"{' and '.join(missing)} not installed, which models exported to {format} need:"
-            f" pip install 'vaswani_transformer[{format}]'"
-        )
+        problem = f"{' and '.join(missing)} not installed, which models exported to {format} need"
+        raise UserError(f"{problem}: pip install 'vaswani_transformer[{format}]'")

@@ -10,18 +10,15 @@ from pathlib import Path
 import torch
 from ctranslate2.converters.transformers import BartLoader, register_loader
 from ctranslate2.converters.utils import fuse_linear
-from ctranslate2.specs import common_spec, transformer_spec
+from ctranslate2.specs import transformer_spec
+from ctranslate2.specs.common_spec import Activation, LinearSpec
 from torch import nn
 
 from ..data.tokenization import SIDES, side_of
 from .ctranslate2_model import open_engine
 from .facts import NotExpressibleError, read_vocabularies
 
-_ACTIVATIONS = {
-    "relu": common_spec.Activation.RELU,
-    "gelu": common_spec.Activation.GELU,
-    "silu": common_spec.Activation.SWISH,
-}
+_ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "silu": Activation.SWISH}
 
 
 @register_loader("VaswaniConfig")
@@ -56,9 +53,8 @@ class VaswaniLoader(BartLoader):
         """Fill in a stack's embeddings, positions and norms."""
         spec.scale_embeddings = module.embed_scale
         self.set_position_encodings(spec.position_encodings, module.embed_positions)
-        self.set_embeddings(
-            spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings, module.embed_tokens
-        )
+        embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
+        self.set_embeddings(embeddings, module.embed_tokens)
         if module.layer_norm is not None:
             self.set_layer_norm(spec.layer_norm, module.layer_norm)
 
@@ -89,11 +85,11 @@ class VaswaniLoader(BartLoader):
 
     def get_vocabulary(self, model, tokenizer) -> tuple[list[str], list[str]]:
         """Return a token for every id of source and target; ids without one get made-up names."""
-        sizes = model.config.vocab_size, model.config.target_vocab_size
-        source, target = (
-            _token_names(side_of(tokenizer, side).get_vocab(), size) for side, size in zip(SIDES, sizes, strict=True)
-        )
-        return source, target
+        tokens = []
+        for side, size in zip(SIDES, (model.config.vocab_size, model.config.target_vocab_size), strict=True):
+            names = {number: token for token, number in side_of(tokenizer, side).get_vocab().items()}
+            tokens.append([names.get(number, f"<unused {number}>") for number in range(size)])
+        return tokens[0], tokens[1]
 
     def set_vocabulary(self, spec, tokens: tuple[list[str], list[str]]) -> None:
         """Register source and target; CTranslate2 writes one file if they are the same."""
@@ -111,14 +107,9 @@ class VaswaniLoader(BartLoader):
         config.add_source_bos = config.add_source_eos = False
 
 
-def _token_names(vocabulary: dict[str, int], size: int) -> list[str]:
-    names = {number: token for token, number in vocabulary.items()}
-    return [names.get(number, f"<unused {number}>") for number in range(size)]
-
-
-def _widened(projection: nn.Linear, narrow: int, width: int) -> common_spec.LinearSpec:
+def _widened(projection: nn.Linear, narrow: int, width: int) -> LinearSpec:
     """Return a projection to heads of `narrow` units as one to heads of `width`, the others zero."""
-    spec = common_spec.LinearSpec()
+    spec = LinearSpec()
     by_head = projection.weight.detach().unflatten(0, (-1, narrow))  # (num_heads, narrow, d_model)
     spec.weight = nn.functional.pad(by_head, (0, 0, 0, width - narrow)).flatten(0, 1)
     if projection.bias is not None:
@@ -149,11 +140,10 @@ def largest_difference(output: Path, sample: dict[str, torch.Tensor], logits: to
     """
     is_token = sample["attention_mask"].bool()
     sentences = [row[kept].tolist() for row, kept in zip(sample["input_ids"], is_token, strict=True)]
-    sources, targets = (
-        [[vocabulary[number] for number in sentence] for sentence in sentences]
-        for vocabulary in read_vocabularies(output)
-    )
-    scored = open_engine(output).score_batch(sources, [sentence[:-1] for sentence in targets], max_input_length=0)
+    source_tokens, target_tokens = read_vocabularies(output)
+    sources = [[source_tokens[number] for number in sentence] for sentence in sentences]
+    targets = [[target_tokens[number] for number in sentence[:-1]] for sentence in sentences]
+    scored = open_engine(output).score_batch(sources, targets, max_input_length=0)
     ours = logits.log_softmax(dim=-1).gather(-1, sample["input_ids"][..., None])[..., 0]
     theirs = [log_prob for result in scored for log_prob in result.log_probs]
     return float((ours[is_token] - torch.tensor(theirs)).abs().max())  # NaN if one of them is

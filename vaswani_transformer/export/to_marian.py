@@ -17,11 +17,10 @@ import torch
 
 from ..data.tokenization import side_of
 from ..errors import UserError
-from ..marian_format import ACTIVATIONS, CONFIG, EOS, LAYER_NORM_EPS, NEW, OLD, UNK, stack_parameters
+from ..marian_format import ACTIVATIONS, CONFIG, EOS, LAYER_NORM_EPS, NEW, NO_PROBABILITY, OLD, UNK, stack_parameters
 from ..model.configuration_vaswani import VaswaniConfig
 
 _MODEL, _SETTINGS, _JOINT, *_SIDES = "model.npz", "decoder.yml", "vocab.yml", "source.yml", "target.yml"
-_NO_PROBABILITY = -1e4  # output bias of ids that a model of Marian's did not have
 _BLOCK = 256  # bytes; options are filled up with NULs to a multiple
 # Signs in names of pieces by which `importing/sentencepiece.py` keeps texts apart from them.
 _SIGNS = str.maketrans({"\ufff2": "<", "\ufff4": None})
@@ -47,11 +46,9 @@ def type_of(model) -> str:
     type, width = OLD if is_old else NEW, config.d_model / config.num_heads
     only = {"attention_window": None, "d_k": width, "d_v": width, "layer_norm_eps": LAYER_NORM_EPS[type]}
     for name, value in only.items():
-        if getattr(config, name) != value:
-            raise UserError(
-                f"{name} is {getattr(config, name)}: `type: {type}` of Marian has {value}, so this model cannot be"
-                " exported to it"
-            )
+        if (own := getattr(config, name)) != value:
+            problem = f"{name} is {own}: `type: {type}` of Marian has {value}"
+            raise UserError(f"{problem}, so this model cannot be exported to it")
     return type
 
 
@@ -83,7 +80,7 @@ def _arrays(model, type: str) -> dict[str, torch.Tensor]:
     arrays = {}
     if type == NEW:
         for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder)):
-            table = stack.embed_positions.table.clone()
+            table = stack.embed_positions.weight.clone()
             arrays[f"TransformerBatch{name.title()}->{name}->positionEmbedding->embeddings"] = table
         table[0] += stack.embed_tokens.weight[config.decoder_start_token_id] * stack.embed_scale  # the decoder's
     for ours, (name, kind) in stack_parameters(config, type).items():
@@ -102,7 +99,7 @@ def _vocabulary_arrays(model, type: str) -> dict[str, torch.Tensor]:
     source, target = (stack.embed_tokens.weight for stack in stacks)
     output = model.lm_head.weight
     bias = torch.zeros(len(output)) if model.lm_head.bias is None else model.lm_head.bias
-    known = 1 + int((bias > _NO_PROBABILITY / 2).nonzero().max())  # half: bfloat16 rounds it
+    known = 1 + int((bias > NO_PROBABILITY / 2).nonzero().max())  # half: bfloat16 rounds it
     known_source = known if source is target else 1 + int(source.any(dim=1).nonzero().max())
     source, target, output, bias = source[:known_source], target[:known], output[:known], bias[None, :known]
     arrays = {"encoder_Wemb": source, "decoder_Wemb": target, "decoder_ff_logit_out_Wt": output}
@@ -157,17 +154,15 @@ def _options(config: VaswaniConfig, type: str, sizes: list[int]) -> dict[str, An
 def _settings(model, tokenizer, type: str) -> dict[str, Any]:
     """Return the settings of marian-decoder: as much of our search as it has."""
     generation = model.generation_config
-    penalty = getattr(generation, "length_penalty", None)
-    suppressed = getattr(generation, "suppress_tokens", None) or ()
     unknown = side_of(tokenizer, "target").unk_token_id
     # In Marian, a table of positions has `max-length` rows, and ends the program where a sentence is longer.
-    rows = len(model.model.encoder.embed_positions.table)
+    rows = len(model.model.encoder.embed_positions.weight)
     limits = {"max-length": rows, "max-length-crop": True} if type == NEW else {}
     return {
         "beam-size": generation.num_beams or 1,
-        "normalize": 0.0 if penalty is None else float(penalty),
+        "normalize": float(getattr(generation, "length_penalty", None) or 0),
         "word-penalty": 0,
-        "allow-unk": unknown not in suppressed,
+        "allow-unk": unknown not in (getattr(generation, "suppress_tokens", None) or ()),
         "mini-batch": 16,
         "maxi-batch": 100,
         "maxi-batch-sort": "src",

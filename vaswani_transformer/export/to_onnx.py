@@ -15,7 +15,6 @@ from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
-OPSET = 18
 
 
 class _Encoder(nn.Module):
@@ -79,12 +78,12 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
     layers, heads = config.decoder_layers, config.num_heads
     batch, source, target, past = (torch.export.Dim(name) for name in ("batch", "source", "target", "past"))
     # Example inputs; the exporter would take sizes of 0 and 1 for constants.
-    sentences = torch.full((3, min(5, len(model.model.encoder.embed_positions.table))), config.eos_token_id)
+    sentences = torch.full((3, min(5, len(model.model.encoder.embed_positions.weight))), config.eos_token_id)
     mask = torch.ones_like(sentences)
     encoded = _Encoder(model)(sentences, mask)
     widths = (config.d_k, config.d_v) * layers
     cached = [torch.zeros(3, heads, 2, width) for width in widths]
-    options = {"dynamo": True, "opset_version": OPSET, "external_data": False, "verbose": False}
+    options = {"dynamo": True, "opset_version": 18, "external_data": False, "verbose": False}
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it remarks on packages that are missing
     past_names = [name for side in ("decoder", "encoder") for name in cache_names("past_key_values", side, layers)]
     torch.onnx.export(
@@ -110,11 +109,7 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
 
 
 def largest_difference(output: Path, sample: dict[str, torch.Tensor], logits: torch.Tensor) -> float:
-    """Return the largest difference of a logit from the model's.
-
-    The `sample` has sentences, ids with the end token, as sources and as targets: `input_ids`, `attention_mask` and
-    `decoder_input_ids`, each `(sentences, longest)`. The `logits` of it are the model's own.
-    """
+    """Return the largest difference of a logit from the model's; arguments as of that of `to_ctranslate2`."""
     theirs = decode_in_parts(output, **{name: tensor.numpy() for name, tensor in sample.items()})
     return float((logits - torch.from_numpy(theirs))[sample["attention_mask"].bool()].abs().max())
 

@@ -149,10 +149,7 @@ def _renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _config(settings: dict[str, Any], weights: dict[str, torch.Tensor]) -> VaswaniConfig:
     """Return the configuration that a model's options and the shapes of its parameters describe."""
     embeddings = [weights[f"model.{stack}.embed_tokens.weight"] for stack in ("encoder", "decoder")]
-    layers = [
-        {match[1] for name in weights if (match := re.match(rf"model\.{stack}\.layers\.(\d+)\.", name))}
-        for stack in ("encoder", "decoder")
-    ]
+    layers = {match[0] for name in weights if (match := re.match(r"model\.(en|de)coder\.layers\.\d+", name))}
     positions = weights.get("model.encoder.embed_positions.weight")
     limits = [settings.get(f"max_{side}_positions") or 1024 for side in ("source", "target")]
     shares_all = bool(settings.get("share_all_embeddings"))
@@ -161,8 +158,8 @@ def _config(settings: dict[str, Any], weights: dict[str, torch.Tensor]) -> Vaswa
         decoder_vocab_size=None if len(embeddings[1]) == len(embeddings[0]) else len(embeddings[1]),
         d_model=embeddings[0].shape[1],
         d_ff=len(weights["model.encoder.layers.0.fc1.weight"]),
-        encoder_layers=len(layers[0]),
-        decoder_layers=len(layers[1]),
+        encoder_layers=sum("encoder" in layer for layer in layers),
+        decoder_layers=sum("decoder" in layer for layer in layers),
         num_heads=settings["encoder_attention_heads"],  # which no weight shows
         dropout=settings.get("dropout", 0.1),
         attention_dropout=settings.get("attention_dropout") or 0.0,

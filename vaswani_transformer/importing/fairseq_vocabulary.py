@@ -76,7 +76,8 @@ def read_tokenizer(
     """
     segmentation = codes or _first(checkpoint, _CODES if settings.get("bpe") != "sentencepiece" else ())
     segmentation = segmentation or _first(checkpoint, _MODELS)
-    if segmentation is None and any(map(_has_parts_of_words, dictionaries)):
+    parts = [sum(word.endswith(_SEPARATOR) or word.startswith("▁") for word in ids) for ids in dictionaries]
+    if segmentation is None and any(n > _SHARE * len(ids) for n, ids in zip(parts, dictionaries, strict=True)):
         problem = f"hold parts of words, and there is no {_CODES[0]} or {_MODELS[0]} beside it"
         fix = "give --bpe-codes FILE, the merges of subword-nmt or fastBPE or the model of SentencePiece"
         raise UserError(f"the dictionaries of {checkpoint} {problem}: {fix}")
@@ -111,11 +112,6 @@ def read_tokenizer(
 
 def _first(checkpoint: Path, names: Sequence[str]) -> Path | None:
     return next((path for name in names if (path := checkpoint.parent / name).is_file()), None)
-
-
-def _has_parts_of_words(ids: dict[str, int]) -> bool:
-    parts = sum(word.endswith(_SEPARATOR) or word.startswith("▁") for word in ids)
-    return parts > _SHARE * len(ids)
 
 
 def merges_backend(codes: Path, ids: dict[str, int]) -> Tokenizer:

@@ -10,9 +10,9 @@ from ..model.configuration_vaswani import VaswaniConfig
 from . import transformers_folders as folders
 from .source import Imported, model_type
 from .tables import read_weights
+from .transformers_folders import DECODER, ENCODER
 
 NAME = "FSMTForConditionalGeneration of transformers (facebook/wmt19)"
-_ENCODER, _DECODER = (f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
 _OUTPUT = "model.decoder.output_projection.weight"
 
 
@@ -24,8 +24,8 @@ def matches(source: Path) -> bool:
 def read(source: Path) -> Imported:
     """Return the model of a folder."""
     config = folders.config_of(source, FSMTConfig)
-    tied = (_ENCODER, _DECODER, _OUTPUT) if config.tie_word_embeddings else ()
-    sides = (_ENCODER, *tied), (_DECODER, _OUTPUT, *tied), (_OUTPUT, _DECODER, *tied)
+    tied = (ENCODER, DECODER, _OUTPUT) if config.tie_word_embeddings else ()
+    sides = (ENCODER, *tied), (DECODER, _OUTPUT, *tied), (_OUTPUT, DECODER, *tied)
     ties, weights = folders.renamed(read_weights(source), *sides)
     return Imported(
         VaswaniConfig(

@@ -13,7 +13,7 @@ import torch
 
 from ..errors import UserError, reading
 from ..json_and_yaml import MOST_YAML, parse_yaml, read_yaml
-from ..marian_format import ACTIVATIONS, CONFIG, LAYER_NORM_EPS, NEW, stack_parameters
+from ..marian_format import ACTIVATIONS, CONFIG, LAYER_NORM_EPS, NEW, NO_PROBABILITY, stack_parameters
 from ..model.configuration_vaswani import VaswaniConfig
 from .marian_vocabularies import Vocabulary, find_vocabularies, read_tokenizer
 from .source import Facts, Imported, only_one
@@ -21,7 +21,6 @@ from .tables import is_compressed
 
 NAME = "a model of Marian (.npz)"
 _POSITIONS = "TransformerBatchEncoder->encoder->positionEmbedding->embeddings"
-_NO_PROBABILITY = -1e4  # output bias of ids that Marian does not have
 #: Options with the only value that has a counterpart here, which is also what an older model means that lacks it. What
 #: others change (depths, widths, tied layers, missing biases) is seen in the names and shapes of the weights.
 _ONLY: dict[str, Any] = {
@@ -64,16 +63,17 @@ def read(source: Path, vocabularies: Sequence[Path] = ()) -> Imported:
     generation: dict[str, Any] = {"suppress_tokens": [sides[1].unk]}
     if decoder is not None:
         # Marian divides a score by (generated tokens)^normalize, the end token counted: transformers' own rule.
-        generation |= {
-            "num_beams": decoder.get("beam-size", 12),
-            "length_normalization": "power",
-            "length_penalty": float(decoder.get("normalize", 0)),
-        }
+        generation |= {"length_normalization": "power", "length_penalty": float(decoder.get("normalize", 0))}
+        generation["num_beams"] = decoder.get("beam-size", 12)
         if decoder.get("word-penalty"):
             generation["word-penalty"] = decoder["word-penalty"]
         if decoder.get("allow-unk"):
             del generation["suppress_tokens"]
-    return Imported(config, weights, read_tokenizer(*sides), _facts(path, settings), generation)
+    license = path.parent / "LICENSE"  # as archives of OPUS-MT have it
+    is_free = license.is_file() and b"Attribution 4.0 International" in license.read_bytes()[:1000]
+    note = f"It was trained by Marian {settings.get('version', 'of an unknown version')}."[:200]
+    facts = Facts("Marian", path.name, "cc-by-4.0" if is_free else None, notes=(note,))
+    return Imported(config, weights, read_tokenizer(*sides), facts, generation)
 
 
 def _models(folder: Path) -> list[Path]:
@@ -209,17 +209,6 @@ def _weights(arrays: dict[str, np.ndarray], config: VaswaniConfig, settings: dic
     if settings.get("output-omit-bias"):
         theirs.setdefault(bias, torch.zeros(settings["dim-vocabs"][1]))
     theirs[bias] = theirs[bias].flatten()
-    weights["lm_head.bias"] = with_padding(bias, 1, _NO_PROBABILITY)
+    weights["lm_head.bias"] = with_padding(bias, 1, NO_PROBABILITY)
     taken = {source, target, output, bias}
     return weights | {name: tensor for name, tensor in theirs.items() if name not in taken}
-
-
-def _facts(path: Path, settings: dict[str, Any]) -> Facts:
-    license = path.parent / "LICENSE"  # as archives of OPUS-MT have it
-    text = license.read_bytes()[:1000] if license.is_file() else b""
-    return Facts(
-        toolkit="Marian",
-        source=path.name,
-        license="cc-by-4.0" if b"Attribution 4.0 International" in text else None,
-        notes=(f"It was trained by Marian {settings.get('version', 'of an unknown version')}."[:200],),
-    )

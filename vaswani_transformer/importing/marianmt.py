@@ -10,12 +10,14 @@ from transformers.trainer import TRAINER_STATE_NAME
 from ..data.slow_tokenizers import load_slow_tokenizer
 from ..errors import UserError, reading
 from ..json_and_yaml import read_json
+from ..marian_format import NO_PROBABILITY
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.tokenization_vaswani import VaswaniTokenizer
 from . import transformers_folders as folders
 from .sentencepiece import Unsupported, backend
 from .source import Imported, model_type
 from .tables import read_weights
+from .transformers_folders import DECODER, ENCODER
 
 NAME = "MarianMTModel of transformers (OPUS-MT)"
 # Marian computes tensor2tensor's positions; transformers computes others for the same weights, and models that were
@@ -26,9 +28,7 @@ _NOTES = {
     "marian": "Positions are Marian's own (frequencies of tensor2tensor), not those that transformers computes.",
     "transformers": "Positions are those that transformers computes for MarianMTModel, not Marian's own.",
 }
-_ENCODER, _DECODER = (f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
 _OUTPUT = "lm_head.weight"
-_NEVER = -1e4  # a logit for padding, to which Marian gives no probability; float16 can express it
 _KEPT = ("model_max_length", "source_lang", "target_lang")  # of the entries of tokenizer_config.json
 _TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
@@ -46,15 +46,15 @@ def read(source: Path, positions: str | None = None) -> Imported:
     config = folders.config_of(source, MarianConfig)
     weights = read_weights(source)
     bias = weights.pop("final_logits_bias", None)
-    shared = ("model.shared.weight", _ENCODER, _DECODER, _OUTPUT) if config.share_encoder_decoder_embeddings else ()
-    sides = (_ENCODER, *shared), (_DECODER, *shared, _OUTPUT), (_OUTPUT, _DECODER, *shared)
+    shared = ("model.shared.weight", ENCODER, DECODER, _OUTPUT) if config.share_encoder_decoder_embeddings else ()
+    sides = (ENCODER, *shared), (DECODER, *shared, _OUTPUT), (_OUTPUT, DECODER, *shared)
     ties, weights = folders.renamed(weights, *sides)
     if bias is None:
         shares = config.share_encoder_decoder_embeddings
         bias = next(iter(weights.values())).new_zeros(config.vocab_size if shares else config.decoder_vocab_size)
     weights["lm_head.bias"] = bias.flatten().clone()
     if positions == "marian":
-        weights["lm_head.bias"][config.pad_token_id] = _NEVER
+        weights["lm_head.bias"][config.pad_token_id] = NO_PROBABILITY
     languages = map(_tokenizer_settings(source).get, ("source_lang", "target_lang"))
     facts = folders.facts_of_folder(source, _TRAINED_BY[positions], languages)
     facts.notes = (_NOTES[positions],)

@@ -13,20 +13,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from ..errors import UserError, reading
-from ..model.sentencepiece_vaswani import (
-    HAS_VALUE,
-    LABEL,
-    LESS_THAN,
-    MADE_UP,
-    OTHERS,
-    RUN_END,
-    RUN_START,
-    SEPARATOR,
-    UNKNOWN_CODE,
-    VALUE,
-    CharacterMap,
-    below,
-)
+from ..model import sentencepiece_vaswani as rewriting
 
 _SPACE = "▁"  # U+2581, which stands for a space within pieces
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
@@ -70,25 +57,28 @@ def backend(model: Path, ids: dict[str, int] | None = None, special: Sequence[st
     eos_token, unk_token, *_ = special
     codes = [token for token in ids if token.startswith(">>") and token.endswith("<<")]
     scores = {piece.piece: piece.score for piece in spm.pieces if piece.type == _NORMAL}
-    runs = _runs(spm, [token for token in ids if token not in (*special, *codes)], scores)
+    known, byte_fallback = set().union(*scores), spm.trainer_spec.byte_fallback
+    # SentencePiece gives a run of characters that it lacks as one piece. Where that is in the dictionary, as one of the
+    # other language, it has its number.
+    words = [] if byte_fallback else [token for token in ids if token not in (*special, *codes)]
+    runs = {token for token in words if known.isdisjoint(token)}
     # "<" in texts is renamed. Byte fallback must see an unknown one, which is cut off instead.
-    renames = not spm.trainer_spec.byte_fallback or "<" in scores
+    renames = not byte_fallback or "<" in scores
     if fault := _fault(spm, special, scores, runs, renames):
         raise Unsupported(f"{model} cannot be followed exactly, since {fault}")
     names = _names(spm, ids, scores, runs)
     if codes:
-        names.append(UNKNOWN_CODE)
-    tokenizer = Tokenizer(
-        _unigram(spm, names, scores, ids[unk_token])
-        if spm.trainer_spec.model_type == _UNIGRAM
-        else models.BPE(
-            {name: number for number, name in enumerate(names)},
-            [tuple(map(_name, pair)) for pair in _merges(scores)],
-            unk_token=unk_token,
-            fuse_unk=True,
-            byte_fallback=spm.trainer_spec.byte_fallback,
-        )
-    )
+        names.append(rewriting.UNKNOWN_CODE)
+    if spm.trainer_spec.model_type == _UNIGRAM:
+        named, highest = {_name(piece): score for piece, score in scores.items()}, max(scores.values())
+        # An unknown character costs 10 more than the lowest score, so that names without a score must not be lower.
+        pieces = [(name, named.get(name, highest)) for name in names]
+        tokenizer = Tokenizer(models.Unigram(pieces, ids[unk_token], byte_fallback))
+    else:
+        vocabulary = {name: number for number, name in enumerate(names)}
+        merges = [tuple(map(_name, pair)) for pair in _merges(scores)]
+        options = {"unk_token": unk_token, "fuse_unk": True, "byte_fallback": byte_fallback}
+        tokenizer = Tokenizer(models.BPE(vocabulary, merges, **options))
     tokenizer.normalizer = _normalizer(spm, scores if runs else (), renames)
     splits = [] if renames else [pre_tokenizers.Split("<", "isolated")]
     # The pieces of a word do not depend on others unless a piece crosses the border, or unknown characters do.
@@ -101,7 +91,7 @@ def backend(model: Path, ids: dict[str, int] | None = None, special: Sequence[st
         single=f"$A {eos_token}", pair=f"$A $B {eos_token}", special_tokens=[(eos_token, ids[eos_token])]
     )
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in dict.fromkeys(special)])
-    tokenizer.add_tokens([AddedToken(code, normalized=False) for code in (*codes, UNKNOWN_CODE) if codes])
+    tokenizer.add_tokens([AddedToken(code, normalized=False) for code in (*codes, rewriting.UNKNOWN_CODE) if codes])
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -123,9 +113,8 @@ def _fault(spm, special: Sequence[str], scores: dict[str, float], runs: set[str]
         "its dictionary has pieces of unknown characters": runs and (is_bpe or not characters <= scores.keys()),
         "not every character of its pieces is a piece": is_bpe and not characters <= scores.keys(),
     }
-    return next((fault for fault, holds in faults.items() if holds), "") or _fault_of_characters(
-        spm.normalizer_spec.precompiled_charsmap
-    )
+    table = spm.normalizer_spec.precompiled_charsmap
+    return next((fault for fault, holds in faults.items() if holds), "") or _fault_of_characters(table)
 
 
 @functools.lru_cache(maxsize=2)  # most models have the same
@@ -133,71 +122,54 @@ def _fault_of_characters(table: bytes) -> str:
     """Return why `SentencePieceText` cannot follow a table of characters, or nothing."""
     if not table:
         return ""
-    characters, entries = CharacterMap(table), {}
+    characters, entries = rewriting.CharacterMap(table), {}
     for key, offset in _entries(characters):
         entries[key.decode("utf-8")] = offset
-    others = [text for text in entries if len(text) > 1 and not OTHERS.fullmatch(text[1:])]
+    others = [text for text in entries if len(text) > 1 and not rewriting.OTHERS.fullmatch(text[1:])]
     written = set().union(*(characters.value(offset) for offset in set(entries.values())))
     others += sorted(written & entries.keys())  # which it replaces although it writes them
     return f"its table of characters replaces {others[0]!r}" if others else ""
 
 
-def _entries(characters: CharacterMap) -> Iterator[tuple[bytes, int]]:
+def _entries(characters: rewriting.CharacterMap) -> Iterator[tuple[bytes, int]]:
     """Yield all keys of a table with the offsets of their values."""
     units = np.frombuffer(characters.units, np.uint32)
     labels = np.arange(1, 256, dtype=np.uint32)
     # Nodes of one depth, and the bytes that lead to each.
-    remaining, seen = [(np.array([below(int(units[0]))], np.uint32), np.zeros((1, 0), np.uint8))], 0
+    remaining, seen = [(np.array([rewriting.below(int(units[0]))], np.uint32), np.zeros((1, 0), np.uint8))], 0
     while remaining:
         nodes, keys = remaining.pop()
         seen += len(nodes)
         if seen > _MOST_NODES or keys.shape[1] > _LONGEST_KEY:  # paths through shared nodes, or in a circle
             raise UserError("the table of characters is damaged")
         children = nodes[:, None] ^ labels
-        is_child = (np.take(units, children, mode="clip") & LABEL == labels) & (children < len(units))
+        is_child = (np.take(units, children, mode="clip") & rewriting.LABEL == labels) & (children < len(units))
         rows, columns = np.nonzero(is_child)
         places, keys = children[is_child], np.column_stack([keys[rows], labels[columns].astype(np.uint8)])
-        nodes = places ^ below(units[places])
-        ends = np.flatnonzero(units[places] & HAS_VALUE)
-        values = np.take(units, nodes[ends], mode="clip") & VALUE
+        nodes = places ^ rewriting.below(units[places])
+        ends = np.flatnonzero(units[places] & rewriting.HAS_VALUE)
+        values = np.take(units, nodes[ends], mode="clip") & rewriting.VALUE
         yield from zip(map(bytes, keys[ends]), values.tolist(), strict=True)
         parts = range(0, len(nodes), _NODES_AT_ONCE)
         remaining += [(nodes[start : start + _NODES_AT_ONCE], keys[start : start + _NODES_AT_ONCE]) for start in parts]
 
 
 def _name(piece: str) -> str:
-    return piece.replace("<", LESS_THAN)
-
-
-def _runs(spm, tokens: Iterable[str], scores: dict[str, float]) -> set[str]:
-    """Return entries of the dictionary that consist of characters that the model lacks.
-
-    SentencePiece gives a run of unknown characters as one piece. Where that is in the dictionary, as one of the other
-    language, it has its number.
-    """
-    known = set().union(*scores)
-    return set() if spm.trainer_spec.byte_fallback else {token for token in tokens if known.isdisjoint(token)}
+    return piece.replace("<", rewriting.LESS_THAN)
 
 
 def _names(spm, ids: dict[str, int], scores: dict[str, float], runs: set[str]) -> list[str]:
     """Return a name for each id, so that texts match what they should and nothing else: they have no "<" any more."""
-    names = [f"{MADE_UP}{number}" for number in range(1 + max(ids.values()))]
+    names = [f"{rewriting.MADE_UP}{number}" for number in range(1 + max(ids.values()))]
     for token, number in ids.items():
         if token in scores:
             names[number] = _name(token)
         elif token in runs:
-            names[number] = f"{RUN_START}{_name(token)}{RUN_END}"
+            names[number] = f"{rewriting.RUN_START}{_name(token)}{rewriting.RUN_END}"
         else:
-            names[number] = token if "<" in token else MADE_UP + token
+            names[number] = token if "<" in token else rewriting.MADE_UP + token
     bytes_ = [piece.piece for piece in spm.pieces if piece.type == _BYTE]
     return names + [_name(piece) if piece in scores else piece for piece in (*scores, *bytes_) if piece not in ids]
-
-
-def _unigram(spm, names: list[str], scores: dict[str, float], unknown: int) -> models.Unigram:
-    highest = max(scores.values())
-    named = {_name(piece): score for piece, score in scores.items()}
-    # An unknown character costs 10 more than the lowest score, so that names without a score must not be lower.
-    return models.Unigram([(name, named.get(name, highest)) for name in names], unknown, spm.trainer_spec.byte_fallback)
 
 
 def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
@@ -216,21 +188,22 @@ def _normalizer(spm, pieces: Iterable[str], renames: bool) -> normalizers.Normal
     known = "".join(rf"\x{{{ord(character):x}}}" for character in sorted(set().union(*map(_name, pieces))))
     rules = [
         spec.precompiled_charsmap and normalizers.Precompiled(spec.precompiled_charsmap),
-        normalizers.Replace(SEPARATOR, ""),
-        renames and normalizers.Replace("<", LESS_THAN),
+        normalizers.Replace(rewriting.SEPARATOR, ""),
+        renames and normalizers.Replace("<", rewriting.LESS_THAN),
         extra and normalizers.Replace(Regex(" {2,}"), " "),
         extra and normalizers.Replace(Regex(r"\A +"), ""),
         normalizers.Replace(" ", _SPACE),
         spec.add_dummy_prefix and normalizers.Prepend(_SPACE),
         extra and normalizers.Replace(Regex(rf"(?<!{_SPACE}){_SPACE}+\z"), ""),
-        known and normalizers.Replace(Regex(f"(?<![^{known}])(?=[^{known}])"), RUN_START),
-        known and normalizers.Replace(Regex(f"(?<=[^{known}])(?![^{known}])"), RUN_END),
+        known and normalizers.Replace(Regex(f"(?<![^{known}])(?=[^{known}])"), rewriting.RUN_START),
+        known and normalizers.Replace(Regex(f"(?<=[^{known}])(?![^{known}])"), rewriting.RUN_END),
     ]
     return normalizers.Sequence([rule for rule in rules if rule])
 
 
 def _decoder(spm) -> decoders.Decoder:
-    to_text = [decoders.Replace(LESS_THAN, "<"), decoders.Replace(Regex(f"[{MADE_UP}-{RUN_END}]"), "")]
+    signs = Regex(f"[{rewriting.MADE_UP}-{rewriting.RUN_END}]")
+    to_text = [decoders.Replace(rewriting.LESS_THAN, "<"), decoders.Replace(signs, "")]
     to_text += [decoders.ByteFallback()] if spm.trainer_spec.byte_fallback else []
     to_text += [decoders.Fuse(), decoders.Replace(_SPACE, " "), decoders.Replace(Regex(r"\A "), "")]
     return decoders.Sequence(to_text)

@@ -13,6 +13,7 @@ from ..hub.card_facts import is_language, metadata
 from ..json_and_yaml import read_json
 from .source import ACTIVATIONS, Facts
 
+ENCODER, DECODER = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
 _IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")  # our configuration has them
 
 
@@ -87,8 +88,7 @@ def renamed(
     if shared:
         ours |= {"model.shared.weight": matrices[1]} | ({} if tied else {"lm_head.weight": matrices[2]})
     else:
-        names = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
-        ours |= dict(zip(names, matrices, strict=True))
+        ours |= dict(zip((ENCODER, DECODER, "lm_head.weight"), matrices, strict=True))
     return {"tie_word_embeddings": tied, "share_encoder_decoder_embeddings": shared}, ours
 
 

@@ -7,10 +7,10 @@ from conftest import error_of, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_folders import write_model
+from translating import run
 
 from vaswani_transformer import attend, load_model, train_tokenizer
 from vaswani_transformer.attention.weights import KINDS, readable_tokens
-from vaswani_transformer.cli.main import main
 
 TEXT = ["the old black dog sees an apple", "der alte schwarze Hund sieht einen Apfel", "naïve 中文 words, a $5 hat."]
 SOURCE, TARGET = "the old dog, a $5 hat", "der Hund"
@@ -126,17 +126,13 @@ def test_readable_tokens_of_a_vocabulary_of_letters():
 
 
 @settings(max_examples=60)
-@given(st.lists(st.text("adehlorst", min_size=1, max_size=6), min_size=1, max_size=6))
-def test_pieces_with_marks_make_up_the_words(words):
-    tokenizer = test_pieces_with_marks_make_up_the_words.tokenizer
+@given(words=st.lists(st.text("adehlorst", min_size=1, max_size=6), min_size=1, max_size=6))
+def test_pieces_with_marks_make_up_the_words(tokenizer, words):
     tokens = readable_tokens(tokenizer, tokenizer(" ".join(words))["input_ids"])
     assert tokens.pop() == "</s>"
     together = "".join(token[1:] if token.startswith("·") else f" {token}" for token in tokens if token != "␣")
     assert together.replace(" ", "") == "".join(words)
     assert sum(not token.startswith("·") for token in tokens if token != "␣") == len(words)
-
-
-test_pieces_with_marks_make_up_the_words.tokenizer = train_tokenizer(TEXT, vocab_size=300)
 
 
 # The command.
@@ -147,32 +143,26 @@ def folder(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model") / "model")
 
 
-def run(*arguments) -> int:
-    try:
-        return main(["attention", *map(str, arguments)])
-    except SystemExit as exit_:
-        return exit_.code
-
-
 def test_the_command_draws_all_and_replaces_nothing_unasked(folder, tmp_path, capsys):
     output = tmp_path / "new" / "here"
-    assert run(folder, "the dog sleeps", "--target", "der Hund", "--output", output) == 0
+    assert run("attention", folder, "the dog sleeps", "--target", "der Hund", "--output", output) == 0
     assert capsys.readouterr().out.splitlines()[0] == "target: der Hund"
     assert {path.name for path in output.iterdir()} == {"attention.html", *(f"{kind}.png" for kind in KINDS)}
     before = (output / "encoder.png").read_bytes()
-    assert run(folder, "a cat", "--target", "die", "--output", output) == 2
+    words = (folder, "a cat", "--target", "die", "--output", output)
+    assert run("attention", *words) == 2
     assert "exists: give another --output, or --overwrite" in capsys.readouterr().err
     assert (output / "encoder.png").read_bytes() == before
-    assert run(folder, "a cat", "--target", "die", "--output", output, "--kind", "encoder", "--overwrite") == 0
+    assert run("attention", *words, "--kind", "encoder", "--overwrite") == 0
     assert (output / "encoder.png").read_bytes() != before
 
 
 def test_without_matplotlib_there_is_still_the_page(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert run(folder, "the dog", "--output", tmp_path / "all") == 2
+    assert run("attention", folder, "the dog", "--output", tmp_path / "all") == 2
     assert "pip install 'vaswani_transformer[plots]', or give --output FILE.html" in capsys.readouterr().err
     assert not (tmp_path / "all").exists()
-    assert run(folder, "the dog", "--target", "der", "--output", tmp_path / "page.html") == 0
+    assert run("attention", folder, "the dog", "--target", "der", "--output", tmp_path / "page.html") == 0
 
 
 @pytest.mark.parametrize(
@@ -188,7 +178,7 @@ def test_mistakes_in_the_command_are_one_line_and_write_nothing(
     folder, arguments, message, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    assert run(folder, *arguments) == 2
+    assert run("attention", folder, *arguments) == 2
     error = capsys.readouterr().err
     assert message in error and error.startswith("error: ") and error.count("\n") == 1
     assert not list(tmp_path.iterdir())

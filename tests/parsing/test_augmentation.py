@@ -37,11 +37,8 @@ def test_seed_and_shares(trees, seed):
 
 
 def test_a_quarter_of_the_short_constituents_by_themselves():
-    phrases = [
-        Tree("NP", tuple(Tree("NN", word=f"{word}{at}") for at in range(size)))
-        for word in "ab"
-        for size in range(1, 12)
-    ]
+    words = [[Tree("NN", word=f"{word}{at}") for at in range(11)] for word in "ab"]
+    phrases = [Tree("NP", tuple(leaves[:size])) for leaves in words for size in range(1, 12)]
     tree = Tree("ROOT", (Tree("S", tuple(phrases)),))
     parts = Exchange([tree], seed=3).parts([tree] * 200)
     assert {len(part.words()) for part in parts} == set(range(3, 10))

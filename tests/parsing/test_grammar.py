@@ -54,7 +54,8 @@ def trees_by_exhaustion(tokens: list[str], words: int, limit: int, max_open_run:
 def test_exactly_the_trees_can_be_written(words, limit, run):
     tokens = ["(S", ")S", "NN"]
     grammar, names = grammar_of({token: SMALL[token] for token in tokens})
-    processor = BracketProcessor(grammar, unwritten(words), [limit], run)
+    processor = BracketProcessor(grammar, unwritten(words), [limit])
+    processor.max_open_run = run
     written, waiting = set(), [()]
     while waiting:
         row = waiting.pop()
@@ -120,7 +121,9 @@ def any_way(processor: BracketProcessor, names: dict[int, str], random) -> list[
 @given(st.integers(1, 6), st.integers(0, 14), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_any_way_ends_in_a_tree(words, spare, run, random):
     grammar, names = grammar_of(all_ids())
-    row = any_way(BracketProcessor(grammar, unwritten(words), [words + 1 + spare], run), names, random)
+    processor = BracketProcessor(grammar, unwritten(words), [words + 1 + spare])
+    processor.max_open_run = run
+    row = any_way(processor, names, random)
     assert len(row) <= words + spare
     assert top_nodes(row, words) == 1 or (spare < 2 and top_nodes(row, words))
 

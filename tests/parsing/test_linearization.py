@@ -15,15 +15,12 @@ def with_tag(tree: Tree, tag: str) -> Tree:
     return Tree(tree.label, tuple(with_tag(child, tag) for child in tree.children))
 
 
-def test_the_example_of_the_docstring():
+def test_the_examples_of_the_docstrings():
     tree = tree_of("(ROOT (S (NP (PRP We)) (VP (VBP agree)) (. .)))")
-    assert " ".join(linearize(tree)) == "(S (NP PRP )NP (VP VBP )VP . )S"
+    tokens = linearize(tree)
+    assert " ".join(tokens) == "(S (NP PRP )NP (VP VBP )VP . )S"
     assert " ".join(linearize(tree, tags=False)) == "(S (NP XX )NP (VP XX )VP XX )S"
-
-
-def test_the_example_with_words():
-    tokens = ["(S", "(NP", "PRP", ")NP", "(VP", "VBP", ")VP", ".", ")S"]
-    found = with_words(tokens, ["We", "agree", "."])
+    found = with_words(tokens, tree.words())
     assert " ".join(found) == "We (S (NP PRP) agree )NP (VP VBP) . )VP .) )S"
     assert without_words(found) == tokens
 

@@ -8,21 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_trees import GUM, clean_trees, constituents
 
-from vaswani_transformer import UserError
+from vaswani_transformer import Tree, UserError
 from vaswani_transformer.parsing.augmentation import Exchange
 from vaswani_transformer.parsing.evalb import count_brackets
 from vaswani_transformer.parsing.linearization import delinearize, linearize
 from vaswani_transformer.parsing.pictures import tree_svg, tree_text
-from vaswani_transformer.parsing.trees import (
-    MAX_DEPTH,
-    Tree,
-    clean,
-    escape,
-    parse_trees,
-    plain_label,
-    read_trees,
-    unescape,
-)
+from vaswani_transformer.parsing.trees import MAX_DEPTH, clean, escape, parse_trees, plain_label, read_trees, unescape
 
 
 def read(text: str, skipped: list | None = None) -> list[Tree]:

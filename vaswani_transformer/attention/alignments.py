@@ -116,10 +116,8 @@ def tokens_and_words(
         UserError: the tokenizer cannot say which part of a text a token stands for, or reads a text as other words.
     """
     if not tokenizer.is_fast:
-        raise UserError(
-            f"{type(tokenizer).__name__} does not say which word a token belongs to: words can be aligned with fast"
-            " tokenizers only"
-        )
+        problem = f"{type(tokenizer).__name__} does not say which word a token belongs to"
+        raise UserError(f"{problem}: words can be aligned with fast tokenizers only")
     encoded = tokenizer(texts, return_offsets_mapping=True)
     columns = texts, starts, encoded["input_ids"], encoded["offset_mapping"]
     return [(ids, _words_at(tokenizer, *text, offsets)) for *text, ids, offsets in zip(*columns, strict=False)]

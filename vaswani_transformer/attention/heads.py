@@ -37,11 +37,8 @@ MEASURES = {"encoder": _SELF, "decoder": _SELF, "encoder-decoder": _CROSS}
 
 def delimiters(tokens: Sequence[str]) -> np.ndarray:
     """Return which of `readable_tokens` are delimiters: `<s>`, `</s>`, and those of Unicode's punctuation alone."""
-
-    def is_punctuation(token: str) -> bool:
-        return token != CONTINUES and all(unicodedata.category(character)[0] == "P" for character in token)
-
-    return np.array([token in ("<s>", "</s>") or is_punctuation(token) for token in tokens], bool)
+    marks = (token != CONTINUES and all(unicodedata.category(sign)[0] == "P" for sign in token) for token in tokens)
+    return np.array([mark or token in ("<s>", "</s>") for mark, token in zip(marks, tokens, strict=True)], bool)
 
 
 class HeadStatistics:
@@ -109,10 +106,8 @@ class HeadStatistics:
         """Return a dict a head: `layer` and `head` from 1, `role`, `measures` by name (None where no token counted)."""
         chances, rows = self.chances(), []
         for layer, head in np.ndindex(*self.shape):
-            means = {
-                name: float(self._sums[name][layer, head]) / count if count else None
-                for name, count in self._counts.items()
-            }
+            sums = {name: float(sums[layer, head]) for name, sums in self._sums.items()}
+            means = {name: sums[name] / count if count else None for name, count in self._counts.items()}
             rows.append({"layer": layer + 1, "head": head + 1, "role": role(means, chances), "measures": means})
         return rows
 

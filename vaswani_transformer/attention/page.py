@@ -50,10 +50,8 @@ def attention_page(
     check_choice("layer", [layer], array.shape[0], KINDS[first])
     check_choice("head", None if head is None else [head], array.shape[1], KINDS[first])
     if (size := sum(array.size for array, _, _ in sides.values())) > PAGE_WEIGHTS:
-        raise UserError(
-            f"{size / 1e6:.0f} million weights are too many for a page, at most {PAGE_WEIGHTS / 1e6:.0f} million: give"
-            " shorter sentences, or one --kind"
-        )
+        problem = f"{size / 1e6:.0f} million weights are too many for a page, at most {PAGE_WEIGHTS / 1e6:.0f} million"
+        raise UserError(f"{problem}: give shorter sentences, or one --kind")
     data = {
         "source": weights.source,
         "target": weights.target,

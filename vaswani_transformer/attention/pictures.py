@@ -11,7 +11,6 @@ from ..files import written_whole
 from .weights import KINDS, AttentionWeights, check_choice
 
 GRID_TOKENS, PANEL_TOKENS = 40, 120  # the most tokens on a side that can be read, in several panels and in one
-_DPI = 110
 _LONGEST = 18  # characters of a token that are shown
 _FONTS = (  # those with many characters
     "DejaVu Sans", "Noto Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "Noto Emoji", "Unifont",
@@ -49,9 +48,8 @@ def attention_figure(
 ):
     """Return what `draw_attention` draws, with its errors, as a matplotlib figure."""
     if not is_matplotlib_available():
-        raise UserError(
-            "pictures need matplotlib: pip install 'vaswani_transformer[plots]', or give --output FILE.html"
-        )
+        fix = "pip install 'vaswani_transformer[plots]', or give --output FILE.html"
+        raise UserError(f"pictures need matplotlib: {fix}")
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
     from matplotlib.font_manager import fontManager
@@ -62,11 +60,9 @@ def attention_figure(
     panels = len(layers) * len(heads)
     limit = PANEL_TOKENS if panels == 1 else GRID_TOKENS
     if (longest := max(map(len, sides))) > limit:
-        raise UserError(
-            f"{longest} tokens are too many to read in {panels} panels of {KINDS[kind]}, at most {limit}: choose one by"
-            f" --layer and --head (up to {PANEL_TOKENS} tokens), or give --output FILE.html for the page, which takes"
-            " more"
-        )
+        problem = f"{longest} tokens are too many to read in {panels} panels of {KINDS[kind]}, at most {limit}"
+        fix = f"choose one by --layer and --head (up to {PANEL_TOKENS} tokens), or give --output FILE.html for the page"
+        raise UserError(f"{problem}: {fix}, which takes more")
     inches = 0.155 if panels > 1 else 0.25 if longest <= 40 else 0.14  # of a token
     queries, keys = (
         [token if len(token) <= _LONGEST else token[: _LONGEST - 1] + "…" for token in tokens] for tokens in sides
@@ -76,7 +72,7 @@ def attention_figure(
         number * (max(inches * len(tokens), 2.0 / number, 0.8) + 0.3)
         for number, tokens in ((len(heads), keys), (len(layers), queries))
     )
-    figure = Figure(figsize=(across + beside + 1.0, up + below + 0.8), dpi=_DPI, layout="constrained")
+    figure = Figure(figsize=(across + beside + 1.0, up + below + 0.8), dpi=110, layout="constrained")
     grid = figure.subplots(len(layers), len(heads), sharex=True, sharey=True, squeeze=False)
     # `$` starts no formula in a token.
     installed = fontManager.get_font_names()

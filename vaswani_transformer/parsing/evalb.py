@@ -80,10 +80,9 @@ def count_brackets(gold: Tree, predicted: Tree, where: str = "the tree") -> Coun
     for number, words in enumerate(zip_longest(gold.words(), predicted.words()), 1):
         if words[0] != words[1]:
             gold_word, word = ("no word" if word is None else repr(word) for word in words)
-            raise UserError(
-                f"{where}: the words do not match (word {number} is {gold_word} in the gold tree and {word} in the"
-                " predicted one): both must be trees of the same sentence, in the same order"
-            )
+            problem = f"word {number} is {gold_word} in the gold tree and {word} in the predicted one"
+            fix = "both must be trees of the same sentence, in the same order"
+            raise UserError(f"{where}: the words do not match ({problem}): {fix}")
     gold_tags = gold.tags()
     punctuation = [tag in PUNCTUATION for tag in gold_tags]
     gold_brackets, predicted_brackets = _brackets(gold, punctuation), _brackets(predicted, punctuation)
@@ -115,9 +114,8 @@ def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree]) -> dict[str, fl
     """
     gold, predicted = list(gold), list(predicted)
     if len(gold) != len(predicted) or not gold:
-        raise UserError(
-            f"{len(gold):,} gold trees and {len(predicted):,} predicted ones: give as many of both, above 0"
-        )
+        numbers = f"{len(gold):,} gold trees and {len(predicted):,} predicted ones"
+        raise UserError(f"{numbers}: give as many of both, above 0")
     total, short = Counter(), Counter()
     for number, (gold_tree, tree) in enumerate(zip(gold, predicted, strict=True), 1):
         counts = count_brackets(gold_tree, tree, f"sentence {number:,}")

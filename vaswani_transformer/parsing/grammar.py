@@ -13,8 +13,6 @@ from transformers import LogitsProcessor
 
 from .linearization import is_close, is_open
 
-MAX_OPEN_RUN = 12  # constituents opened one right after the other; GUM has 6 at most
-
 
 class BracketGrammar:
     """The tokens of trees, by what they do.
@@ -61,17 +59,12 @@ class BracketProcessor(LogitsProcessor):
             words are not written.
         limits: most tokens of each output, `</s>` included: at least a tag for each word, the words' tokens and
             `</s>`, and no more than `generate()` itself allows, which would otherwise cut a tree off.
-        max_open_run: see above.
     """
 
-    def __init__(
-        self,
-        grammar: BracketGrammar,
-        words: Sequence[Sequence[Sequence[int]]],
-        limits: Sequence[int],
-        max_open_run: int = MAX_OPEN_RUN,
-    ):
-        self.grammar, self.max_open_run = grammar, max_open_run
+    max_open_run = 12  # GUM has 6 at most
+
+    def __init__(self, grammar: BracketGrammar, words: Sequence[Sequence[Sequence[int]]], limits: Sequence[int]):
+        self.grammar = grammar
         self.words, self.limits = torch.tensor(list(map(len, words))), torch.tensor(limits)
         #: The tokens of all words of a sentence; for each word the number of tokens up to its end.
         self.pieces = _padded([[piece for word in sentence for piece in word] or [-1] for sentence in words], -1)

@@ -90,10 +90,8 @@ class Parser(Translator):
         limit, words = self.output_limit(len(ids)), self._written_words(ids)
         least = sum(map(len, words)) + len(words) + 1  # a tag for each word and its tokens, and `</s>`
         if self._grammar is not None and limit < least:
-            raise UserError(
-                f"line {number}: a tree over {len(words)} words takes at least {least} tokens and an output may have"
-                f" {limit}: raise --max-new-tokens, or split the sentence"
-            )
+            problem = f"a tree over {len(words)} words takes at least {least} tokens and an output may have {limit}"
+            raise UserError(f"line {number}: {problem}: raise --max-new-tokens, or split the sentence")
         return parts
 
     def _written_words(self, ids: list[int]) -> list[list[int]]:

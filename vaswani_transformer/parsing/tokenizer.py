@@ -38,10 +38,8 @@ def train_parser_tokenizer(
     """
     least = len(SPECIAL_TOKENS) + len(BYTE_ALPHABET) + len(tree_tokens)
     if vocab_size < least:
-        raise UserError(
-            f"vocab_size is {vocab_size}: the special tokens, all bytes, and the {len(tree_tokens)} brackets and tags"
-            f" of the trees need {least}; give at least that"
-        )
+        needed = f"the special tokens, all bytes, and the {len(tree_tokens)} brackets and tags of the trees"
+        raise UserError(f"vocab_size is {vocab_size}: {needed} need {least}; give at least that")
     learner = _pipeline(models.BPE())
     trainer = new_trainer("bpe", vocab_size - len(tree_tokens), show_progress=False)
     learner.train_from_iterator(sentences, trainer=trainer)
@@ -72,10 +70,8 @@ def tree_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     tokens = tokenizer.init_kwargs.get(TREE_TOKENS)
     vocabulary = tokenizer.get_vocab()
     if not isinstance(tokens, list) or not tokens or any(_SPACE + str(token) not in vocabulary for token in tokens):
-        raise UserError(
-            "the model is not a parser: its tokenizer_config.json does not name the brackets and tags of trees; give a"
-            " model of `vaswani parse train`"
-        )
+        reason = "its tokenizer_config.json does not name the brackets and tags of trees"
+        raise UserError(f"the model is not a parser: {reason}; give a model of `vaswani parse train`")
     return {token: vocabulary[_SPACE + token] for token in tokens}
 
 

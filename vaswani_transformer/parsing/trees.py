@@ -91,9 +91,8 @@ def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
         for number, word in enumerate(words, 1):
             is_word = isinstance(word, str) and not isinstance(words, str) and _WORD.fullmatch(word)
             if not is_word or "\0" in word or has_undecoded(word):
-                raise UserError(
-                    f"line {line}: word {number} is {word!r}: give a list of words of UTF-8 text without space or NUL"
-                )
+                fix = "give a list of words of UTF-8 text without space or NUL"
+                raise UserError(f"line {line}: word {number} is {word!r}: {fix}")
         yield words
 
 
@@ -152,9 +151,8 @@ def _read(text: str, first: int) -> Iterator[Tree]:
             line = first + text.count("\n", 0, match.start())
             raise ValueError(f"line {line}: {problem}")
     if len(stack) > 1:
-        raise ValueError(
-            f"line {first}: {len(stack) - 1} bracket(s) not closed (all lines of a tree but the first must be indented)"
-        )
+        problem = f"{len(stack) - 1} bracket(s) not closed (all lines of a tree but the first must be indented)"
+        raise ValueError(f"line {first}: {problem}")
 
 
 def _tree(parts: list["str | Tree"], is_outermost: bool) -> Tree | None:

@@ -63,13 +63,9 @@ def test_a_stopped_run_is_resumed(old):
 
 
 def test_prepared_pairs_are_trained_on(old):
-    (old / "prepared.yaml").write_text(
-        "".join(
-            line + "\n"
-            for line in (old / "stopped/recipe.yaml").read_text(encoding="utf-8").splitlines()
-            if not line.startswith(("train_", "validation_s", "validation_t", "validation_d", "prepared", "data_dir"))
-        )
-    )
+    data = ("train_", "validation_s", "validation_t", "validation_d", "prepared", "data_dir")
+    lines = (old / "stopped/recipe.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
+    (old / "prepared.yaml").write_text("".join(line for line in lines if not line.startswith(data)))
     assert main(["train", "prepared.yaml", "--prepared", "prepared", "--output", "again", "--quiet"]) == 0
     losses = [entry["loss"] for entry in read_training_log("again/training_log.jsonl") if "loss" in entry]
     undisturbed = [entry["loss"] for entry in read_training_log("undisturbed.jsonl") if "loss" in entry]

@@ -173,10 +173,8 @@ class DistilledText:
         with reading(path):
             earlier = dict(read_json(path)["settings"])
         if changed := ", ".join(name for name, value in settings.items() if earlier.get(name) != value):
-            raise UserError(
-                f"{self.output.shown} holds text that was distilled with other settings ({changed}): give the same"
-                " ones, or another --output"
-            )
+            problem = f"{self.output.shown} holds text that was distilled with other settings ({changed})"
+            raise UserError(f"{problem}: give the same ones, or another --output")
         return True
 
     def _translate(self, settings: dict[str, Any], progress: bool, workers: int) -> None:

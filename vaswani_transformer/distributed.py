@@ -111,9 +111,8 @@ def joined_processes() -> Iterator[Processes]:
         if not _is_connection_error(error):
             raise
         earlier_handler = signal.SIG_IGN  # the launcher is about to send it
-        raise ProcessLostError(
-            f"one of the {distributed.get_world_size()} processes was lost: the connection to it is closed; {RESUME}"
-        ) from error
+        lost = f"one of the {distributed.get_world_size()} processes was lost"
+        raise ProcessLostError(f"{lost}: the connection to it is closed; {RESUME}") from error
     finally:
         _on_sigterm(earlier_handler)
 

@@ -19,7 +19,7 @@ CPU_TOKENS = 4096  # tokens a side that a CPU takes at once, where nothing else 
 MOST_WORKERS = 256  # processes or threads that an option may ask for: the processors of a large machine
 
 
-def measure_peak(precision: str, seconds: float = 1.0) -> float:
+def measure_peak(precision: str) -> float:
     """Return the FLOP/s of this machine's matrix products in `"fp32"`, `"fp16"` or `"bf16"`."""
     import torch
     from torch.utils.benchmark import Timer
@@ -30,7 +30,7 @@ def measure_peak(precision: str, seconds: float = 1.0) -> float:
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     timer = Timer("left @ right", globals={"left": left, "right": right}, num_threads=torch.get_num_threads())
-    times = sorted(timer.blocked_autorange(min_run_time=seconds).times)
+    times = sorted(timer.blocked_autorange(min_run_time=1.0).times)
     return 2 * size**3 / times[len(times) // 10]  # near the best: other programs only ever slow it down
 
 

@@ -8,15 +8,8 @@ import pytest
 from conftest import error_of
 
 from vaswani_transformer import UserError
-from vaswani_transformer.experiments.base import (
-    Cell,
-    Experiment,
-    Setup,
-    chosen_cells,
-    read_results,
-    run_cell,
-    run_experiment,
-)
+from vaswani_transformer.experiments import base
+from vaswani_transformer.experiments.base import Cell, Experiment, Setup, read_results, run_cell, run_experiment
 
 
 class Squares(Experiment):
@@ -124,7 +117,7 @@ def test_other_processes_of_a_launcher_only_train(tmp_path, monkeypatch):
 
 def test_rows_are_chosen_by_name_or_group():
     def names(*only):
-        return [cell.name for cell in chosen_cells(Squares().cells(Setup()), only)]
+        return [cell.name for cell in base.chosen_cells(Squares().cells(Setup()), only)]
 
     assert names() == names("B", "a") == ["two", "three", "five"]
     assert names("five", "Two") == ["two", "five"]

@@ -8,13 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vaswani_transformer.experiments.positions import (
-    LengthStudy,
-    accuracy_by_length,
-    offset_error,
-    offset_matrix,
-    train_on_short,
-)
+from vaswani_transformer.experiments import positions
+from vaswani_transformer.experiments.positions import LengthStudy, accuracy_by_length, offset_matrix, train_on_short
 from vaswani_transformer.model.layers_vaswani import sinusoidal_positions
 
 SMALL = {"d_model": 16, "d_ff": 32, "num_heads": 2, "layers": 1, "batch": 16, "warmup_steps": 60, "examples": 20}
@@ -37,7 +32,7 @@ def test_offsets_add_up(one, other):
 
 
 def test_the_closed_form_holds_for_a_whole_table():
-    assert offset_error(64, 1000, [1, 7, 500]) < 1e-12
+    assert positions.offset_error(64, 1000, [1, 7, 500]) < 1e-12
 
 
 @pytest.mark.slow

@@ -13,25 +13,9 @@ from huggingface_hub import ModelCard
 
 from vaswani_transformer import VaswaniConfig, load_recipe
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.hub.card_facts import (
-    CardFacts,
-    datasets_of,
-    file_name,
-    languages_of,
-    metadata,
-    read_run,
-    results_of_record,
-)
-from vaswani_transformer.hub.model_card import (
-    METRICS,
-    carry_over,
-    choose_kind,
-    describes,
-    is_sealed,
-    may_be_replaced,
-    render_card,
-    training_rows,
-)
+from vaswani_transformer.hub import card_facts, model_card
+from vaswani_transformer.hub.card_facts import METRICS, CardFacts, datasets_of, languages_of, results_of_record
+from vaswani_transformer.hub.model_card import describes, is_sealed, may_be_replaced, render_card, training_rows
 
 SCORES = {
     "bleu": 27.123456789,
@@ -101,9 +85,8 @@ def test_the_model_index_holds_the_scores_exactly_and_how_they_were_obtained():
     data = ModelCard(render_card(full_facts(results=results_of(SCORES, second)))).data
     results = [result for result in data.eval_results if result.dataset_name == SCORES["test_set"]]
     scores = [key for key in METRICS if key in SCORES]
-    assert {result.metric_type: result.metric_value for result in results} == {
-        METRICS[key][0]: SCORES[key] for key in scores
-    }
+    expected = {METRICS[key][0]: SCORES[key] for key in scores}
+    assert {result.metric_type: result.metric_value for result in results} == expected
     assert len(data.eval_results) == len(scores) + 1 and data.model_name == "a-model"
     assert {result.task_type for result in data.eval_results} == {"translation"}
     how = ("sentences", "source_file", "bleu_signature", "chrf_signature", "date", "command")
@@ -203,15 +186,15 @@ def test_of_paths_and_urls_the_name_alone_is_shown():
         "s3://bucket/train.en": "train.en",
         "what?.en": "what?.en",
     }.items():
-        assert file_name(path) == name
+        assert card_facts.file_name(path) == name
 
 
 def test_the_template_follows_the_model():
-    preset = VaswaniConfig.from_preset
-    assert [choose_kind(preset(name), {}) for name in ("base", "big", "parsing")] == ["base", "big", "parser"]
-    assert choose_kind(preset("table3-c-layers-2"), {}) == "base" and choose_kind(tiny_config(), {}) == "base"
-    assert choose_kind(tiny_config(), {"preset": "parsing"}) == "parser"
-    assert choose_kind(preset("parsing", vocab_size=100), {}) == "parser"
+    preset, kind_of = VaswaniConfig.from_preset, model_card.choose_kind
+    assert [kind_of(preset(name), {}) for name in ("base", "big", "parsing")] == ["base", "big", "parser"]
+    assert kind_of(preset("table3-c-layers-2"), {}) == "base" and kind_of(tiny_config(), {}) == "base"
+    assert kind_of(tiny_config(), {"preset": "parsing"}) == "parser"
+    assert kind_of(preset("parsing", vocab_size=100), {}) == "parser"
 
 
 def test_learned_positions_are_a_limit():
@@ -270,13 +253,13 @@ def test_the_next_card_keeps_what_is_still_true(test_set):
     bare = facts(weights=before.weights)
     for text in (card, card.replace("\n", "\r\n")):
         assert describes(text, before.weights)
-        again = render_card(carry_over(bare, text))
+        again = render_card(model_card.carry_over(bare, text))
         assert describes(again, before.weights) and "license: mit" in again and "- owner/texts" in again
         assert ModelCard(again).data.eval_results == ModelCard(card).data.eval_results
         sections = [each.partition("## Evaluation")[2].partition("## Decoding")[0].split() for each in (card, again)]
         assert sections[0] == sections[1]
-    assert carry_over(bare, card + "Mine.") == bare and not may_be_replaced(card + "Mine.")
-    other = carry_over(facts(weights="cd" * 32), card)
+    assert model_card.carry_over(bare, card + "Mine.") == bare and not may_be_replaced(card + "Mine.")
+    other = model_card.carry_over(facts(weights="cd" * 32), card)
     assert not other.results and other.license == "mit" and other.languages == ["en", "de"]
 
 
@@ -286,7 +269,7 @@ def test_the_next_card_keeps_what_is_still_true(test_set):
 def test_only_what_is_a_recipe_is_read_from_a_run_folder(tmp_path):
     log, recipe = tmp_path / "training_log.jsonl", tmp_path / "recipe.yaml"
     log.write_text('{"step": 1, "seconds": 3, "loss": 2}\n{"st')
-    assert read_run(tmp_path) == ({}, None)  # a log alone is another program's
+    assert card_facts.read_run(tmp_path) == ({}, None)  # a log alone is another program's
     for text, expected in (
         ("a: [", {}),
         ("just text", {}),
@@ -294,7 +277,7 @@ def test_only_what_is_a_recipe_is_read_from_a_run_folder(tmp_path):
         ("seed: 3\nmy_note: [1]\nadam_epsilon: 1e-9\n", {"seed": 3, "adam_epsilon": 1e-9}),
     ):
         recipe.write_text(text)
-        assert read_run(tmp_path) == (expected, 1 if expected else None)
+        assert card_facts.read_run(tmp_path) == (expected, 1 if expected else None)
 
 
 def test_a_wheel_holds_the_templates(tmp_path):
@@ -314,5 +297,5 @@ def test_a_wheel_holds_the_templates(tmp_path):
 
 
 def test_norwegian_is_a_language():
-    assert metadata("---\nlanguage: [no, de]\n---\n")["languages"] == ["no", "de"]
-    assert metadata("---\nlanguage: no\n---\n")["languages"] == ["no"]
+    assert card_facts.metadata("---\nlanguage: [no, de]\n---\n")["languages"] == ["no", "de"]
+    assert card_facts.metadata("---\nlanguage: no\n---\n")["languages"] == ["no"]

@@ -9,18 +9,9 @@ from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vaswani_transformer import VaswaniConfig
+from vaswani_transformer import Recipe, VaswaniConfig, load_recipe
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.recipes.recipe import (
-    AUTO,
-    Recipe,
-    convert,
-    field_type,
-    load_recipe,
-    model_config,
-    read_recipe,
-    recipe_names,
-)
+from vaswani_transformer.recipes.recipe import AUTO, convert, field_type, model_config, read_recipe, recipe_names
 
 FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 
@@ -33,13 +24,6 @@ def write(tmp_path):
         return str(path)
 
     return write
-
-
-def check_error(function, *parts):
-    message = error_of(function)
-    for part in parts:
-        assert part in message, message
-    return message
 
 
 AUTOMATIC = ("tokens_per_device", "padding_free", "data_workers")
@@ -222,18 +206,21 @@ def test_overrides_win_and_may_be_text(write):
     ],
 )
 def test_mistakes_in_a_recipe(write, text, parts):
-    path = write(text)
-    check_error(lambda: load_recipe(path), *parts)
+    message = error_of(load_recipe, write(text))
+    assert all(part in message for part in parts), message
 
 
 def test_missing_files_and_names(tmp_path):
-    missing = str(tmp_path / "nowhere.yaml")
-    check_error(lambda: load_recipe(missing), "No such file", missing)
     (tmp_path / "folder.yaml").mkdir()
-    check_error(lambda: load_recipe(str(tmp_path / "folder.yaml")), "folder.yaml", "not a regular file")
-    check_error(lambda: load_recipe("multi30k-en-du"), "'multi30k-en-du'", "'multi30k-en-de'")
-    check_error(lambda: load_recipe("qqqqqqqq"), "'qqqqqqqq'", "vaswani recipes")
-    check_error(lambda: load_recipe(str(tmp_path)), "not a regular file")
+    for name, mistake in {
+        f"{tmp_path}/nowhere.yaml": "No such file",
+        f"{tmp_path}/folder.yaml": "not a regular file",
+        str(tmp_path): "not a regular file",
+        "multi30k-en-du": "'multi30k-en-de'",
+        "qqqqqqqq": "vaswani recipes",
+    }.items():
+        message = error_of(load_recipe, name)
+        assert name in message and mistake in message
 
 
 def test_a_recipe_written_out_is_read_back(write):
@@ -286,7 +273,7 @@ def test_none(word):
         if optional:
             assert convert(name, word) is None
         elif kind is not str or word is None:
-            check_error(lambda name=name: convert(name, word), name)
+            assert name in error_of(convert, name, word)
 
 
 @given(st.one_of(st.text(), st.floats(), st.integers(), st.booleans(), st.none(), st.lists(st.integers(), max_size=2)))

@@ -21,11 +21,11 @@ from ..durations import duration
 from ..errors import UserError, one_line, reading
 from ..evaluation.records import versions
 from ..json_and_yaml import read_json, read_yaml
-from ..output_folder import OutputFolder, is_first_process, locked
+from ..output_folder import RECIPE, OutputFolder, is_first_process, locked
 
 logger = logging.getLogger(__name__)
 
-RECIPE, RESULT = "recipe.yaml", "result.json"
+RESULT = "result.json"
 
 
 class Row(dict):
@@ -151,10 +151,9 @@ def _read_result(folder: Path, cell: Cell) -> dict | None:
         with reading(folder / RECIPE):
             for name, value in cell.settings.items():
                 if earlier.get(name, value) != value:
-                    raise UserError(
-                        f"{folder} is of another recipe ({name} {earlier[name]} there and {value} here): give the --set"
-                        " that it was made with, another --output, or remove that folder"
-                    )
+                    problem = f"{folder} is of another recipe ({name} {earlier[name]} there and {value} here)"
+                    fix = "give the --set that it was made with, another --output, or remove that folder"
+                    raise UserError(f"{problem}: {fix}")
     return read_json(folder / RESULT, finite=False) if (folder / RESULT).exists() else None
 
 
@@ -196,8 +195,7 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> None:
         seconds = time.monotonic() - started
         cpu_info = Path("/proc/cpuinfo")  # of Linux
         processors = re.findall(r"model name\s*: (.*)", cpu_info.read_text("utf-8")) if cpu_info.exists() else []
-        processor = (processors or [platform.machine()])[0]
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else (processors or [platform.machine()])[0]
         result = {
             "experiment": experiment.name, "scale": setup.scale, "cell": cell.name,
             "figures": figures, "paper": cell.paper, "seconds": round(seconds, 1),

@@ -34,7 +34,7 @@ MULTI30K = {
     "train_data": None, "data_config": None, "source_column": "source", "target_column": "target",
     "validation_split": None, "train_source": "train.en.gz", "validation_source": "val.en.gz", "max_length": 100,
     "expected_pairs": 29_000, "expected_source_length": 16.6, "expected_target_length": 17.7,
-    "tokenizer_kind": "bpe", "vocab_size": 4000, "tokens_per_batch": 2048, "tokens_per_device": 2048,
+    "vocab_size": 4000, "tokens_per_batch": 2048, "tokens_per_device": 2048,
     "keep_checkpoints": 1, "validation_bleu": 0,
 }  # fmt: skip
 # Columns of both tables.
@@ -48,14 +48,12 @@ AVERAGE = {"keep_weights": "average"}  # Section 6.1, whatever validation prefer
 # end of training, where weights hardly move. The last 5 of base are its last tenth, the last 20 of big its last fifth
 # (the paper's, by its minutes: 7.5% and 4%). English-French is word pieces in the paper, too.
 TABLE2_STEPS, EVALUATE_EVERY = {"base": 2000, "big": 4000}, 40
-KINDS = {"de": "bpe", "fr": "wordpiece"}
 STUDIED = "en-de-base"  # the cell whose heads are named
 SENTENCES, WORDS = 3, 10  # that have a page, and about how many words they have
 SEEDS = 3  # of Table 3's base model: their range shows which differences may be chance
 LAST = {"average_checkpoints": 0, "keep_weights": "last"}  # Table 3 is without averaging (its caption)
 TABLE3_STEPS = {"base": 2000, "big": 6000}  # at laptop scale; big has three times as many, in the paper and here
 SMOOTHING = {"table3-d-smoothing-0.0": 0.0, "table3-d-smoothing-0.2": 0.2}  # 0.1 in the others
-DROPOUT = {"table3-d-dropout-0.0": 0.0, "table3-d-dropout-0.2": 0.2, "big": 0.3}  # likewise
 
 
 def laptop_changes(preset: str, language: str) -> dict[str, Any]:
@@ -175,8 +173,7 @@ class Table2(TranslationExperiment):
                 changes, test = AVERAGE, {"validation_split": "test"}
                 if small:
                     changes = AVERAGE | laptop_changes(size if language == "de" else f"{size}-en-fr", language)
-                    changes |= {"tokenizer_kind": KINDS[language], "evaluate_every": EVALUATE_EVERY}
-                    changes |= {"max_steps": TABLE2_STEPS[size]}
+                    changes |= {"evaluate_every": EVALUATE_EVERY, "max_steps": TABLE2_STEPS[size]}
                     sides = {"source": "en", "target": language}
                     test = {f"validation_{side}": f"test_2016_flickr.{code}.gz" for side, code in sides.items()}
                 paper = {"paper_bleu": getattr(row, f"bleu_{language}"), "flops": getattr(row, f"flops_{language}")}
@@ -254,7 +251,8 @@ class Table3(TranslationExperiment):
             size, changes = "big" if row.preset == "big" else "base", {"preset": row.preset}
             if small:
                 changes = laptop_changes(row.preset, "de") | {"evaluate_every": 500, "max_steps": TABLE3_STEPS[size]}
-            changes |= {"label_smoothing": SMOOTHING.get(row.preset, 0.1), "dropout": DROPOUT.get(row.preset, 0.1)}
+            dropout = VaswaniConfig.from_preset(row.preset).dropout
+            changes |= {"label_smoothing": SMOOTHING.get(row.preset, 0.1), "dropout": dropout}
             name, label = row.preset.removeprefix("table3-"), row.label
             label = f"({row.group}) {label}" if len(row.group) == 1 else label
             paper = {key: getattr(row, key) for key in ("perplexity", "bleu", "millions") if getattr(row, key)}
@@ -275,10 +273,8 @@ class Table3(TranslationExperiment):
         }  # fmt: skip
         notes = "Perplexity a word piece, not comparable between vocabularies; BLEU as in Table 2."
         if setup.scale == "laptop":
-            notes += (
-                " Here: Multi30k English-German, validation set; the paper: WMT 2014, newstest2013. Row labels are the"
-                " paper's sizes."
-            )
+            notes += " Here: Multi30k English-German, validation set; the paper: WMT 2014, newstest2013."
+            notes += " Row labels are the paper's sizes."
         bases = [results[cell.name]["figures"] for cell in cells if cell.group == "base" and cell.name in results]
         for key in ("perplexity", "paper_bleu") if bases else ():
             values = [base[key] for base in bases]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, reading
 from ..json_and_yaml import read_json, read_yaml
+from ..output_folder import RECIPE
 from ..recipes.recipe import Recipe, convert, languages_of
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from ..model.configuration_vaswani import VaswaniConfig
 
-RECIPE = "recipe.yaml"  # in a run's folder
 # Score in an evaluation file -> metric on the Hub, its label, decimals shown (the front matter has all of them).
 METRICS = {
     "bleu": ("sacrebleu", "BLEU", 2),

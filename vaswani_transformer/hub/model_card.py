@@ -100,21 +100,6 @@ def evaluations_of(results: Sequence[EvalResult]) -> list[dict]:
     return list(evaluations.values())
 
 
-def front_matter(facts: CardFacts, kind: str) -> ModelCardData:
-    """Return the card's metadata, without what is not known."""
-    return ModelCardData(
-        language=list(facts.languages) or None,
-        license=facts.license,
-        library_name="transformers",
-        pipeline_tag=None if kind == "parser" else "translation",
-        tags=["vaswani", "transformer", "attention-is-all-you-need"],
-        datasets=list(facts.datasets) or None,
-        metrics=list(dict.fromkeys(result.metric_type for result in facts.results)) or None,
-        model_name=facts.name if facts.results else None,
-        eval_results=list(facts.results) or None,
-    )
-
-
 def template_folder() -> Path:
     """Return the folder of the templates: inside the package if it is installed, beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
@@ -130,7 +115,18 @@ def render_card(facts: CardFacts, card: str | None = None) -> str:
     kind = card if card in KINDS else choose_kind(facts.config, facts.recipe)
     config, folder = facts.config, template_folder()
     path = folder / f"{kind}.md" if card in (None, *KINDS) else Path(card)
-    data = Markup(front_matter(facts, kind).to_yaml())
+    data = ModelCardData(  # without what is not known
+        language=list(facts.languages) or None,
+        license=facts.license,
+        library_name="transformers",
+        pipeline_tag=None if kind == "parser" else "translation",
+        tags=["vaswani", "transformer", "attention-is-all-you-need"],
+        datasets=list(facts.datasets) or None,
+        metrics=list(dict.fromkeys(result.metric_type for result in facts.results)) or None,
+        model_name=facts.name if facts.results else None,
+        eval_results=list(facts.results) or None,
+    )
+    data = Markup(data.to_yaml())
     # `ModelCard.from_template` would run the code in a stranger's template.
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         loader=jinja2.FileSystemLoader(folder),
@@ -199,11 +195,8 @@ def carry_over(facts: CardFacts, text: str, options: Collection[str] = ()) -> Ca
     earlier, is_same = metadata(text), describes(text, facts.weights)
     if not is_same and earlier.pop("results") and "results" not in options:
         logger.warning("the scores on the card on the Hub are of other weights and were left out: evaluate these")
-    kept = {
-        name: value
-        for name, value in earlier.items()
-        if value and name not in options and (is_same or not getattr(facts, name))
-    }
+    known = [name for name in earlier if name in options or (not is_same and getattr(facts, name))]
+    kept = {name: value for name, value in earlier.items() if value and name not in known}
     if news := [name for name, value in kept.items() if value != getattr(facts, name)]:
         logger.info("kept from the card on the Hub: %s", ", ".join(news))
     return replace(facts, **kept)

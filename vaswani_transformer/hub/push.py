@@ -54,7 +54,7 @@ class HubFailure(OSError):
 
 @dataclass(frozen=True)
 class Published:
-    """The result of a push, done or planned."""
+    """The result of a push, done or plan."""
 
     repo_id: str  # owner/name
     revision: str  # the branch
@@ -223,11 +223,9 @@ def _read_evaluations(model_folder: str | Path, paths: Sequence[str | Path]) -> 
     return results
 
 
-def _push(
-    api: HfApi, planned: Published, head: ModelInfo | None, staging: Path, private: bool, message: str
-) -> Published:
+def _push(api: HfApi, plan: Published, head: ModelInfo | None, staging: Path, private: bool, message: str) -> Published:
     """Create repository and branch if they do not exist, upload the files, and commit them last."""
-    repo_id, revision = planned.repo_id, planned.revision
+    repo_id, revision = plan.repo_id, plan.revision
     if head is None:
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         head = find_head(api, repo_id)
@@ -239,18 +237,18 @@ def _push(
     # of a tokenizer of another kind, which would be read with those of this one.
     on_hub = {sibling.rfilename for sibling in head.siblings or []}
     others = (INDEX, *TOKENIZER_FILES)
-    removed = sorted(name for name in on_hub - planned.files.keys() if name in others or is_weights_file(name))
+    removed = sorted(name for name in on_hub - plan.files.keys() if name in others or is_weights_file(name))
     operations = [CommitOperationDelete(path_in_repo=name) for name in removed]
-    operations += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=staging / name) for name in planned.files]
+    operations += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=staging / name) for name in plan.files]
     # `upload_folder` makes several commits of a large folder where hf_xet is installed.
     commit = api.create_commit(repo_id, operations, commit_message=message, revision=revision, parent_commit=head.sha)
     info = find_head(api, repo_id, commit.oid)
     sizes = {sibling.rfilename: sibling.size for sibling in info.siblings or []}
-    if missing := sorted(name for name, size in planned.files.items() if sizes.get(name) != size):
+    if missing := sorted(name for name, size in plan.files.items() if sizes.get(name) != size):
         # The client skips what the repository ignores, silently.
         raise UserError(f"{repo_id} did not accept {', '.join(missing)}: remove them from its .gitignore")
     url, changed = f"{api.endpoint}/{repo_id}", commit.oid != head.sha
-    return replace(planned, url=url, commit=commit.oid, changed=changed, removed=tuple(removed))
+    return replace(plan, url=url, commit=commit.oid, changed=changed, removed=tuple(removed))
 
 
 @contextlib.contextmanager

@@ -35,10 +35,7 @@ RUN pip install --no-cache-dir -r requirements.txt
 COPY --chown=user . .
 CMD ["python", "app.py"]
 """
-_REQUIREMENTS = """\
---extra-index-url https://download.pytorch.org/whl/cpu
-vaswani_transformer[serve]=={version}
-"""
+_WHEELS = "--extra-index-url https://download.pytorch.org/whl/cpu"
 _APP = """\
 from huggingface_hub import snapshot_download
 from vaswani_transformer.cli.main import main
@@ -86,7 +83,7 @@ def space_files(facts: CardFacts, revision: str, is_parser: bool) -> dict[str, s
     card = f"---\n{data.to_yaml()}\n---\n\n{description} with the model {link}, by `vaswani serve`."
     texts = {
         "app.py": _APP.format(repo_id=facts.repo_id, revision=revision, model=model, port=PORT),
-        "requirements.txt": _REQUIREMENTS.format(version=__version__),
+        "requirements.txt": f"{_WHEELS}\nvaswani_transformer[serve]=={__version__}\n",
         "Dockerfile": _DOCKERFILE,
     }
     return {CARD: seal(card)} | {name: seal(text, "# {}") for name, text in texts.items()}

@@ -382,16 +382,13 @@ def _mistakes(recipe: Recipe) -> Iterator[str]:
     of_model += ["preset", *(field.name for field in _FIELDS.values() if field.metadata["group"] == TOKENIZER)]
     for name in of_model if recipe.from_model is not None else ():
         if getattr(recipe, name) != _FIELDS[name].default:
-            yield (
-                f"{name} is {getattr(recipe, name)!r} and a model to start from is given, which has its own: leave"
-                f" {name} out (the recipe `finetune` does), or --from"
-            )
+            problem = f"{name} is {getattr(recipe, name)!r} and a model to start from is given, which has its own"
+            yield f"{problem}: leave {name} out (the recipe `finetune` does), or --from"
     config = model_config(recipe, recipe.vocab_size)
     if config.position_encoding == "learned" and recipe.max_length > config.max_position_embeddings:
-        yield (
-            f"max_length {recipe.max_length} is above the {config.max_position_embeddings} positions that the model"
-            " learns: raise max_position_embeddings or lower max_length"
-        )
+        positions = f"the {config.max_position_embeddings} positions that the model learns"
+        fix = "raise max_position_embeddings or lower max_length"
+        yield f"max_length {recipe.max_length} is above {positions}: {fix}"
 
 
 def model_config(recipe: Recipe, vocab_size: int) -> "VaswaniConfig":  # noqa: F821 (transformers takes seconds to import)

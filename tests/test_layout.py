@@ -95,12 +95,12 @@ def test_each_room_says_what_lives_there(room):
 # A number rises only by a commit that says why. The package's is 25,000, and 28,000 that of the tests: what is above
 # them now came with the mended faults of other toolkits' users, and has to be paid for by removing.
 ROOM_LINES = {
-    "model": 4193, "data": 3253, "training": 2372, "importing": 1659, "cli": 1998, "decoding": 1881,
-    "experiments": 1107, "serving": 1481, "hub": 932, "export": 1068, "parsing": 1159, "documents": 1399,
-    "attention": 794, "recipes": 414, "evaluation": 316,
+    "model": 4193, "data": 3253, "training": 2372, "importing": 1561, "cli": 1998, "decoding": 1881,
+    "experiments": 1101, "serving": 1481, "hub": 887, "export": 1032, "parsing": 1142, "documents": 1399,
+    "attention": 779, "recipes": 411, "evaluation": 316,
 }  # fmt: skip
-TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1523, 25700, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28211, 2550, 14400
+TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1508, 25700, 11.5
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28090, 2550, 14400
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

@@ -112,7 +112,8 @@ def publish(
         UserError: for a mistake in the arguments, and for a token that is refused or may not write.
         HubFailure: when the Hub cannot be reached or fails.
     """
-    languages, datasets, evaluations = map(_as_list, (languages, datasets, evaluations))
+    several = (languages, datasets, evaluations)
+    languages, datasets, evaluations = ([one] if isinstance(one, str | Path) else list(one) for one in several)
     with reading(repo_id):
         utils.validate_repo_id(repo_id if "/" in repo_id else f"{repo_id}: give owner/name")
     token = None if dry_run else token or get_token()
@@ -166,10 +167,6 @@ def clear_staging() -> None:
     """Remove the files of pushes that are under way, for a process that is about to end without unwinding."""
     for folder in _staging:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _as_list(names: str | Path | Sequence) -> list:
-    return [names] if isinstance(names, str | Path) else list(names)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -73,7 +73,9 @@ def read(source: Path, vocabularies: Sequence[Path] = (), bpe_codes: Path | None
         _check(settings, path)
         weights = _renamed(tensors_of(content["model"], path))
         config = _config(settings, weights)
-    languages = _languages(settings)
+    names = [settings.get(f"{side}_lang") for side in ("source", "target")]  # by the endings of files
+    is_known = all(isinstance(name, str) and re.fullmatch(r"[\w.-]{1,40}", name) for name in names)
+    languages = tuple(names) if is_known else ()
     sizes = config.vocab_size, config.target_vocab_size
     dictionaries = read_dictionaries(path, vocabularies, languages, sizes)
     tokenizer, note = read_tokenizer(path, bpe_codes, settings, languages, dictionaries)
@@ -178,9 +180,3 @@ def _config(settings: dict[str, Any], weights: dict[str, torch.Tensor]) -> Vaswa
         eos_token_id=END,
         decoder_start_token_id=END,
     )
-
-
-def _languages(settings: dict[str, Any]) -> tuple[str, ...]:
-    """Return source and target, as fairseq knows them by the endings of files; empty where it does not."""
-    names = [settings.get(f"{side}_lang") for side in ("source", "target")]
-    return tuple(names) if all(isinstance(name, str) and re.fullmatch(r"[\w.-]{1,40}", name) for name in names) else ()

@@ -175,6 +175,7 @@ def test_two_vocabularies_of_a_tokenizer_of_transformers(tmp_path):
     sizes = {"share_encoder_decoder_embeddings": False, "max_position_embeddings": 9}
     ids = {"eos_token_id": 0, "decoder_start_token_id": 0, "bos_token_id": 0, "pad_token_id": 2}
     model = tiny_model(vocab_size=3, decoder_vocab_size=4, **sizes, **ids)
+    set_positions(model, None)
     write(model, TwoVocabularies(), tmp_path)
     words = [yaml.safe_load((tmp_path / f"{side}.yml").read_text()) for side in ("source", "target")]
     assert words == [{"</s>": 0, "a": 1, "<unk>": 2}, {"</s>": 0, "b": 1, "<unk>": 2, "U\u2028\x85 €": 3}]

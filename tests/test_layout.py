@@ -96,11 +96,11 @@ def test_each_room_says_what_lives_there(room):
 # them now came with the mended faults of other toolkits' users, and has to be paid for by removing.
 ROOM_LINES = {
     "model": 4193, "data": 3253, "training": 2372, "importing": 1561, "cli": 1998, "decoding": 1881,
-    "experiments": 1101, "serving": 1481, "hub": 887, "export": 1032, "parsing": 1142, "documents": 1399,
+    "experiments": 1101, "serving": 1481, "hub": 887, "export": 1032, "parsing": 1142, "documents": 1269,
     "attention": 779, "recipes": 411, "evaluation": 316,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1508, 25700, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28090, 2550, 14400
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28044, 2550, 14400
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

@@ -7,54 +7,26 @@ from xml.etree import ElementTree
 
 import document_files
 import pytest
-from document_files import (
-    INLINE,
-    SENTENCES,
-    backwards,
-    body,
-    louder,
-    run,
-    translated,
-    turned,
-    word_file,
-)  # fmt: skip
+from document_files import INLINE, SENTENCES, backwards, body, in_place, louder, run, translated, turned, word_file
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from vaswani_transformer.documents.formats import translate_document
 
-DELIMITERS = {
-    "html": {"b": ("<b>", "</b>"), "i": ('<i class="x">', "</i>"), "a": ('<a href="/u?x=1&amp;y">', "</a>")},
-    "srt": {"b": ("<b>", "</b>"), "i": ("<i>", "</i>"), "a": ('<font color="red">', "</font>")},
-}
+DELIMITERS = {"b": ("<b>", "</b>"), "i": ('<i class="x">', "</i>"), "a": ('<a href="/u?x=1&amp;y">', "</a>")}
 
 
-def written(inline, delimiters, change=str):
-    """Words and spans in a format."""
+def written(inline):
+    """Words and spans in HTML."""
     if isinstance(inline, str):
-        return change(inline)
-    kind, inner = inline
-    first, last = delimiters[kind]
-    return first + " ".join(written(part, delimiters, change) for part in inner) + last
+        return inline
+    first, last = DELIMITERS[inline[0]]
+    return first + " ".join(map(written, inline[1])) + last
 
 
-@pytest.mark.parametrize("format", DELIMITERS)
-def test_words_that_stay_in_place_have_the_same_markup(format):
-    start = "00:00:01,000 --> 00:00:02,000\n" if format == "srt" else "<p>\n "
-
-    @given(SENTENCES)
-    def check(sentence):
-        plain, loud = (
-            start + " ".join(written(part, DELIMITERS[format], change) for part in sentence) + ".\n"
-            for change in (str, str.upper)
-        )
-        assert translated(plain, format) == loud
-
-    check()
-
-
-@given(SENTENCES)
-def test_in_another_order_each_word_keeps_its_spans(sentence):
+@pytest.mark.parametrize(("translate", "align"), [(louder, in_place), (backwards, turned)])
+@given(sentence=SENTENCES)
+def test_in_any_order_each_word_keeps_its_spans(translate, align, sentence):
     """The spans of each word, by XML's own parser, are what they were; nothing else is there."""
 
     def words(text):
@@ -69,8 +41,8 @@ def test_in_another_order_each_word_keeps_its_spans(sentence):
         walk(ElementTree.fromstring(text), ())
         return sorted(found)
 
-    text = "<p>" + " ".join(written(part, DELIMITERS["html"]) for part in sentence) + "</p>"
-    assert words(translated(text, "html", backwards, turned)) == words(text)
+    text = "<p>" + " ".join(map(written, sentence)) + "</p>"
+    assert words(translated(text, "html", translate, align)) == words(text)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +160,7 @@ title: Not text
         ("A$2 or A$3, $x$", "A\\$2 OR A\\$3, $x$"),
         ('??? tip "a dog"\n    runs\n    on\n\n::: x\na\n:::', '??? tip "A DOG"\n    RUNS ON\n\n::: x\nA\n:::'),
         ("cat\n: a dog", "CAT\n: A DOG"),
+        ("<var>x *y*</var> or <q translate=no>b</q> *c*", "<var>x *y*</var> OR <q translate=no>b</q> *C*"),
     ],
 )
 def test_signs_that_have_lost_their_meaning_in_markdown(text, expected):
@@ -259,12 +232,8 @@ def test_sentences_are_joined_as_their_language_does(format):
 def test_paragraphs():
     text = "\ufeffOne dog.  Two.\n\n\tThree {x}\u2028four\r\n"
     asked = []
-
-    def translate(sentences):
-        asked.extend(sentences)
-        return louder(sentences)
-
-    assert translated(text, "paragraphs", translate) == text.upper().replace("{X}", "{x}")
+    result = translated(text, "paragraphs", lambda sentences: asked.extend(sentences) or louder(sentences))
+    assert result == text.upper().replace("{X}", "{x}")
     assert asked == ["One dog.", "Two.", "Three", "four"]
 
 
@@ -326,14 +295,7 @@ def test_what_is_not_translated_ends_where_browsers_end_it(text):
     assert translated(page.replace("THIS", "this").replace("AND", "and"), "html") == page
 
 
-@given(
-    st.lists(
-        st.one_of(
-            INLINE.map(lambda inline: written(inline, DELIMITERS["html"])), st.sampled_from(["<br>", "<p>", "."])
-        ),
-        max_size=9,
-    )
-)
+@given(st.lists(st.one_of(INLINE.map(written), st.sampled_from(["<br>", "<p>", "."])), max_size=9))
 def test_what_a_model_writes_is_no_markup(parts):
     """However its translations look, tags and attributes are those that were there."""
     evil = "<script>x</script> \"onclick=x ' --> &lt;b&gt; <a b"
@@ -342,7 +304,6 @@ def test_what_a_model_writes_is_no_markup(parts):
         return set(re.findall(r"<[^>]*>", text))
 
     text = " ".join(parts)
-    result = translated(
-        text, "html", lambda sentences: [evil for _ in sentences], lambda sources, targets: [[(0, 0)] for _ in sources]
-    )
+    aligned = lambda sources, targets: [[(0, 0)] for _ in sources]  # noqa: E731
+    result = translated(text, "html", lambda sentences: [evil for _ in sentences], aligned)
     assert tags(result) <= tags(text)

@@ -39,7 +39,6 @@ class _Sentence:
         self.is_plain = all(piece.raw == piece.text for piece in pieces)
         self.has_next = False  # whether another one follows in the paragraph
         self.atoms: list[Fragment] = []  # characters and points
-        self.start = self.end = 0  # of those that are translated
         self.last = self.solid = " "  # the last character, and the last that is no white space
         self.takes_punctuation = False  # whether the last point does
         text = "".join(piece.raw for piece in pieces)
@@ -48,7 +47,7 @@ class _Sentence:
             filled = [number for number, atom in enumerate(self.atoms) if atom.text.strip()]
             if filled and not all(atom.text for atom in self.atoms[: filled[0]]):  # punctuation stays with a point
                 filled = [n for n in filled if self.atoms[n].text.isalnum()][:1] + filled[-1:] or filled
-            self.start, self.end = (filled[0], filled[-1] + 1) if filled else (0, 0)
+            self.start, self.end = (filled[0], filled[-1] + 1) if filled else (0, 0)  # of what is translated
             text = "".join(atom.text for atom in self.atoms[self.start : self.end])
         self.text = " ".join(text.split())
 

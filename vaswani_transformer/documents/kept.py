@@ -46,7 +46,7 @@ def kept_places(text: str) -> list[tuple[int, int, str]]:
     With it go the letters of a word that it is in the middle of, signs between two such things, brackets around one.
     """
     kept = [(*match.span(), STAND_IN) for match in _KEPT.finditer(text)]
-    covered = _KEPT.sub(lambda match: "X" * len(match[0]), text)
+    covered = _KEPT.sub(lambda match: "_" * len(match[0]), text)  # of words, but no letter
     result = [(*match.span(), " ") for match in _SEPARATOR.finditer(covered)]
     covered, number = _SEPARATOR.sub(lambda match: " " * len(match[0]), covered), 0
     for begin, end in word_places(covered) if kept else ():
@@ -66,10 +66,7 @@ def has_words(text: str) -> bool:
 
 def _of_word(text: str, begin: int, end: int, kept: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
     """Return what is kept of a word, of which at least this is."""
-    places, place = [], begin  # of its other letters
-    for start, stop in [*((start, stop) for start, stop, _ in kept), (end, end)]:
-        places += [index for index in range(place, start) if text[index].isalnum()]
-        place = stop
+    places = [index for index in range(begin, end) if text[index].isalnum()]  # of its other letters
     if places and any(places[0] < start and stop <= places[-1] for start, stop, _ in kept):
         return [(min(places[0], kept[0][0]), max(places[-1] + 1, kept[-1][1]), STAND_IN)]
     result: list[tuple[int, int, str]] = []

@@ -1,12 +1,13 @@
 """Markdown (CommonMark with GitHub's tables, strikethrough, tasks and footnotes), by the parser pulldown-cmark."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
-from ..errors import UserError
+from ..errors import reading
 from .kept import STAND_IN
-from .pieces import Document, Kind, Piece, point, text_piece
-from .web_page import SPANS
+from .pieces import Document, Kind, Piece, text_piece
+from .web_page import read_web_page
 
 _EXTENSIONS = (
     "TABLES", "STRIKETHROUGH", "TASKLISTS", "FOOTNOTES", "MATH", "GFM", "DEFINITION_LIST", "HEADING_ATTRIBUTES",
@@ -30,10 +31,8 @@ _PRICE = b"\x1a"  # in the place of a $ that is none of a formula's
 
 def read_markdown(source: str) -> Document:
     """Return the text of paragraphs, headings, lists and tables; code, HTML blocks, images and definitions stay."""
-    try:
+    with reading("Markdown needs the library pyromark (pip install 'vaswani_transformer[documents]')"):
         import pyromark
-    except ImportError as error:
-        raise UserError("Markdown needs the library pyromark: pip install 'vaswani_transformer[documents]'") from error
     options = pyromark.Options(0)
     for name in _EXTENSIONS:
         options |= getattr(pyromark.Options, f"ENABLE_{name}")
@@ -66,6 +65,7 @@ class _Reader:
 
     def __init__(self, source: bytes):
         self.source, self.pieces, self.place = source, [], 0
+        self.block_end = 0  # of the last block that has begun
         self.opaque_end = -1  # of the last element whose content is not read
         self.is_broken = False  # whether a line break has been read that is not among the pieces yet
         self.links: list[tuple[str, int]] = []  # kind of each open link, and where its text begins
@@ -101,7 +101,7 @@ class _Reader:
         """Return the piece of what is no text: all of what is not read, a tag, or what ends the sentence."""
         link_type = value[element]["link_type"] if element == "Link" else ""
         if name == "InlineHtml":
-            return _tag(self.take(end))
+            return self.tag(self.take(end), end)
         if element in _OPAQUE or link_type in ("Autolink", "Email"):
             name, self.opaque_end = element, end
         elif element in _DELIMITERS:
@@ -110,9 +110,10 @@ class _Reader:
             self.links += [(link_type, self.place)] if element == "Link" else []
             return opening
         elif name in ("Start", "End"):
+            self.block_end = end if name == "Start" else self.block_end
             return Piece("")
         raw = self.take(end)
-        return point(raw, _POINTS[name]) if name in _POINTS else Piece(raw)
+        return Piece(raw, Kind.POINT, _POINTS[name]) if name in _POINTS else Piece(raw)
 
     def end_span(self, element: str, end: int) -> None:
         """Read the event that ends a span."""
@@ -142,15 +143,14 @@ class _Reader:
         self.fix(start)
         raw = self.take(end)
         if raw:
-            self.pieces.append(
-                text_piece(raw) if raw == value else Piece(raw, Kind.TEXT if value else Kind.POINT, value)
-            )
+            self.pieces.append(text_piece(raw, value))
 
-
-def _tag(raw: str) -> Piece:
-    """Return a tag of HTML in a sentence as a piece."""
-    match = _TAG.fullmatch(raw)
-    if match is None or match[2].lower() in ("img", "input"):
-        return point(raw)
-    name = match[2].lower()
-    return Piece(raw, Kind.CLOSE if match[1] else Kind.OPEN, name=name) if name in SPANS else Piece(raw)
+    def tag(self, raw: str, end: int) -> Piece:
+        """Return the piece of a tag in a sentence, which is the whole element where that is a point of HTML."""
+        match = _TAG.fullmatch(raw)
+        piece = read_web_page(raw).pieces[1] if match else Piece(raw, Kind.POINT)
+        if match and piece.kind is Kind.POINT:
+            last = re.compile(rf"</{match[2]}\s*>".encode(), re.IGNORECASE).search(self.source, end, self.block_end)
+            self.opaque_end = last.end() if last else end
+            piece = replace(piece, raw=raw + self.take(self.opaque_end))
+        return piece

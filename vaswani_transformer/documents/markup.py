@@ -63,7 +63,7 @@ def project(
     words = _words(atoms)
     places = word_places(translation)
     targets = [split_word(translation[start:end]) for start, end in places]
-    linked = {target: source for source, target in reversed(links) if source < len(words)}
+    linked = {target: source for source, target in reversed(links) if source < len(words)}  # else that before it
     sources = list(accumulate(range(len(targets)), lambda last, target: linked.get(target, last), initial=0))[1:]
     stacks = [[stack if stack is not None else words[s].stacks[1] for stack in words[s].stacks] for s in sources]
     if words[-1].stacks[2] is not None and words[sources[-1]].stacks[2] is None:
@@ -156,7 +156,7 @@ def _add_missing_spans(
             stacks[free[0]] = [tuple(dict.fromkeys(chain(*outer, stack)))] * 3
         elif free:
             stacks[free[0]][1] += (span,)
-        elif span.can_be_empty and span not in outside:
+        elif span.raw[:1] in "<[" and span not in outside:  # Markdown's signs cannot stand around nothing
             nearest = stacks[targets[0]][1]
             around = takewhile(lambda other, name=span.name: other.name != name and not other.is_run, nearest)
             empty.setdefault((targets[0], 3), []).append(Fragment("", (*around, span)))

@@ -46,11 +46,6 @@ class Piece:
         """Return whether a span is a run of a Word file, which is there for its text alone."""
         return self.again is not None
 
-    @property
-    def can_be_empty(self) -> bool:
-        """Return whether the tags of a span can stand around nothing, unlike Markdown's signs."""
-        return self.raw[:1] in "<["
-
 
 @dataclass(frozen=True)
 class Document:
@@ -72,11 +67,6 @@ class Document:
 def text_piece(raw: str, text: str | None = None) -> Piece:
     """Return text as a piece; `text`: its characters if `raw` is an escape, empty for what is invisible."""
     return Piece(raw, Kind.POINT if text == "" else Kind.TEXT, raw if text is None else text)
-
-
-def point(raw: str, text: str = "") -> Piece:
-    """Return a point; `text`: as of `Piece`."""
-    return Piece(raw, Kind.POINT, text)
 
 
 def in_blocks(pieces: list[Piece]) -> Iterator[Piece | list[Piece]]:
@@ -145,7 +135,7 @@ def with_points(pieces: list[Piece]) -> list[Piece]:
         text = kept[number // 2][2] if number % 2 else ""
         for piece in part:
             if number % 2 and piece.text:
-                piece, text = point(piece.raw, text), ""
+                piece, text = Piece(piece.raw, Kind.POINT, text), ""
             result.append(piece)
     return result
 
@@ -162,7 +152,7 @@ def _with_marks(pieces: list[Piece]) -> list[Piece]:
             last = number_of[closes[piece]]
             text = _text_of_mark(piece.name, pieces[number:last], before, pieces[last + 1 : last + 9])
             if text is not None:
-                piece = point("".join(part.raw for part in pieces[number - 1 : last + 1]), text)
+                piece = Piece("".join(part.raw for part in pieces[number - 1 : last + 1]), Kind.POINT, text)
                 number = last + 1
         elif piece.kind is Kind.TEXT and piece.raw == piece.text:
             result += [text_piece(part, INVISIBLE.sub("", part)) for part in INVISIBLE.split(piece.text) if part]

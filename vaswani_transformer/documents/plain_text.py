@@ -6,7 +6,7 @@ from functools import partial
 
 from ..errors import UserError
 from .markup import LINE_BREAK
-from .pieces import Document, Kind, Piece, point, text_piece
+from .pieces import Document, Kind, Piece, text_piece
 from .web_page import characters_of
 
 _TIME = re.compile(r"\s*(?:\d+:)?\d\d?:\d\d[,.]\d{1,3}\s*-->\s*(?:\d+:)?\d\d?:\d\d[,.]\d{1,3}")
@@ -40,12 +40,13 @@ def read_subtitles(text: str) -> Document:
             "this has no line such as 00:00:01,000 --> 00:00:02,000: give subtitles in the format SubRip or WebVTT"
         )
     is_vtt = text.startswith("WEBVTT")
-    titles = {n - 1 for n in times if n and (lines[n - 1].strip().isdigit() or (is_vtt and not lines[n - 2].strip()))}
+    heads = {n - 1 for n in times if n and (lines[n - 1].strip().isdigit() or (is_vtt and not lines[n - 2].strip()))}
+    heads |= times
     pieces, in_text, is_cue = [], False, False
     for number, line in enumerate(lines):
         inner = line.rstrip("\r\n")
         is_cue = number in times or (is_cue and not (is_vtt and not inner.strip()))
-        if number in times | titles or not is_cue or not inner.strip():
+        if number in heads or not is_cue or not inner.strip():
             pieces.append(Piece(line))
             in_text = False
             continue
@@ -58,7 +59,7 @@ def read_subtitles(text: str) -> Document:
             if not _TAG.fullmatch(part):
                 pieces += characters_of(part) if is_vtt else [text_piece(part)]
             elif part[1].isdigit():
-                pieces.append(point(part))
+                pieces.append(Piece(part, Kind.POINT))
             else:
                 pieces.append(Piece(part, Kind.CLOSE if part[1] == "/" else Kind.OPEN, name=name[1].lower()))
         pieces.append(Piece(line[len(inner) :]))

@@ -9,10 +9,9 @@ from itertools import accumulate
 from xml.etree.ElementTree import HTML_EMPTY
 
 from .kept import STAND_IN
-from .pieces import Document, Kind, Piece, point, text_piece
+from .pieces import Document, Kind, Piece, text_piece
 
-# Elements that are spans in a sentence; those that are points, with all that is in them; those
-# that are left alone besides the points.
+# Elements that are spans in a sentence; those that are points, with all that is in them; those that are left alone.
 SPANS = {
     "a", "abbr", "b", "bdi", "bdo", "big", "cite", "del", "dfn", "em", "font", "i", "ins", "label", "mark", "q", "s",
     "small", "span", "strike", "strong", "sub", "sup", "u",
@@ -22,7 +21,7 @@ _PICTURES = {"img", "input", "svg", "button", "select", "meter", "progress"}
 _POINTS = {*_WORDS, *_PICTURES, "wbr"}
 _OPAQUE = {
     "script", "style", "pre", "textarea", "iframe", "noembed", "noframes", "noscript", "xmp", "plaintext", "template",
-    "object", "audio", "video", "canvas", "applet", "listing",
+    "object", "audio", "video", "canvas", "applet", "listing", *_POINTS,
 }  # fmt: skip
 # Elements whose end tags may be left out: the tags that end them, and elements within which these do not. Besides them
 # the end of what they are in does.
@@ -81,24 +80,20 @@ def read_web_page(source: str) -> Document:
     pieces, number = [Piece(source[: places[0]])], 0
     while number < len(events):
         start, kind, name, attributes = events[number]
-        is_opaque = kind == "start" and _is_opaque(name, attributes)
+        kept = (attributes.get("translate") or "").lower() == "no" or "notranslate" in (attributes.get("class") or "")
+        is_opaque = kind == "start" and name not in HTML_EMPTY and (kept or name in _OPAQUE)
         last = _end_of_opaque(events, number) if is_opaque else number
         raw, number = source[start : places[last + 1]], last + 1
         if kind == "text":
             pieces += characters_of(raw)
         elif kind == "comment" or (kind in ("start", "alone") and name in _POINTS) or (is_opaque and name in SPANS):
             is_seen = kind != "comment" and name != "wbr"
-            pieces.append(point(raw, is_seen * (" " if name in _PICTURES else STAND_IN)))
+            pieces.append(Piece(raw, Kind.POINT, is_seen * (" " if name in _PICTURES else STAND_IN)))
         elif name in SPANS:
             pieces.append(Piece(raw, Kind.OPEN if kind == "start" else Kind.CLOSE, name=name))
         else:
             pieces.append(Piece(raw))
     return Document(pieces, escape=lambda text: html.escape(text, quote=False))
-
-
-def _is_opaque(name: str, attributes: dict) -> bool:
-    kept = (attributes.get("translate") or "").lower() == "no" or "notranslate" in (attributes.get("class") or "")
-    return name not in HTML_EMPTY and (kept or name in _OPAQUE or name in _POINTS)
 
 
 def _end_of_opaque(events: list, number: int) -> int:

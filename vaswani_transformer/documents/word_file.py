@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from xml.parsers import expat
 
 from ..errors import UserError, reading
-from .pieces import Document, Kind, Piece, point, text_piece
+from .pieces import Document, Kind, Piece, text_piece
 
 _PARTS = re.compile(r"(header|footer)\d*\.xml|(footnotes|endnotes|comments)\.xml")  # beside the main one
 _MOST_BYTES = 1 << 28  # of a part
@@ -36,20 +36,19 @@ class _Event(NamedTuple):
 def translate_word_file(data: bytes, translate: Callable[[list[Document]], list[str]]) -> bytes:
     """Return a Word file with the texts of its paragraphs, headers, footers, notes and comments translated."""
     with reading("not a Word file (.docx)"), zipfile.ZipFile(io.BytesIO(data)) as archive:
-        entries = archive.infolist()
         names = _parts(archive)
-        if large := [entry for entry in entries if entry.filename in names and entry.file_size > _MOST_BYTES]:
+        parts = [entry for entry in archive.infolist() if entry.filename in names]
+        if large := [entry for entry in parts if entry.file_size > _MOST_BYTES]:
             raise UserError(f"{large[0].filename} of the Word file has {large[0].file_size:,} bytes: divide the file")
-        contents = [archive.read(entry) for entry in entries]
-    numbers = [number for number, entry in enumerate(entries) if entry.filename in names]
-    translated = translate([_read_part(contents[number], entries[number].filename) for number in numbers])
-    changed = {n: xml.encode() for n, xml in zip(numbers, translated, strict=True) if xml.encode() != contents[n]}
-    if not changed:
+        contents = {entry: archive.read(entry) for entry in archive.infolist()}
+    translated = translate([_read_part(contents[entry], entry.filename) for entry in parts])
+    changed = contents | {entry: xml.encode() for entry, xml in zip(parts, translated, strict=True)}
+    if changed == contents:
         return data
     result = io.BytesIO()
     with zipfile.ZipFile(result, "w") as archive:
-        for number, (entry, content) in enumerate(zip(entries, contents, strict=True)):
-            archive.writestr(entry, changed.get(number, content))
+        for entry, content in changed.items():
+            archive.writestr(entry, content)
     return result.getvalue()
 
 
@@ -124,7 +123,7 @@ def _run(events: list[_Event], number: int) -> list[Piece]:
     shown = [n for n in children if events[n].name not in ("rPr", "lastRenderedPageBreak")]
     names = [events[n].name for n in shown]
     if len(names) == 1 and names[0] in _REFERENCES:
-        return [point(_raw(events[number : end + 1]))]
+        return [Piece(_raw(events[number : end + 1]), Kind.POINT)]
     if names != ["t"]:
         return []
     first, last = shown[0], _end(events, shown[0])
@@ -143,4 +142,4 @@ def _piece(event: _Event, in_text: bool = True) -> Piece:
         return text_piece(raw, name) if in_text and (raw == name or raw.startswith("&")) else Piece(raw)
     if name in _SPANS and kind:
         return Piece(raw, Kind.OPEN if kind == "<" else Kind.CLOSE, name=name)
-    return point(raw) if name in _POINTS and kind else Piece(raw)
+    return Piece(raw, Kind.POINT if name in _POINTS and kind else Kind.FIXED)

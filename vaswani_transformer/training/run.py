@@ -333,8 +333,8 @@ class TrainingRun:
                 callback.logging_dir = str(self.folder / callbacks.TENSORBOARD)
         trainer.remove_callback(PrinterCallback)
         self.log = callbacks.TrainingLogCallback(self.folder / LOG)
-        # A beam search of the validation set takes about half as often the time of a greedy one as it has beams.
-        searched = 2.5 * (model.generation_config.num_beams or 1) if recipe.length_penalty == AUTO else 0
+        # A beam search of the validation set takes half as many times a greedy one as it has beams, and one has to be.
+        searched = 0.5 * (model.generation_config.num_beams or 1) if recipe.length_penalty == AUTO else 0
         limits = recipe.max_minutes, recipe.checkpoint_minutes, averaged_from(recipe), 2 + searched
         self.stopper = callbacks.StopAndSaveCallback(self.log, *limits)
         save = partial(trainer._save_checkpoint, model, None)

@@ -99,8 +99,8 @@ ROOM_LINES = {
     "experiments": 1101, "serving": 1481, "hub": 887, "export": 1032, "parsing": 1142, "documents": 1269,
     "attention": 779, "recipes": 411, "evaluation": 316,
 }  # fmt: skip
-TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1508, 25700, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28044, 2550, 14400
+TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1508, 25184, 11.5
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28001, 2500, 14192
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

@@ -90,7 +90,7 @@ def choose_length_penalty(trainer: VaswaniTrainer, seconds_left: Callable[[], fl
     search = trainer.accelerator.unwrap_model(trainer.model).generation_config
     if search.num_beams in (None, 1):
         return
-    scores, endless, longest = {}, {}, 0.0
+    scores, endless, longest = {}, {}, float("-inf")  # the first is tried in any case
     for alpha in sorted(LENGTH_PENALTIES, key=lambda alpha: abs(alpha - SEARCH["length_penalty"])):
         if any(over_processes(trainer.args, [int(seconds_left() < longest)])):
             break

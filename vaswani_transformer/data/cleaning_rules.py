@@ -31,8 +31,8 @@ _HASHES = 128  # of a MinHash signature, at most
 _TOGETHER = 1000  # pairs whose shingles, which are large, are in memory at once
 _WORDS = regex.compile(r"\p{Han}|[\p{L}\p{M}--\p{Han}]+", regex.V1)
 # By a language the group of those that it is easily confused with.
-_GROUPS = ("da no nn sv", "hr sr bs sh", "cs sk", "id ms", "pt gl")
-_CONFUSABLE = {language: group for group in _GROUPS for language in group.split()}
+_ALIKE = ("da no nn sv", "hr sr bs sh", "cs sk", "id ms", "pt gl")
+_CONFUSABLE = {language: group for group in _ALIKE for language in group.split()}
 _SHINGLE = 5  # characters
 _GROUPS, _OF_A_GROUP = 10, 1000  # of pairs of similar length: how many at most, and pairs of one at least
 _LEAST_DEVIATION = 0.05  # of the logarithm: a text whose lengths agree better than sentences do is not judged by that

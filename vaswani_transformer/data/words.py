@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-import regex  # transformers requires it
+import regex
 
 # Chinese, Japanese, Thai, Lao, Khmer, Burmese: what their words are, dictionaries say, and Unicode's rules do not.
 _LETTER = r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Line_Break=Complex_Context}]"

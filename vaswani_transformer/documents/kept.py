@@ -1,6 +1,6 @@
 """What is never shown to a model, which would change it or leave it out."""
 
-import regex  # transformers requires it
+import regex
 
 from ..data.words import word_places
 

@@ -92,7 +92,7 @@ def test_each_room_says_what_lives_there(room):
 
 
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
-# A number rises only by a commit that says why. The package's is 25,000, and 28,000 that of the tests: what is above
+# A number rises only by a commit that says why. The package's is 25,000: what is above
 # them now came with the mended faults of other toolkits' users, and has to be paid for by removing.
 ROOM_LINES = {
     "model": 4193, "data": 3253, "training": 2372, "importing": 1561, "cli": 1998, "decoding": 1881,
@@ -100,7 +100,7 @@ ROOM_LINES = {
     "attention": 779, "recipes": 411, "evaluation": 316,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1508, 25184, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28001, 2500, 14192
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 2500, 14192
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

@@ -25,7 +25,7 @@ from vaswani_transformer.cli.main import main
 from vaswani_transformer.data.recipe_data import data_sources
 from vaswani_transformer.decoding.file_translator import FileTranslator
 from vaswani_transformer.decoding.translator import Translator
-from vaswani_transformer.distillation import TeacherOptions, distill, least_kept, student_recipe
+from vaswani_transformer.distillation import TeacherOptions, distill, student_recipe
 from vaswani_transformer.hub.card_facts import facts_of
 from vaswani_transformer.hub.model_card import render_card
 from vaswani_transformer.recipes.recipe import Recipe, load_recipe
@@ -105,22 +105,8 @@ def test_the_best_translations_of_one_teacher_or_several(teachers, student, made
     expected = [(source, found[0]["text"]) for source, _, found in rows if learnable(found[:1])]
     assert len(expected) > LINES // 2
     assert made(teachers[:number]) == expected
-
-
-def test_a_share_by_log_probability_a_token(teachers, student, made, tmp_path):
-    rows = by_translate(teachers[:1], student, tmp_path)
-    rows = [(source, *learnable(found)) for source, _, found in rows if learnable(found)]
-    ranked = sorted(rows, key=lambda row: row[1]["log_probability"] / row[1]["tokens"], reverse=True)
-    best = [row[0] for row in ranked[: math.ceil(0.4 * len(ranked))]]
-    assert made(teachers[:1], keep=0.4) == [(row[0], row[1]["text"]) for row in rows if row[0] in best]
     facts = json.loads((tmp_path / "out" / "distillation.json").read_text())
-    assert (facts["lines"], facts["pairs"], facts["unusable"]) == (LINES, len(best), LINES - len(rows))
-
-
-def test_the_share_of_scores_with_ties_and_without_any():
-    scores = [-1.0, math.nan, -3.0, -2.0, -2.0, math.nan, -4.0]
-    assert [least_kept(scores, share) for share in (1.0, 0.4, 0.01)] == [-4.0, -2.0, -1.0]
-    assert least_kept([math.nan], 1.0) == math.inf
+    assert (facts["lines"], facts["pairs"]) == (LINES, len(expected))
 
 
 def test_interpolation_takes_what_is_nearest_to_the_reference(teachers, student, made, tmp_path):
@@ -192,7 +178,7 @@ def test_workers_write_what_one_process_writes(teachers, student, tmp_path, here
 
 
 def test_the_command_resumes_in_every_step(teachers, student, tmp_path, monkeypatch, capsys):
-    command = ["distill", *map(str, teachers), "--student", str(student), "--quiet", "--keep", "0.8", "--output"]
+    command = ["distill", *map(str, teachers), "--student", str(student), "--quiet", "--output"]
     assert main([*command, str(tmp_path / "straight")]) == 0
     translate, translated = Translator.translate_prepared, []
 
@@ -295,7 +281,6 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(teachers, stranger, stude
         (*command[:3], tmp_path / "own.yaml", *command[4:]): "the student's recipe has another tokenizer",
         (*command[:4], "--output", teachers[0], "--overwrite"): f"is where the model {teachers[0]} lies",
         (*command, "--beams", 0): 'Invalid value "0" for --beams. Must be >= 1',
-        (*command, "--keep", 0): 'Invalid value "0.0" for --keep. Must be > 0',
         (*command, "--sample", "--beams", 3): "--sample and --beams cannot be combined",
         (*command, "--interpolate", "--text", student): "--interpolate and --text cannot be combined",
         (*command, "--teacher-precision", "int7"): "precision is 'int7'",

@@ -47,7 +47,6 @@ SMALLER = {  # options added to commands that train, or take many minutes
     "experiment table3": f"--only base {_CELLS}",
     "experiment table4": _CELLS,
     "attention runs/mine .Two": "--target 'Zwei Hunde.'",  # a small model's own translation is too long for a picture
-    "experiment positions": "--set max_steps=4 --set examples=5",
 }
 SERVE = "vaswani serve en-de=runs/mine --port 5000"
 

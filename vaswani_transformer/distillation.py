@@ -8,7 +8,6 @@ In place of a sum over all translations, the student's loss takes the one that t
 import hashlib
 import json
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -53,7 +52,6 @@ class TeacherOptions:
     beams: int | None = None  # as the first teacher was saved, if none
     sample: bool = False  # draw a translation from the teachers' distribution in place of a search
     interpolate: bool = False  # of the beam take the translation nearest to the reference, by sentence BLEU
-    keep: float = 1.0  # the share of translations that is kept: those of the most log-probability a token
     precision: str | None = None  # what the teachers were loaded in
 
     def search(self, own_beams: int) -> dict[str, Any]:
@@ -205,7 +203,6 @@ class DistilledText:
             tokenizer,
             max_source_tokens=self.recipe.max_length,  # longer ones, which no student of this recipe learns, in parts
             split_long=True,
-            scores=True,
             seed=seed,
             source_language=languages_of_model(self.teachers[0])[0],
             **self.options.search(model.generation_config.num_beams or 1),
@@ -218,33 +215,23 @@ class DistilledText:
             for line in file:
                 yield parse_json(line)["hypotheses"]
 
-    def _choose(self, reference: str, translations: list[dict[str, Any]]) -> tuple[int, float]:
-        """Return the index of the translation to learn, and its log-probability a token; NaN if there is none."""
-        scores = {
-            index: hypothesis["log_probability"] / hypothesis["tokens"]
-            for index, hypothesis in enumerate(translations)
-            if hypothesis["text"].strip() and not hypothesis.get("repeats")
-        }
-        if not scores:
-            return 0, math.nan
-        chosen = next(iter(scores))
-        if self.options.interpolate:
+    def _choose(self, reference: str, translations: list[dict[str, Any]]) -> str | None:
+        """Return the translation to learn; None if there is none."""
+        texts = [each["text"] for each in translations if each["text"].strip() and not each.get("repeats")]
+        if self.options.interpolate and texts:
             # Smoothed, as sacreBLEU advises for sentences.
             bleu = bleu_metric([reference], self.recipe.bleu_tokenizer, effective_order=True)
-            chosen = max(scores, key=lambda n: bleu.sentence_score(translations[n]["text"], [reference]).score)
-        return chosen, scores[chosen]
+            return max(texts, key=lambda text: bleu.sentence_score(text, [reference]).score)
+        return texts[0] if texts else None
 
     def _write(self, settings: dict[str, Any]) -> None:
-        """Write what is kept of the translations, and last the facts about it."""
+        """Write what can be learned of the translations, and last the facts about it."""
         pairs = zip(self.source.stream(), self._hypotheses(), strict=True)
         choices = [self._choose(reference, translations) for (_, reference), translations in pairs]
-        scores = [score for _, score in choices]
-        least = least_kept(scores, self.options.keep)
-        counts = {"lines": len(scores), "pairs": sum(score >= least for score in scores)}
-        counts["unusable"] = sum(map(math.isnan, scores))
+        counts = {"lines": len(choices), "pairs": sum(choice is not None for choice in choices)}
         logger.info(
-            "distilled text: {lines:,} lines translated, {pairs:,} pairs kept; {unusable:,} of the others are empty or"
-            " repeat themselves without end".format(**counts)
+            "distilled text: {lines:,} lines translated, {pairs:,} pairs kept; other translations are empty or repeat"
+            " themselves without end".format(**counts)
         )
         if not counts["pairs"]:
             raise UserError(f"no translation of {self.source.where} can be learned: all are empty or repeat themselves")
@@ -255,15 +242,8 @@ class DistilledText:
                 (staging / self.names[0]).open("w", encoding="utf-8") as sources,
                 (staging / self.names[1]).open("w", encoding="utf-8") as targets,
             ):
-                rows = zip(self._sources(), self._hypotheses(), choices, strict=True)
-                for source, translations, (index, score) in rows:
-                    if score >= least:
+                for source, choice in zip(self._sources(), choices, strict=True):
+                    if choice is not None:
                         sources.write(source + "\n")
-                        targets.write(translations[index]["text"] + "\n")
+                        targets.write(choice + "\n")
             (staging / DISTILLATION).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-
-
-def least_kept(scores: Sequence[float], share: float) -> float:
-    """Return the lowest of the highest scores that are this share of all but NaN (at least one); infinity of none."""
-    ranked = sorted((score for score in scores if not math.isnan(score)), reverse=True)
-    return ranked[math.ceil(share * len(ranked)) - 1] if ranked else math.inf

@@ -27,6 +27,11 @@ def is_launched() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def is_first_process() -> bool:
+    """Return whether this is the only process or the first of those launched together: the one that writes."""
+    return os.environ.get("RANK", "0") == "0"  # set by accelerate launch and torchrun
+
+
 class ProcessLostError(ConnectionError):
     """Another process of this launch is gone; what they computed since the last checkpoint is lost."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from .distributed import is_first_process
 from .errors import UserError, reading
 from .files import WRITING, finish, remove_files, remove_leftovers, sync, unfinished, write_text
 from .json_and_yaml import read_json
@@ -26,11 +27,6 @@ RECORD, LOCK = ".vaswani_files.json", ".lock"
 RECIPE = "recipe.yaml"  # in the folder of a training
 OWN = (RECORD, LOCK)  # names that are nobody else's
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}  # of a file system without locks
-
-
-def is_first_process() -> bool:
-    """Return whether this is the only process or the first of those launched together: the one that writes."""
-    return os.environ.get("RANK", "0") == "0"  # set by accelerate launch and torchrun
 
 
 @contextlib.contextmanager

@@ -10,11 +10,11 @@ from conftest import error_of, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_folders import PAIRS, write_model
+from position_study import offset_matrix
 
 from vaswani_transformer import align, load_model, name_heads, pharaoh, train_tokenizer
 from vaswani_transformer.attention.heads import MEASURES, HeadStatistics, delimiters, heads_as_markdown, read_links
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.experiments.positions import offset_matrix
 
 LENGTH = 12
 NONE = np.zeros(LENGTH, bool)

@@ -156,7 +156,7 @@ def test_a_trained_cell_without_its_log(tmp_path):
         assert "training_log.jsonl: " in error_of(trained, tmp_path)
 
 
-# What the heads look at; positions.
+# What the heads look at.
 
 
 def test_attention_command_takes_the_model_of_table_2(multi30k, table2_folder, capsys, monkeypatch):
@@ -169,23 +169,6 @@ def test_attention_command_takes_the_model_of_table_2(multi30k, table2_folder, c
     kinds = json.loads((folder / "heads/result.json").read_text())["figures"]["report"]["kinds"]
     assert {kind: len(facts["heads"]) for kind, facts in kinds.items()} == dict.fromkeys(kinds, 2)
     assert "<html" in (folder / "heads/sentence-1.html").read_text()
-    assert experiment(capsys, *words)[1] == output
-
-
-def test_positions_command(tmp_path, capsys):
-    changes = ["trained=6", "d_model=16", "d_ff=16", "layers=1", "max_steps=2", "batch=4", "examples=4"]
-    words = ["positions", "--output", tmp_path, "--set", *changes]
-    status, output, errors = experiment(capsys, *words, "--only", "copy-learned-1")
-    assert status == 0, errors
-    assert "| 10 (longer) |  |  |" in output
-    status, output, errors = experiment(capsys, *words)
-    folder = tmp_path / "positions/laptop"
-    assert {path.parent.name for path in folder.glob("*/result.json")} == {
-        f"copy-{encoding}-{seed}" for encoding in ("sinusoidal", "learned") for seed in (0, 1)}  # fmt: skip
-    entry = json.loads((folder / "copy-learned-0/result.json").read_text())["figures"]["lengths"][1]
-    row = next(line for line in output.splitlines() if line.startswith("| 10 (longer) |")).strip("| ").split(" | ")
-    assert row[5:7] == [f"{entry['token_accuracy']:.1f}", f"{entry['exact_match']:.1f}"]
-    assert "Finished runs: 4" in output
     assert experiment(capsys, *words)[1] == output
 
 
@@ -203,7 +186,6 @@ def test_positions_command(tmp_path, capsys):
         (["table1", "--output", __file__], "of 4 cells failed, see above"),
         (["table4", "--data-dir", "."], "gum.train.trees.gz: No such file"),
         (["table1", "--set", "lengths=8,16"], "leave --set out"),
-        (["positions", "--set", "steps=3"], "--set: LengthStudy.__init__() got an unexpected keyword argument 'steps'"),
     ],
 )
 def test_mistakes_end_in_one_line(words, message, tmp_path, capsys):

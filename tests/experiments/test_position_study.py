@@ -7,9 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from position_study import LengthStudy, accuracy_by_length, offset_error, offset_matrix, report, train_on_short
 
-from vaswani_transformer.experiments import positions
-from vaswani_transformer.experiments.positions import LengthStudy, accuracy_by_length, offset_matrix, train_on_short
 from vaswani_transformer.model.layers_vaswani import sinusoidal_positions
 
 SMALL = {"d_model": 16, "d_ff": 32, "num_heads": 2, "layers": 1, "batch": 16, "warmup_steps": 60, "examples": 20}
@@ -32,7 +31,7 @@ def test_offsets_add_up(one, other):
 
 
 def test_the_closed_form_holds_for_a_whole_table():
-    assert positions.offset_error(64, 1000, [1, 7, 500]) < 1e-12
+    assert offset_error(64, 1000, [1, 7, 500]) < 1e-12
 
 
 @pytest.mark.slow
@@ -58,3 +57,8 @@ def test_what_is_tested_was_not_drawn_for_training():
     tested = {tuple(row["labels"]) for length, rows in study.tests().items() if length >= 10 for row in rows}
     for seed in range(4):  # of 20 symbols there are so many sentences of 10 that none comes twice by chance
         assert not tested & {tuple(row["labels"]) for row in study.draw(random.Random(seed), 1000, 1, study.trained)}
+
+
+def test_the_table_has_a_column_for_each_model():
+    text = report(LengthStudy(trained=6, tested=(5, 10), max_steps=2, **SMALL | {"examples": 4}))
+    assert len(text.splitlines()[-1].strip("| ").split(" | ")) == 9 and "| 10 (longer) | " in text

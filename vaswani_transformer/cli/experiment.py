@@ -1,6 +1,6 @@
 """The command that runs the paper's experiments: `vaswani experiment`."""
 
-import importlib
+import pkgutil
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,12 +9,11 @@ from .options import SEVERAL, Path_
 
 # Module and class in `experiments`, which are imported once they are needed.
 _EXPERIMENTS = {
-    "table1": "table1.Table1",
-    "table2": "translation.Table2",
-    "table3": "translation.Table3",
-    "table4": "table4.Table4",
-    "attention": "translation.HeadStudy",
-    "positions": "positions.Positions",
+    "table1": "table1:Table1",
+    "table2": "translation:Table2",
+    "table3": "translation:Table3",
+    "table4": "table4:Table4",
+    "attention": "translation:HeadStudy",
 }
 _NO_SETTINGS = ("data_dir", "output", "overwrite")  # options of their own, or what the command does by itself
 
@@ -56,6 +55,5 @@ def experiment(
             raise UserError(f"--set {word!r} is not a setting of a cell: write FIELD=VALUE, such as max_steps=100")
         changes[field] = value
     setup = Setup(scale, Path(output).expanduser(), data_dir and Path(data_dir).expanduser(), changes)
-    module, _, kind = _EXPERIMENTS[name].partition(".")
-    chosen = getattr(importlib.import_module(f"vaswani_transformer.experiments.{module}"), kind)()
+    chosen = pkgutil.resolve_name(f"vaswani_transformer.experiments.{_EXPERIMENTS[name]}")()
     print(run_experiment(chosen, setup, only or [], dry_run, report))

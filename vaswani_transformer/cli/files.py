@@ -10,13 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-from tqdm.auto import tqdm
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..data.text_files import TextScan, decode_lines, read_lines, scan_text
-from ..decoding.file_translator import with_lines_of
-from ..decoding.output import ResumableOutput, StreamOutput
 from ..distributed import is_launched
 from ..errors import UserError
 from ..evaluation.records import model_sha256
@@ -24,10 +20,12 @@ from ..files import written_whole
 from ..hardware import MOST_WORKERS
 from .options import Engine, Path_, flag, group, within
 
+if TYPE_CHECKING:
+    from ..decoding.output import ResumableOutput, StreamOutput
+
 # A shell may have led them to a file, but it holds them open: there is no name to write beside.
 _STREAMS = ("/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 _NO_SETTINGS = ("device", "ensemble")  # options that change no output, or stand for content
-Output = StreamOutput | ResumableOutput
 
 
 @group("output")
@@ -109,6 +107,8 @@ def check_work(read: Mapping[str, str | None], writing: Writing, **written: str 
 
 def timed(doing: str, decode: Callable[..., Iterator[Any]], total: int) -> tuple[list, float]:
     """Return all that `decode` yields for sentences, with a progress bar meanwhile, and the seconds that it took."""
+    from tqdm.auto import tqdm
+
     started = time.monotonic()
     with tqdm(total=total, desc=doing, unit=" sentences", file=sys.stderr, smoothing=0) as bar:
         return list(decode(progress=bar)), time.monotonic() - started
@@ -174,12 +174,14 @@ def open_output(
     settings: Callable[[], Mapping[str, Any]],
     lines_per_record: int = 1,
     drawn: dict[str, Any] | None = None,
-) -> Iterator[Output]:
+) -> Iterator["StreamOutput | ResumableOutput"]:
     """Open the output of a command; where Ctrl-C ends the body, print how to resume.
 
     It is a file that can be resumed if the input was scanned and so can be read again; the `settings` that it depends
     on are asked for then. Else it is a stream.
     """
+    from ..decoding.output import ResumableOutput, StreamOutput
+
     if writing.output is None:
         output = StreamOutput(sys.stdout)
     elif not (is_file(writing.output) and scans):
@@ -199,7 +201,7 @@ def open_output(
 
 def do_lines(
     worker: Any,
-    output: Output,
+    output: "StreamOutput | ResumableOutput",
     writing: Writing,
     read: Mapping[str, str | None],
     scans: Mapping[str, TextScan],
@@ -227,6 +229,8 @@ def do_lines(
         lines = iter(sentences)
     else:
         lines = _standard_input() if first is None else read_lines(Path(first), stamp=stamps.get(name))
+    from ..decoding.file_translator import with_lines_of
+
     for other, path in others:
         if path is not None:
             lines = with_lines_of(lines, first or "standard input", Path(path), stamps.get(other))

@@ -15,9 +15,8 @@ import wrapt
 from cyclopts import App, CycloptsError, Parameter
 
 from .. import __version__
-from ..distributed import is_launched, reports_error
+from ..distributed import is_first_process, is_launched, reports_error
 from ..errors import UserError, is_of_cache, is_panic, one_line, shortened
-from ..output_folder import is_first_process
 
 EXIT_FAILURE, EXIT_USAGE = 1, 2
 _RESUMED = [[name] for name in ("train", "distill", "demo", "experiment", "prepare", "clean")]

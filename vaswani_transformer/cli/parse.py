@@ -8,9 +8,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from ..distributed import is_first_process
 from ..durations import duration
 from ..errors import UserError, reading
-from ..output_folder import is_first_process, locked_together
 from ..recipes.recipe import DATA
 from . import files, options
 from .files import Writing
@@ -53,6 +53,7 @@ def train(
         words: also write the words into the tree (default: yes, except for the recipe parser, which follows the paper)
         augment: train N times on each tree and N times on versions with parts exchanged; 0: once on each tree
     """
+    from ..output_folder import locked_together
     from ..parsing.parser import TextForm, load_trees, parsing_recipe
     from ..training.run import train as train_recipe
 

@@ -4,12 +4,9 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
-from cyclopts.validators import Number
-
+from ..distributed import is_first_process
 from ..durations import duration
 from ..hardware import MOST_WORKERS
-from ..output_folder import is_first_process
 from ..recipes.recipe import TOKENIZER
 from . import options
 from .options import OF_DATA_AT_HAND, REQUIRED, Path_, Quiet, RecipeName, setting, within
@@ -68,7 +65,6 @@ def distill(
     beams: Annotated[int | None, setting("num_beams")] = None,
     interpolate: bool = False,
     sample: bool = False,
-    keep: Annotated[float, Parameter(validator=Number(gt=0, lte=1))] = 1.0,
     teacher_precision: str | None = None,
     workers: Annotated[int, within(1, MOST_WORKERS)] = 1,
     quiet: Quiet = False,
@@ -87,7 +83,6 @@ def distill(
         interpolate: learn of each beam the translation nearest to the reference, by sentence BLEU, instead of the
             likeliest
         sample: draw translations at random, by the recipe's seed, instead of searching for the likeliest
-        keep: learn this share of the translations, those of the most log-probability a token
         teacher_precision: of the teacher: float32, bfloat16, float16, or int8 on a CPU (default: as it was saved)
         workers: processes that translate, each on its own GPU if any
     """
@@ -97,7 +92,7 @@ def distill(
     options.exclude("--sample", sample, {"beams": beams, "interpolate": interpolate})
     options.exclude("--interpolate", interpolate, {"text": text})  # it compares translations with references
     recipe = options.read_recipe(student, fields)
-    teaching = TeacherOptions(beams, sample, interpolate, keep, teacher_precision)
+    teaching = TeacherOptions(beams, sample, interpolate, teacher_precision)
     _print_trained(train_student(list(teachers), recipe, teaching, text, not quiet, workers))
 
 

@@ -1,28 +1,21 @@
 """The formats of documents by name, and a whole document translated."""
 
+import pkgutil
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..data.words import word_places
 from ..errors import UserError
-from ..model.language_codes_vaswani import typed_code
-from .document import Translation
-from .markdown_text import read_markdown
-from .markup import Links
-from .pieces import Document
-from .plain_text import read_paragraphs, read_subtitles
-from .web_page import read_web_page
-from .word_file import translate_word_file
 
 Translate = Callable[[list[str]], Iterable[str]]  # sentences to their translations
+Links = list[tuple[int, int]]  # (source word, target word), both counted from 0
 Align = Callable[[list[str], list[str]], Iterable[Links]]  # sentences and translations to word alignments
 
-_READERS: dict[str, Callable[[str], Document]] = {
-    "paragraphs": read_paragraphs,
-    "html": read_web_page,
-    "markdown": read_markdown,
-    "srt": read_subtitles,
-    "vtt": read_subtitles,
+_READERS = {  # the function of each format, whose module is imported when it is needed: commands list the names
+    "paragraphs": "plain_text:read_paragraphs",
+    "html": "web_page:read_web_page",
+    "markdown": "markdown_text:read_markdown",
+    "srt": "plain_text:read_subtitles",
+    "vtt": "plain_text:read_subtitles",
 }
 #: Names of the formats.
 FORMATS = (*_READERS, "docx")
@@ -44,13 +37,17 @@ def translate_document(
     Raises:
         UserError: for a document that is not of this format, or not UTF-8.
     """
+    from ..model.language_codes_vaswani import typed_code
+    from .document import Translation
 
-    def translated(documents: list[Document], *codes: str) -> list[str]:
+    def translated(documents: list, *codes: str) -> list[str]:
         work = Translation(documents, language, codes)
         pairs = work.take(translate(work.sentences) if work.sentences else [])
         return work.written((align or _in_order)(*pairs) if pairs[0] else [])
 
     if format == "docx":
+        from .word_file import translate_word_file
+
         return translate_word_file(data, translated)
     try:
         text = data.decode()
@@ -59,7 +56,8 @@ def translate_document(
         raise UserError(f"line {line} is not valid UTF-8: convert the document first, or give its --format") from error
     mark = text[: text.startswith("\ufeff")]  # of the byte order, which is not text
     code, text = typed_code(text[len(mark) :])  # which counts for all of it
-    return (mark + translated([_READERS[format](text)], code)[0]).encode()
+    read = pkgutil.resolve_name(f"{__package__}.{_READERS[format]}")
+    return (mark + translated([read(text)], code)[0]).encode()
 
 
 def aligner(model: Any, tokenizer: Any) -> Align:
@@ -85,6 +83,9 @@ def aligner(model: Any, tokenizer: Any) -> Align:
 
 def _in_order(sources: list[str], targets: list[str]) -> list[Links]:
     """Return links from each target word to the source word at the same share of the sentence."""
+    from ..data.words import word_places
+    from ..model.language_codes_vaswani import typed_code
+
     pairs = zip((typed_code(source)[1] for source in sources), targets, strict=True)
     lengths = [(len(word_places(source)), len(word_places(target))) for source, target in pairs]
     return [[(place * rows // columns, place) for place in range(columns)] for rows, columns in lengths]

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 import yaml
 
+from ..distributed import is_first_process
 from ..durations import duration
 from ..errors import UserError, one_line, reading
 from ..evaluation.records import versions
 from ..json_and_yaml import read_json, read_yaml
-from ..output_folder import RECIPE, OutputFolder, is_first_process, locked
+from ..output_folder import RECIPE, OutputFolder, locked
 
 logger = logging.getLogger(__name__)
 

@@ -1,21 +1,22 @@
-"""Section 3.5 as an experiment: offsets as linear maps, and accuracy on sentences longer than any in training."""
+"""Study Section 3.5: offsets as linear maps, and accuracy on sentences longer than any in training.
+
+    python scripts/position_study.py
+
+Minutes on one core; prints Markdown.
+"""
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ..data.batching import PairCollator
-from ..errors import reading
-from ..model.configuration_vaswani import VaswaniConfig
-from ..model.layers_vaswani import sinusoidal_positions
-from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..training.schedule import noam_scheduler
-from .base import Cell, Experiment, Setup, markdown_table
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani_transformer.data.batching import PairCollator
+from vaswani_transformer.experiments.base import markdown_table
+from vaswani_transformer.model.layers_vaswani import sinusoidal_positions
+from vaswani_transformer.training.schedule import noam_scheduler
 
 ENCODINGS, SEEDS = ("sinusoidal", "learned"), (0, 1)
 _END, _FIRST = 2, 3  # ids of the end token and of the first token that is none of the special ones
@@ -73,13 +74,6 @@ class LengthStudy:
         return {length: self.draw(rng, self.examples, length, length) for length in self.tested}
 
 
-def study_of(setup: Setup) -> LengthStudy:
-    """Return the study with a call's changes; raises `UserError` for names and values that it does not have."""
-    with reading("--set"):
-        study = replace(LengthStudy(), **{name: int(value) for name, value in setup.changes.items()})
-        return replace(study, tested=list(study.tested))  # as YAML has it, to be compared
-
-
 def train_on_short(study: LengthStudy, encoding: str, seed: int) -> VaswaniForConditionalGeneration:
     """Return a model in evaluation mode, trained on short pairs; the seed is that of weights and pairs.
 
@@ -123,43 +117,28 @@ def accuracy_by_length(model, study: LengthStudy) -> list[dict]:
     return rows
 
 
-class Positions(Experiment):
-    """A cell for each encoding and seed, of the same size at both scales."""
+def report(study: LengthStudy) -> str:
+    """Return the closed form's error, and accuracies over length of a model for each encoding and seed."""
+    error = offset_error(d_model=512, positions=1000, offsets=range(1, 1001, 111))
+    titles, rows = ["length"], [[f"{length}{' (longer)' * (length > study.trained)}"] for length in study.tested]
+    for encoding in ENCODINGS:
+        for seed in SEEDS:
+            titles += [f"{encoding} positions, seed {seed}: {measure}" for measure in ("tokens", "exact")]
+            entries = accuracy_by_length(train_on_short(study, encoding, seed), study)
+            for row, entry in zip(rows, entries, strict=True):
+                row += [f"{entry[name]:.1f}" for name in ("token_accuracy", "exact_match")]
+    return "\n\n".join([
+        "# Positions (Section 3.5)",
+        f"PE(pos+k) = M(k) PE(pos) with M(k) made of rotations: largest error {error:.1e} over positions 0 to 999,"
+        " 10 offsets from 1 to 1,000, d_model 512.",
+        f"## Copying, trained on sources of at most {study.trained} tokens",
+        f"{study.max_steps:,} steps with the same batches for both encodings. Percent. Tokens: the right one is the"
+        " likeliest, given the right ones before it; exact: all tokens of a sentence are. Learned positions that"
+        " training never reaches keep their initial values.",
+        markdown_table(titles, rows),
+    ])  # fmt: skip
 
-    name = "positions"
 
-    def cells(self, setup: Setup) -> list[Cell]:
-        """Return one for each model; raises `UserError` for changes that a study does not have."""
-        return [
-            Cell(f"copy-{encoding}-{seed}", f"{encoding} positions, seed {seed}",
-                 asdict(study_of(setup)) | {"encoding": encoding, "seed": seed}, group=encoding)
-            for encoding in ENCODINGS for seed in SEEDS
-        ]  # fmt: skip
-
-    def measure(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
-        """Train a model on short sentences and test it at every length."""
-        torch.set_num_threads(1)  # the matrices are so small that more threads cost more than they bring
-        study = study_of(setup)
-        model = train_on_short(study, cell.settings["encoding"], cell.settings["seed"])
-        return {"lengths": accuracy_by_length(model, study)}
-
-    def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
-        """Return the closed form's error, and accuracies over length."""
-        study = study_of(setup)
-        error = offset_error(d_model=512, positions=1000, offsets=range(1, 1001, 111))
-        titles = ["length", *(f"{cell.label}: {measure}" for cell in cells for measure in ("tokens", "exact"))]
-        rows = [[f"{length}{' (longer)' if length > study.trained else ''}"] for length in study.tested]
-        for cell in cells:
-            lengths = results[cell.name]["figures"]["lengths"] if cell.name in results else [None] * len(rows)
-            for row, entry in zip(rows, lengths, strict=True):
-                row += [f"{entry[name]:.1f}" if entry else "" for name in ("token_accuracy", "exact_match")]
-        return "\n\n".join([
-            "# Positions (Section 3.5)",
-            f"PE(pos+k) = M(k) PE(pos) with M(k) made of rotations: largest error {error:.1e} over positions 0 to 999,"
-            " 10 offsets from 1 to 1,000, d_model 512.",
-            f"## Copying, trained on sources of at most {study.trained} tokens",
-            f"{study.max_steps:,} steps with the same batches for both encodings. Percent. Tokens: the right one is the"
-            " likeliest, given the right ones before it; exact: all tokens of a sentence are. Learned positions that"
-            " training never reaches keep their initial values.",
-            markdown_table(titles, rows),
-        ])  # fmt: skip
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # the matrices are so small that more threads cost more than they bring
+    print(report(LengthStudy()))

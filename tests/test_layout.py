@@ -99,7 +99,7 @@ ROOM_LINES = {
     "attention": 779, "recipes": 411, "evaluation": 316,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1489, 25000, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 2644, 14193
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 2644, 14248
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

@@ -144,15 +144,6 @@ def test_cleaned_text_is_prepared_and_trained_on_as_the_command_says(text, tmp_p
     assert len(rows_of(tmp_path / "out", "validation")) == 20
 
 
-def test_a_part_of_which_nothing_is_left_has_no_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(cleaning, "PART", 5)
-    recipe = recipe_of(tmp_path, [("a dog", "ein Hund"), *[("x" * 20, "")] * 20, ("two cats", "zwei Katzen")])
-    make(recipe, tmp_path / "out")
-    names = sorted(path.name for path in (tmp_path / "out").glob("*.parquet"))
-    assert rows_of(tmp_path / "out") == [("a dog", "ein Hund"), ("two cats", "zwei Katzen")]
-    assert len(names) == 2 and names[1] != "train-00001.parquet"
-
-
 def test_compressed_text_and_columns(tmp_path):
     rows = [{"en": f"line {n} \u2028 of text", "de": f"Zeile {n}\nmit Text"} for n in range(4)]
     (tmp_path / "a.jsonl").write_bytes("".join(json.dumps(row) + "\n" for row in rows).encode())
@@ -200,10 +191,6 @@ def test_a_folder_with_something_else_in_it_is_left_alone(text, tmp_path):
     assert "is not empty and was not written" in error_of(make, recipe, tmp_path)
     assert "is not empty" in error_of(make, recipe, tmp_path, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-    make(recipe, tmp_path / "out", max_words=100)
-    (tmp_path / "out" / "notes.txt").write_text("mine")
-    make(recipe, tmp_path / "out", overwrite=True)
-    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
 
 
 def test_other_settings_and_changed_text_are_refused(text, tmp_path):

@@ -173,17 +173,13 @@ def test_folders_saved_by_datasets_give_the_split(tmp_path):
     assert "no entry 'test'" in read(data=tmp_path / "many", split="test", **GERMAN)
 
 
-def test_a_file_to_validate_on_needs_no_configuration(tmp_path):
-    write(tmp_path / "dev.tsv", "a\tb\n")
-    recipe = Recipe(train_data="wmt14", data_config="de-en", validation_data="dev.tsv", data_dir=str(tmp_path))
-    assert list(data_sources(recipe)[1].stream()) == [("a", "b")]
-
-
-def test_of_a_file_pairs_are_held_out_whatever_the_split_to_validate_on(tmp_path):
+def test_a_file_has_no_configuration_and_no_split_to_validate_on(tmp_path):
     write(tmp_path / "a.tsv", "a\tb\n" * 9)
-    fields = {"validation_split": "validation", "data_config": "de-en", "validation_size": 2}
-    parts = load_training_pairs(Recipe(train_data="a.tsv", data_dir=str(tmp_path), **fields))
-    assert list(map(len, parts)) == [7, 2]
+    fields = {"data_config": "de-en", "data_dir": str(tmp_path)}
+    recipe = Recipe(train_data="wmt14", validation_data="a.tsv", **fields)
+    assert list(data_sources(recipe)[1].stream()) == [("a", "b")] * 9
+    recipe = Recipe(train_data="a.tsv", validation_split="validation", validation_size=2, **fields)
+    assert list(map(len, load_training_pairs(recipe))) == [7, 2]
 
 
 def test_a_hub_name_reaches_load_dataset_with_config_and_split(tmp_path, monkeypatch):

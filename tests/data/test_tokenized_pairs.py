@@ -171,6 +171,7 @@ for arguments in (files, {"data": sys.argv[4]}):
 """
 
 
+@pytest.mark.slow
 def test_a_new_process_reuses_the_pairs_and_the_token_ids(tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     files = write_two(tmp_path, "a dog\n\n", "ein Hund\nx\n")

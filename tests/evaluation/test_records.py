@@ -2,17 +2,14 @@
 
 import json
 import os
-import shutil
 
 import pytest
-from conftest import tiny_model
 
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.evaluation.records import (
     evaluation_record,
     name_of_test_set,
     read_evaluation,
-    tensors_sha256,
     weights_sha256,
 )
 
@@ -64,18 +61,6 @@ def test_the_hash_of_weights_depends_on_every_shard_and_on_no_other_file(tmp_pat
     assert weights_sha256(tmp_path) == before
     (tmp_path / "model-00002-of-00002.safetensors").write_bytes(b"changed")
     assert weights_sha256(tmp_path) != before
-
-
-def test_the_hash_of_tensors_is_the_same_in_one_file_and_in_shards(tmp_path):
-    model = tiny_model()
-    for folder, size in (("whole", "5GB"), ("shards", "10KB")):
-        model.save_pretrained(tmp_path / folder, max_shard_size=size)
-    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
-    assert tensors_sha256(tmp_path / "whole") == tensors_sha256(tmp_path / "shards")
-    tiny_model(seed=1).save_pretrained(tmp_path / "other")
-    assert tensors_sha256(tmp_path / "other") != tensors_sha256(tmp_path / "whole")
-    shutil.copy(tmp_path / "whole" / "config.json", tmp_path)
-    assert tensors_sha256(tmp_path) is None
 
 
 def test_names_of_test_sets():

@@ -11,7 +11,6 @@ from pathlib import Path
 import pushing
 import pytest
 import torch
-from conftest import tiny_model
 from hub_server import SPACE_TEXT, Fault, Refusal
 from huggingface_hub import ModelCard, snapshot_download
 from model_folders import change
@@ -169,35 +168,17 @@ def test_changed_weights_are_not_said_to_come_from_the_run_they_started_from(pus
     assert is_sealed(card) and "## Training" not in card and "translate from" not in card
 
 
-def test_the_method_of_transformers_keeps_what_the_command_wrote(push_model, push, hub, scores):
-    push("--evaluation", scores, "--dataset", "wmt14")
-    card = hub.files(REPO)["README.md"]
-    push_model()
-    assert hub.files(REPO)["README.md"] == card
-    assert "scores on the card on the Hub are of other weights" in push_model(torch.nn.Module.half).err
-    data = ModelCard(hub.files(REPO)["README.md"].decode()).data
-    assert data.license == "mit" and data.language == ["en", "de"] and data.datasets == ["wmt14"]
-    assert data.eval_results is None
-
-
-def test_a_push_without_the_options_keeps_what_they_said(push, hub, scores, model, tmp_path):
-    push("--evaluation", scores, "--dataset", "wmt14", "--language", "fr")
-    card = hub.files(REPO)["README.md"]
-    done = push(license=None)
-    assert hub.files(REPO)["README.md"] == card
-    assert done.err == "kept from the card on the Hub: license, languages, datasets, results\n"
-    push("--max-shard-size", "20KB", license=None)  # the same tensors in other files
-    assert hub.files(REPO)["README.md"] == card
-    push("--language", "nl", license="apache-2.0")
-    data = ModelCard(hub.files(REPO)["README.md"].decode()).data
-    assert data.license == "apache-2.0" and data.language == ["nl"] and len(data.eval_results) == 4
-    other = tmp_path / "other"
-    shutil.copytree(model, other)
-    tiny_model(seed=2, vocab_size=300).save_pretrained(other)
-    done = push(license=None, folder=other)
-    data = ModelCard(hub.files(REPO)["README.md"].decode()).data
-    assert data.license == "apache-2.0" and data.language == ["en", "de"] and data.eval_results is None
-    assert "of other weights and were left out" in done.err and "scores" not in done.err.splitlines()[-1]
+def test_a_push_without_the_options_keeps_what_they_said_but_no_scores(push_model, push, hub, scores, model, tmp_path):
+    """Without their file nobody knows whether scores are of the weights that go up."""
+    folder = shutil.copytree(model, tmp_path / "copy")
+    (folder / "recipe.yaml").unlink()  # which names the languages
+    for again in (lambda: push(license=None, folder=folder), push_model):
+        push("--evaluation", scores, "--dataset", "wmt14", "--language", "fr", folder=folder)
+        assert len(ModelCard(hub.files(REPO)["README.md"].decode()).data.eval_results) == 4
+        assert "the scores on the card on the Hub were left out" in again().err
+        data = ModelCard(hub.files(REPO)["README.md"].decode()).data
+        assert data.license == "mit" and data.datasets == ["wmt14"] and data.eval_results is None
+        assert data.language == (["en", "de"] if again is push_model else ["fr"])  # the run's, where it is known
 
 
 def test_the_default_card_of_transformers_makes_way_unless_someone_edited_it(forked, push, hub, model):

@@ -241,7 +241,7 @@ def test_a_hostile_card_is_read_in_no_time_and_gives_nothing(card, end):
     for text in (card + end, seal(card + end)):
         started = time.monotonic()
         may_be_replaced(text)
-        facts = carry_over(CardFacts("o/m", tiny_config(), 1, weights="ab" * 32), text)
+        facts = carry_over(CardFacts("o/m", tiny_config(), 1), text)
         assert time.monotonic() - started < 5
         assert not facts.languages and not facts.datasets and facts.license in (None, "mit") and not facts.results
         render_card(facts)

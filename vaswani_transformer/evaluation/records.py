@@ -51,26 +51,6 @@ def model_sha256(folder: str | Path) -> str:
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
-def tensors_sha256(folder: str | Path) -> str | None:
-    """Return one SHA-256 over names, types, shapes and bytes of a folder's tensors, however they are split into files.
-
-    None if there are none or they cannot be read.
-    """
-    import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors = {name: tensor for path in _weights_files(folder) for name, tensor in load_file(path).items()}
-    except (OSError, SafetensorError):
-        return None
-    state = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        state.update(tensor.reshape(-1).view(torch.uint8).numpy())
-    return state.hexdigest() if tensors else None
-
-
 def name_of_test_set(source: str | Path, reference: str | Path) -> str:
     """Return a name for two aligned files: what their names have in common.
 

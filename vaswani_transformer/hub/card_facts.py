@@ -49,7 +49,6 @@ class CardFacts:
     languages: Sequence[str] = ()  # ISO 639 codes, source first
     license: str | None = None  # the Hub's identifier
     datasets: Sequence[str] = ()  # names on the Hub
-    weights: str | None = None  # `tensors_sha256`
 
     @property
     def name(self) -> str:
@@ -187,7 +186,7 @@ def read_import(folder: str | Path) -> dict:
 
 
 def metadata(text: str) -> dict[str, Any]:
-    """Return licence, languages, datasets and scores in the front matter of a card, as far as they have that form."""
+    """Return licence, languages and datasets in the front matter of a card, as far as they have that form."""
     from huggingface_hub import ModelCard, ModelCardData
 
     data = ModelCardData()
@@ -200,11 +199,6 @@ def metadata(text: str) -> dict[str, Any]:
         "license": data.license if is_name(data.license) else None,
         "languages": list(filter(is_language, languages)),
         "datasets": list(filter(is_name, datasets)),
-        "results": [
-            result
-            for result in data.eval_results or []
-            if is_number(result.metric_value) and isinstance(result.metric_args, dict | None)
-        ],
     }
 
 
@@ -229,7 +223,7 @@ def datasets_of(recipe: Mapping, part: str = "train_data") -> list[str]:
     return [data] if is_certain and not (Path(recipe.get("data_dir") or "") / data).exists() else []
 
 
-def facts_of(model, repo_id: str, folder: str | Path | None, weights: str | None = None) -> CardFacts:
+def facts_of(model, repo_id: str, folder: str | Path | None) -> CardFacts:
     """Return the facts in a model that was loaded, and in the folder of its run, if any."""
     from ..evaluation.records import search_settings
 
@@ -239,7 +233,6 @@ def facts_of(model, repo_id: str, folder: str | Path | None, weights: str | None
         config=model.config,
         parameters=model.num_parameters(),
         generation={name: value for name, value in settings if is_search_setting(name, value)},
-        weights=weights,
     )
     if folder is None:
         return facts

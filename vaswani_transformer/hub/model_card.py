@@ -9,7 +9,7 @@ import html
 import logging
 import re
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from markupsafe import Markup
 
 from ..errors import reading
-from ..evaluation.records import tensors_sha256
+from ..evaluation.records import weights_sha256
 from ..json_and_yaml import read_text
 from ..model.configuration_vaswani import VaswaniConfig
 from .card_facts import METRICS, CardFacts, datasets_of, facts_of, file_name, metadata, one_line_of_text
@@ -38,7 +38,6 @@ _RECIPE = ("from_model", "lora_rank", "distilled from", "train_source", "train_t
            "max_length", "tokens_per_batch", "learning_rate_scale", "warmup_steps", "adam_beta1", "adam_beta2",
            "adam_epsilon", "label_smoothing", "seed", *_DROPOUTS)  # fmt: skip
 _SEAL = re.compile(r"(?:<!--|#) Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64})(?: -->)?\s*\Z")
-_WEIGHTS = "<!-- SHA-256 of the tensors, for the next push: {} -->"
 # What transformers puts into huggingface_hub's template for its default card.
 _DEFAULT = (
     "This is the model card of a 🤗 transformers model that has been pushed on the Hub. This model card has been"
@@ -153,7 +152,7 @@ def render_card(facts: CardFacts, card: str | None = None) -> str:
         text = re.sub(r"\n{3,}", "\n\n", text.lstrip())
         text = text if text.startswith("---") else f"---\n{data}\n---\n\n{text}"
         ModelCard(text)  # raises for front matter that cannot be read
-    return seal(f"{text.rstrip()}\n\n{_WEIGHTS.format(facts.weights)}" if facts.weights else text)
+    return seal(text)
 
 
 def _digest(text: str) -> str:
@@ -179,43 +178,31 @@ def may_be_replaced(text: str) -> bool:
     return is_sealed(text) or body.split() in (default.split(), _SPACE_DEFAULT.split())
 
 
-def describes(text: str, weights: str | None) -> bool:
-    """Return whether this is a sealed card about exactly these weights (`tensors_sha256`)."""
-    return weights is not None and is_sealed(text) and _WEIGHTS.format(weights) in text
+def carry_over(facts: CardFacts, text: str) -> CardFacts:
+    """Return the facts, with licence, languages and datasets of the sealed card on the Hub where they are not known.
 
-
-def carry_over(facts: CardFacts, text: str, options: Collection[str] = ()) -> CardFacts:
-    """Return the facts with those of the sealed card on the Hub.
-
-    Licence, languages and datasets are kept if they are not known otherwise, and for the same weights unless they are
-    among the user's `options`; scores for the same weights only.
+    Its scores may be of other weights: a card has those that are given with its model.
     """
     if not is_sealed(text):
         return facts
-    earlier, is_same = metadata(text), describes(text, facts.weights)
-    if not is_same and earlier.pop("results") and "results" not in options:
-        logger.warning("the scores on the card on the Hub are of other weights and were left out: evaluate these")
-    known = [name for name in earlier if name in options or (not is_same and getattr(facts, name))]
-    kept = {name: value for name, value in earlier.items() if value and name not in known}
-    if news := [name for name, value in kept.items() if value != getattr(facts, name)]:
-        logger.info("kept from the card on the Hub: %s", ", ".join(news))
+    if not facts.results and "## Evaluation" in text.splitlines():
+        logger.warning("the scores on the card on the Hub were left out: give --evaluation to have them again")
+    kept = {name: value for name, value in metadata(text).items() if value and not getattr(facts, name)}
+    if kept:
+        logger.info("kept from the card on the Hub: %s", ", ".join(kept))
     return replace(facts, **kept)
 
 
 def card_for_push(model, repo_id: str, card: str) -> str:
     """Return the card for `model.push_to_hub`: ours in place of transformers' default one or of an earlier one of ours.
 
-    `card` is what transformers would push: its default, or the card that is on the Hub. A card of ours about exactly
-    these weights stays as it is. Otherwise it describes the run that the model was loaded from only if the weights are
-    still those of its folder, in values and precision.
+    `card` is what transformers would push: its default, or the card that is on the Hub. Ours describes the run that the
+    model was loaded from only if the weights are still those of its folder, byte for byte.
     """
     if not may_be_replaced(card):
         return card
+    folder = model.name_or_path
     with tempfile.TemporaryDirectory() as saved:
         model.save_pretrained(saved)
-        weights = tensors_sha256(saved)
-    if describes(card, weights):
-        return card
-    is_unchanged = bool(model.name_or_path) and tensors_sha256(model.name_or_path) == weights
-    facts = facts_of(model, repo_id, model.name_or_path if is_unchanged else None, weights)
-    return render_card(carry_over(facts, card))
+        is_unchanged = bool(folder) and weights_sha256(folder) == weights_sha256(saved)
+    return render_card(carry_over(facts_of(model, repo_id, folder if is_unchanged else None), card))

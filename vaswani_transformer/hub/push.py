@@ -17,7 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, Offl
 
 from ..data.tokenization import SIDES, TOKENIZER_FILES, side_of, tokenizer_files
 from ..errors import UserError, one_line, reading, shortened
-from ..evaluation.records import is_weights_file, read_evaluation, tensors_sha256, weights_sha256
+from ..evaluation.records import is_weights_file, read_evaluation, weights_sha256
 from ..loading import load_model
 from ..model.configuration_vaswani import VaswaniConfig
 from .card_facts import facts_of, is_search_setting, results_of_record
@@ -89,7 +89,7 @@ def publish(
 
     The commit comes last: until then the repository is unchanged, so an interrupted push may be repeated. Weight files
     of an earlier push that the model no longer has are removed in the same commit. Licence, languages and datasets of
-    an earlier card of ours are kept unless others are given, and its scores as long as the weights are the same.
+    an earlier card of ours are kept unless others are known.
 
     Args:
         model_folder: what `vaswani train` or `save_pretrained` wrote.
@@ -134,11 +134,10 @@ def publish(
                 api.whoami()  # raises for a token that is missing or refused
                 head = find_head(api, repo_id, revision)
                 existing = head and read_file(api, head, CARD)
-        # An option counts most, then the card on the Hub about these weights, then what the run says.
+        # An option counts most, then what the run says, then the card on the Hub.
         options = {"languages": languages, "license": license, "datasets": datasets, "results": results}
         options = {name: value for name, value in options.items() if value}
-        facts = facts_of(model, repo_id, model_folder, tensors_sha256(staging))
-        facts = replace(carry_over(facts, existing or "", options), **options)
+        facts = carry_over(replace(facts_of(model, repo_id, model_folder), **options), existing or "")
         text = render_card(facts, card)
         pages = space_files(facts, revision, "tree_tokens" in tokenizer.init_kwargs) if space else {}
         (staging / CARD).write_text(text, encoding="utf-8", newline="\n")

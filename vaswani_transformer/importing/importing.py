@@ -18,7 +18,6 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 
 from ..data.tokenization import refuse_special_files
 from ..errors import UserError, reading
-from ..evaluation.records import tensors_sha256
 from ..exported import refuse_exported
 from ..hub.card_facts import facts_of
 from ..hub.model_card import render_card
@@ -150,7 +149,7 @@ def _write(imported: Imported, staging: Path, name: str) -> int:
     # Loaded as every command will.
     load_model(staging, "cpu") if imported.tokenizer else VaswaniForConditionalGeneration.from_pretrained(staging)
     repo_id = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)
-    card = render_card(facts_of(model, repo_id, staging, tensors_sha256(staging)))
+    card = render_card(facts_of(model, repo_id, staging))
     (staging / CARD).write_text(card, encoding="utf-8", newline="\n")
     return model.num_parameters()
 

@@ -101,7 +101,9 @@ def test_ids_of_a_dictionary(texts, tmp_path):
 
 
 def test_what_has_no_counterpart_is_refused(texts, tmp_path):
+    (tmp_path / "rules.tsv").write_text("41 42\t43\n")  # a table of one's own, which replaces "AB"
     for fault, options in {
+        "table of characters": {"normalization_rule_tsv": str(tmp_path / "rules.tsv")},
         "user-defined": {"user_defined_symbols": ["<sep>"]},
         "at the end of its pieces": {"treat_whitespace_as_suffix": True},
         "neither a unigram model": {"model_type": "char"},

@@ -4,12 +4,10 @@ The ids are those of a dictionary, as Marian and `MarianTokenizer` use them: the
 dictionary numbers them. The package sentencepiece is not needed.
 """
 
-import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from ..errors import UserError, reading
@@ -18,8 +16,8 @@ from ..model import sentencepiece_vaswani as rewriting
 _SPACE = "▁"  # U+2581, which stands for a space within pieces
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _UNIGRAM, _BPE = 1, 2
-_NODES_AT_ONCE = 4096
-_MOST_NODES, _LONGEST_KEY = 1 << 20, 100  # of a table of characters; SentencePiece's own have 260,000
+# SentencePiece's own tables of characters, whose longer keys `SentencePieceText` finds.
+_TABLES = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf")
 _LONGEST_PIECE = 1000  # characters, above which `tokenizers` may crash; SentencePiece learns up to 16 by default
 
 
@@ -112,46 +110,10 @@ def _fault(spm, special: Sequence[str], scores: dict[str, float], runs: set[str]
         "a special token has no '<' in its name": any("<" not in token for token in special),
         "its dictionary has pieces of unknown characters": runs and (is_bpe or not characters <= scores.keys()),
         "not every character of its pieces is a piece": is_bpe and not characters <= scores.keys(),
+        "its table of characters is none of SentencePiece's own": spm.normalizer_spec.precompiled_charsmap
+        and spm.normalizer_spec.name not in _TABLES,
     }
-    table = spm.normalizer_spec.precompiled_charsmap
-    return next((fault for fault, holds in faults.items() if holds), "") or _fault_of_characters(table)
-
-
-@functools.lru_cache(maxsize=2)  # most models have the same
-def _fault_of_characters(table: bytes) -> str:
-    """Return why `SentencePieceText` cannot follow a table of characters, or nothing."""
-    if not table:
-        return ""
-    characters, entries = rewriting.CharacterMap(table), {}
-    for key, offset in _entries(characters):
-        entries[key.decode("utf-8")] = offset
-    others = [text for text in entries if len(text) > 1 and not rewriting.OTHERS.fullmatch(text[1:])]
-    written = set().union(*(characters.value(offset) for offset in set(entries.values())))
-    others += sorted(written & entries.keys())  # which it replaces although it writes them
-    return f"its table of characters replaces {others[0]!r}" if others else ""
-
-
-def _entries(characters: rewriting.CharacterMap) -> Iterator[tuple[bytes, int]]:
-    """Yield all keys of a table with the offsets of their values."""
-    units = np.frombuffer(characters.units, np.uint32)
-    labels = np.arange(1, 256, dtype=np.uint32)
-    # Nodes of one depth, and the bytes that lead to each.
-    remaining, seen = [(np.array([rewriting.below(int(units[0]))], np.uint32), np.zeros((1, 0), np.uint8))], 0
-    while remaining:
-        nodes, keys = remaining.pop()
-        seen += len(nodes)
-        if seen > _MOST_NODES or keys.shape[1] > _LONGEST_KEY:  # paths through shared nodes, or in a circle
-            raise UserError("the table of characters is damaged")
-        children = nodes[:, None] ^ labels
-        is_child = (np.take(units, children, mode="clip") & rewriting.LABEL == labels) & (children < len(units))
-        rows, columns = np.nonzero(is_child)
-        places, keys = children[is_child], np.column_stack([keys[rows], labels[columns].astype(np.uint8)])
-        nodes = places ^ rewriting.below(units[places])
-        ends = np.flatnonzero(units[places] & rewriting.HAS_VALUE)
-        values = np.take(units, nodes[ends], mode="clip") & rewriting.VALUE
-        yield from zip(map(bytes, keys[ends]), values.tolist(), strict=True)
-        parts = range(0, len(nodes), _NODES_AT_ONCE)
-        remaining += [(nodes[start : start + _NODES_AT_ONCE], keys[start : start + _NODES_AT_ONCE]) for start in parts]
+    return next((fault for fault, holds in faults.items() if holds), "")
 
 
 def _name(piece: str) -> str:

@@ -41,41 +41,42 @@ def tree_svg(tree: Tree) -> str:
 
     Characters are 13 pixels high at its own width and height; in a page it scales with `width="100%"`.
     """
-    widths, lines, texts = _widths(tree), [], []
+    lines, texts, right = [], [], float(_MARGIN)  # right: where what has been drawn ends
     bottom = _MARGIN + _LINE / 2 + _LEVEL * _depth(tree)
 
+    def shown(text: str) -> str:
+        return html.escape(_NO_XML.sub("\ufffd", text))
+
     def write(kind: str, text: str, x: float, y: float) -> None:
-        shown = html.escape(_NO_XML.sub("\ufffd", text))
-        texts.append(f'<text class="{kind}" x="{x:.1f}" y="{y + 4.5:.1f}" text-anchor="middle">{shown}</text>')
+        texts.append(f'<text class="{kind}" x="{x:.1f}" y="{y + 4.5:.1f}" text-anchor="middle">{shown(text)}</text>')
 
     def connect(kind: str, x1: float, y1: float, x2: float, y2: float) -> None:
         lines.append(f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
 
-    def draw(node: Tree, left: float, y: float) -> float:
-        """Draw a node in its width from `left` on; returns where its label is."""
+    def draw(node: Tree, y: float, least: float = 3 * _CHARACTER) -> float:
+        """Draw a node right of the others, its first word as wide as all labels above it; returns its label's x."""
+        nonlocal right
+        least = max(least, text_width(node.label))
         if node.word is not None:  # at its level the tag, so that no line crosses another
-            x = left + widths[id(node)] / 2
+            width = max(least, text_width(unescape(node.word))) + _GAP
+            right, x = right + width, right + width / 2
             connect("word", x, y, x, bottom)
             write("tag", node.label, x, y)
             write("word", unescape(node.word), x, bottom)
             return x
-        below = []
-        left += (widths[id(node)] - sum(widths[id(child)] for child in node.children)) / 2  # a label may be wider
-        for child in node.children:
-            below.append(draw(child, left, y + _LEVEL))
-            left += widths[id(child)]
+        first, *others = node.children
+        below = [draw(first, y + _LEVEL, least), *(draw(child, y + _LEVEL) for child in others)]
         x = (below[0] + below[-1]) / 2
         for child_x in below:
             connect("branch", x, y, child_x, y + _LEVEL)
         write("label", node.label, x, y)
         return x
 
-    draw(tree, _MARGIN, _MARGIN + _LINE / 2)
-    width, height = round(widths[id(tree)] + 2 * _MARGIN), round(bottom + _LINE + _MARGIN)
-    title = html.escape(_NO_XML.sub("\ufffd", " ".join(map(unescape, tree.words()))))
+    draw(tree, _MARGIN + _LINE / 2)
+    width, height = round(right + _MARGIN), round(bottom + _LINE + _MARGIN)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">\n'
-        f"<title>{title}</title>\n<style>{_STYLE}</style>\n"
+        f"<title>{shown(' '.join(map(unescape, tree.words())))}</title>\n<style>{_STYLE}</style>\n"
         f'<rect width="{width}" height="{height}" fill="#fff"/>\n' + "\n".join([*lines, *texts]) + "\n</svg>\n"
     )
 
@@ -83,15 +84,3 @@ def tree_svg(tree: Tree) -> str:
 def _depth(tree: Tree) -> int:
     """Return the number of levels of a tree."""
     return 1 + max(map(_depth, tree.children), default=0)
-
-
-def _widths(tree: Tree) -> dict[int, float]:
-    """Return the width of each node in pixels, by its `id`."""
-    widths: dict[int, float] = {}
-    for node in reversed(list(tree.nodes())):
-        if node.word is not None:
-            widths[id(node)] = max(*map(text_width, (unescape(node.word), node.label)), 3 * _CHARACTER) + _GAP
-        else:
-            inner = sum(widths[id(child)] for child in node.children)
-            widths[id(node)] = max(inner, text_width(node.label) + _GAP / 2)
-    return widths

@@ -83,15 +83,13 @@ def _train() -> None:
 
 
 def _use_the_model() -> None:
-    """Scores, an output whose translation was killed, weights in shards, and pickled ones."""
+    """Scores, an output whose translation was killed, and weights in shards."""
     _run("evaluate", "model", "--source", "in.txt", "--reference", "reference.txt", "--json", "scores.json")
     finish, ResumableOutput.finish = ResumableOutput.finish, lambda self: None
     _run("translate", "model", "--input", "in.txt", "--output", "out.txt")
     ResumableOutput.finish = finish
     assert notes_path(Path("out.txt")).exists()
     Path("out.txt").write_text(Path("out.txt").read_text().partition("\n")[0] + "\n")  # as if killed in the second line
-    shutil.copytree("model", "pickled", ignore=shutil.ignore_patterns("*.safetensors"))
-    torch.save(load_file("model/model.safetensors"), "pickled/pytorch_model.bin")
     shutil.copytree("model", "shards", ignore=shutil.ignore_patterns("*.safetensors"))
     model = VaswaniForConditionalGeneration.from_pretrained("model")
     model.save_pretrained("shards", max_shard_size="20KB")
@@ -100,10 +98,12 @@ def _use_the_model() -> None:
 
 
 def _bring_others() -> None:
-    """Models of other toolkits, one of them imported, and a translation memory."""
+    """Models of other toolkits, one of them imported, one pickled, and a translation memory."""
     for make in (import_differences.marianmt, import_differences.fairseq):
         make(Path(make.__name__), torch.float32)
     Path("fairseq/fsmt").rename("fsmt")
+    shutil.copytree("marianmt", "pickled", ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.save(load_file("marianmt/model.safetensors"), "pickled/pytorch_model.bin")
     for name in ("relu-two", "src-spm"):
         shutil.copytree(TESTS / "fixtures/marian" / name, name)
     _run("import", "marianmt", "--output", "imported-marianmt")

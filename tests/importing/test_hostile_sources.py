@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import struct
 import zipfile
 
 import import_differences
@@ -16,7 +15,7 @@ from transformers.utils.sentencepiece_model_pb2_new import ModelProto
 from vaswani_transformer import import_model
 from vaswani_transformer.importing import fairseq, sentencepiece
 from vaswani_transformer.importing.tables import read_pickle, tensors_of
-from vaswani_transformer.model.sentencepiece_vaswani import HAS_VALUE, CharacterMap
+from vaswani_transformer.model.sentencepiece_vaswani import CharacterMap
 
 # Pickles
 
@@ -52,11 +51,10 @@ def test_a_missing_embedding_is_not_replaced_by_another(tmp_path):
 # Tokenizers
 
 
-def model_with(piece: str = "▁a", score: float = -1, characters: bytes = b"") -> bytes:
+def model_with(piece: str = "▁a", score: float = -1) -> bytes:
     model = ModelProto()
     for name in ("<unk>", "</s>", piece):
         model.pieces.add(piece=name, score=score)
-    model.normalizer_spec.precompiled_charsmap = characters
     return model.SerializeToString()
 
 
@@ -68,21 +66,6 @@ def model_with(piece: str = "▁a", score: float = -1, characters: bytes = b"") 
 def test_sentencepiece_models(tmp_path, content):
     (tmp_path / "a.spm").write_bytes(content)
     assert "a.spm" in error_of(sentencepiece.backend, tmp_path / "a.spm")
-
-
-def table(units: list[int]) -> bytes:
-    return struct.pack(f"<{1 + len(units)}I", 4 * len(units), *units) + b"x\0"
-
-
-# Every unit leads to every other: paths without an end.
-CIRCLES = table([label | HAS_VALUE for label in range(256)] * 4)
-
-
-@pytest.mark.parametrize("characters", [CIRCLES, table([]), b"\4\0\0"])
-def test_tables_of_characters(tmp_path, characters):
-    (tmp_path / "a.spm").write_bytes(model_with(characters=characters))
-    with pytest.raises(ValueError):
-        sentencepiece.backend(tmp_path / "a.spm")
 
 
 def test_a_damaged_table_of_a_saved_tokenizer_raises_nothing():

@@ -8,6 +8,7 @@ import torch
 from conftest import error_of, tiny_model
 from hub_server import Fault, Refusal, Repository
 from huggingface_hub import ModelCard, constants
+from import_differences import marianmt
 from model_folders import pickle_weights
 
 from vaswani_transformer import load_model, train_tokenizer
@@ -31,11 +32,9 @@ def model(tokenizer):
 
 
 @pytest.fixture
-def folder(model, tokenizer, tmp_path):
-    """A source: a model folder with pickled weights."""
-    folder = tmp_path / "source"
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+def folder(tmp_path):
+    """A source: a folder of `MarianMTModel` with pickled weights."""
+    folder = marianmt(tmp_path / "source", torch.float32).source
     pickle_weights(folder)
     return folder
 
@@ -116,7 +115,7 @@ def test_nothing_is_left_of_an_import_that_fails(toy, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_options_that_do_not_apply(folder, toy, tmp_path):
+def test_options_that_do_not_apply(toy, tmp_path):
     line = error_of(import_model, toy.source, tmp_path / "out", vocabularies=[toy.source])
     assert line == "--vocabulary does not apply to a toy: leave it out"
     import_model(toy.source, tmp_path / "out", positions="marian")
@@ -154,14 +153,15 @@ def test_sources_that_are_refused(tmp_path, name, content, described):
 # Names on the Hub
 
 
-def test_a_model_on_the_hub(hub, folder, tmp_path, model, monkeypatch):
+def test_a_model_on_the_hub(hub, folder, tmp_path, monkeypatch):
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     others = ("tf_model.h5", "model.npz", "code.py", "onnx/config.json", "checkpoint-5/pytorch_model.bin")
     hub.repositories["owner/pickled"] = Repository()
     hub.repositories["owner/pickled"].commit("main", "files", files | dict.fromkeys(others, b"{}"))
     import_model("owner/pickled", tmp_path / "out")
     loaded, _ = load_model(tmp_path / "out", "cpu")
-    assert torch.equal(loaded.state_dict()["lm_head.weight"], model.state_dict()["lm_head.weight"])
+    weights = torch.load(folder / "pytorch_model.bin")
+    assert torch.equal(loaded.state_dict()["lm_head.weight"], weights["model.shared.weight"])
     assert "imported from https\\://huggingface.co/owner/pickled" in (tmp_path / "out" / "README.md").read_text()
     # One kind of weights, and no code.
     fetched = {path.rpartition("/resolve/")[2].partition("/")[2] for _, path, _ in hub.requests if "/resolve/" in path}

@@ -17,8 +17,8 @@ import translating
 import yaml
 from children import fork, limit_files, run_in_child, wait, wait_for
 from conftest import TINY_RECIPE, error_of, tiny_recipe
+from import_differences import marianmt
 from model_folders import write_model
-from safetensors.torch import load_file
 
 from vaswani_transformer import load_tokenizer, output_folder, train
 from vaswani_transformer.cli.main import main
@@ -349,12 +349,9 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_torn(models, text, tmp_path,
 
 def test_all_files_follow_the_umask(recipe, models, text, tmp_path):
     """safetensors writes files that nobody else may read."""
-    pickled = shutil.copytree(models[0], tmp_path / "pickled")
-    torch.save(load_file(pickled / "model.safetensors"), pickled / "pytorch_model.bin")
-    (pickled / "model.safetensors").unlink()
     commands = [
         ["train", recipe, "--quiet"], ["average", *models], ["tokenizer", text / "train.en", "--vocab-size", "300"],
-        ["prepare", recipe, "--quiet"], ["import", pickled],
+        ["prepare", recipe, "--quiet"], ["import", marianmt(tmp_path / "marianmt", torch.float32).source],
     ]  # fmt: skip
     for words in commands:
         folder = tmp_path / f"by {words[0]}"

@@ -80,7 +80,7 @@ class Push:
     card: Annotated[Path_ | None, _CARD] = None
     """template: base, big, parser or a file (default: chosen by the model's size)"""
     overwrite_card: Annotated[bool, _CARD] = False
-    """replace the card, and files of the Space, even if someone wrote or edited them"""
+    """replace the card even if someone wrote or edited it, and the Space"""
     languages: Annotated[tuple[str, ...], _CARD, Parameter(name="--language")] = ()
     """language, such as en; repeat it, source first"""
     license: Annotated[str | None, _CARD] = None
@@ -136,7 +136,7 @@ def _print_pushed(result, dry_run: bool) -> None:
         state = "would go to the Space" if dry_run else "pushed to" if space.changed else "nothing was changed in"
         print(f"{state} {space.url or result.repo_id}:")
         for name, text in space.files.items():
-            print(f"{'not ours' if name in space.kept else f'{len(text.encode()):,}':>14}  {name}")
+            print(f"{len(text.encode()):14,}  {name}")
     if dry_run:
         print(f"\n{result.card}", end="")
         for name, text in space.files.items() if space else ():
@@ -156,7 +156,7 @@ def import_(
     """Make a model of another toolkit a model of this package, with its tokenizer and a card.
 
     SOURCE is the folder or Hub name (owner/name) of a MarianMT (OPUS-MT) or FSMT model of transformers, Marian's .npz,
-    fairseq's .pt, or a folder of this package with pickled weights. Code in pickles does not run.
+    or fairseq's .pt. Code in pickles does not run.
 
     Args:
         source: file, folder, or name of a model on the Hub

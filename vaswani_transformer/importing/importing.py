@@ -27,12 +27,12 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import written_at_once
 from ..training.run_folder import IMPORT
-from . import fairseq, fsmt, marian, marianmt, pickles
+from . import fairseq, fsmt, marian, marianmt
 from .source import Facts, Imported, model_type
 
 #: Modules of this room, in the order in which they are asked; the options of
 #: `import_model` that apply to each are parameters of its `read`.
-FORMATS = (pickles, marianmt, fsmt, marian, fairseq)
+FORMATS = (marianmt, fsmt, marian, fairseq)
 WEIGHTS, CARD = "model.safetensors", "README.md"
 _NOT_OURS = (
     "NLLB, M2M100, mBART, Pegasus, T5, OpenNMT, Eole and Argos Translate normalise before each sublayer, and BART"

@@ -220,9 +220,6 @@ def test_a_space_goes_up_with_its_model(push, hub):
         assert name == ".gitattributes" or f"\n==> Space, {name} <==\n{data.decode()}" in dry.out
         assert name == ".gitattributes" or re.search(rf"^ *{len(data):,}  {name}$", dry.out, re.MULTILINE)
     assert push("--space", "--private").out.count("nothing was changed") == 2
-    hub.repositories[SPACE].find("main").files["app.py"] += b"# more\n"
-    done = push("--space", "--private")
-    assert "wrote or edited app.py" in done.err and "      not ours  app.py\n" in done.out
 
 
 def test_a_space_needs_languages_unless_it_is_a_parsers(push, hub, model, tmp_path):

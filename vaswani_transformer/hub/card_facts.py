@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -105,8 +104,6 @@ def file_name(path: str) -> str:
 def results_of_record(record: Mapping, path: str | Path) -> list["EvalResult"]:
     """Return the scores of an evaluation record, exact, each with how it was obtained: known texts and settings.
 
-    Paths lose their private folders.
-
     Raises:
         UserError: for a score that is not a finite number, or a field of another type than it must have.
     """
@@ -117,14 +114,7 @@ def results_of_record(record: Mapping, path: str | Path) -> list["EvalResult"]:
         if not METRICS.keys() & numbers.keys() or not all(map(is_number, numbers.values())):
             raise UserError(f"{path} must hold a score, and finite numbers only: evaluate again with --json")
         texts = {name: one_line_of_text(record[name]) for name in _TEXTS if name in record}
-        texts |= {name: file_name(texts[name]) for name in ("source_file", "reference_file") if name in texts}
         test_set, source_sha256 = texts.pop("test_set"), texts.pop("source_sha256", None)
-        if re.match(r"[/~\\]|[A-Za-z]:[/\\]", test_set):
-            test_set = file_name(test_set)
-        # Not shlex.split(), which takes the backslashes of Windows' paths for quotes and removes them.
-        reader = shlex.shlex(texts.get("command", ""), posix=True, punctuation_chars="")
-        reader.whitespace_split, reader.escape, reader.commenters = True, "", ""
-        texts["command"] = shlex.join(map(file_name, reader))
         # Lists as text: YAML would refer to equal ones.
         settings = {name: str(x) if isinstance(x, list) else x for name, x in record.get("generation", {}).items()
                     if is_search_setting(name, x)}  # fmt: skip

@@ -37,13 +37,12 @@ _RECIPE = ("from_model", "lora_rank", "distilled from", "train_source", "train_t
            "validation_source", "validation_target", "validation_data", "validation_split", "optimizer steps",
            "max_length", "tokens_per_batch", "learning_rate_scale", "warmup_steps", "adam_beta1", "adam_beta2",
            "adam_epsilon", "label_smoothing", "seed", *_DROPOUTS)  # fmt: skip
-_SEAL = re.compile(r"(?:<!--|#) Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64})(?: -->)?\s*\Z")
+_SEAL = re.compile(r"<!-- Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64}) -->\s*\Z")
 # What transformers puts into huggingface_hub's template for its default card.
 _DEFAULT = (
     "This is the model card of a 🤗 transformers model that has been pushed on the Hub. This model card has been"
     " automatically generated."
 )
-_SPACE_DEFAULT = "Check out the configuration reference at https://huggingface.co/docs/hub/spaces-config-reference"
 
 
 def escaped(value: Any) -> Any:
@@ -159,23 +158,22 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.replace("\r\n", "\n").rstrip().encode()).hexdigest()
 
 
-def seal(text: str, comment: str = "<!-- {} -->") -> str:
-    """Return the text of a card or file with a comment at its end that `is_sealed` recognises."""
-    words = f"Written by `vaswani push`; SHA-256 of what is above: {_digest(text)}"
-    return f"{text.rstrip()}\n\n{comment.format(words)}\n"
+def seal(text: str) -> str:
+    """Return the text of a card with a comment at its end that `is_sealed` recognises."""
+    return f"{text.rstrip()}\n\n<!-- Written by `vaswani push`; SHA-256 of what is above: {_digest(text)} -->\n"
 
 
 def is_sealed(text: str) -> bool:
-    """Return whether a card or file is as `vaswani push` wrote it: not someone else's, and not edited since."""
+    """Return whether a card is as `vaswani push` wrote it: not someone else's, and not edited since."""
     match = _SEAL.search(text)
     return match is not None and match[1] == _digest(text[: match.start()])
 
 
 def may_be_replaced(text: str) -> bool:
-    """Return whether nobody wrote or edited this card or file: it is sealed, or transformers' or a Space's default."""
+    """Return whether nobody wrote or edited this card: it is sealed, or transformers' default."""
     default = ModelCard.from_template(ModelCardData(), model_description=_DEFAULT).text
     body = re.sub(r"\A---\n.*?\n---\n", "", text.replace("\r\n", "\n"), flags=re.DOTALL)
-    return is_sealed(text) or body.split() in (default.split(), _SPACE_DEFAULT.split())
+    return is_sealed(text) or body.split() == default.split()
 
 
 def carry_over(facts: CardFacts, text: str) -> CardFacts:

@@ -102,7 +102,7 @@ def publish(
         datasets: names of datasets on the Hub; by default that of the recipe.
         evaluations: files of `vaswani evaluate --json`; all scores on the card come from them.
         card: `"base"`, `"big"`, `"parser"`, or the path of a template; chosen by the model if None.
-        overwrite_card: replace a card on the Hub, and files of a Space, that someone else wrote or edited too.
+        overwrite_card: replace a card on the Hub that someone else wrote or edited, and a Space that is there.
         max_shard_size: of a file of weights, such as `"5GB"` or `"200MB"`.
         space: also put the page of `vaswani serve` for this model into the Space of the same name, in a second commit.
         token: with the right to write; by default that of `hf auth login` or of the variable HF_TOKEN.

@@ -17,11 +17,10 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES
 from .. import __version__
 from ..errors import UserError
 from .card_facts import CardFacts
-from .model_card import may_be_replaced, seal
 
 logger = logging.getLogger(__name__)
 
-CARD, PORT = "README.md", 7860  # Spaces' default
+CARD, PROGRAM, PORT = "README.md", "app.py", 7860  # Spaces' default
 MOST_BYTES = 4 << 20  # of a file that is read; ours are far smaller, cards with evaluations of many test sets too
 _LONGEST_DESCRIPTION = 60  # characters, by the Hub's rule
 _DOCKERFILE = """\
@@ -52,7 +51,6 @@ class Space:
     files: dict[str, str]  # texts by name
     url: str | None = None  # its page; None for a dry run
     changed: bool = False  # whether there is a new commit
-    kept: tuple[str, ...] = ()  # files of these names that someone else wrote or edited, and that stay
 
 
 def space_files(facts: CardFacts, revision: str, is_parser: bool) -> dict[str, str]:
@@ -80,13 +78,12 @@ def space_files(facts: CardFacts, revision: str, is_parser: bool) -> dict[str, s
         short_description=description[:_LONGEST_DESCRIPTION], models=[facts.repo_id], license=facts.license,
     )  # fmt: skip
     link = f"[{facts.repo_id}](https://huggingface.co/{facts.repo_id})"
-    card = f"---\n{data.to_yaml()}\n---\n\n{description} with the model {link}, by `vaswani serve`."
-    texts = {
-        "app.py": _APP.format(repo_id=facts.repo_id, revision=revision, model=model, port=PORT),
+    return {
+        CARD: f"---\n{data.to_yaml()}\n---\n\n{description} with the model {link}, by `vaswani serve`.\n",
+        PROGRAM: _APP.format(repo_id=facts.repo_id, revision=revision, model=model, port=PORT),
         "requirements.txt": f"{_WHEELS}\nvaswani_transformer[serve]=={__version__}\n",
         "Dockerfile": _DOCKERFILE,
     }
-    return {CARD: seal(card)} | {name: seal(text, "# {}") for name, text in texts.items()}
 
 
 def find_head(
@@ -99,7 +96,7 @@ def find_head(
     return None
 
 
-def read_file(api: HfApi, head: ModelInfo | SpaceInfo, name: str, repo_type: str = "model") -> str | None:
+def read_file(api: HfApi, head: ModelInfo, name: str) -> str | None:
     """Return the text of a file of a commit, or None if there is none; one too large to be ours is not fetched."""
     sizes = {sibling.rfilename: sibling.size for sibling in head.siblings or []}
     if name not in sizes:
@@ -107,29 +104,30 @@ def read_file(api: HfApi, head: ModelInfo | SpaceInfo, name: str, repo_type: str
     if (sizes[name] or 0) > MOST_BYTES:
         return "(someone else's: ours are never so large)"
     with tempfile.TemporaryDirectory() as folder:
-        path = api.hf_hub_download(head.id, name, repo_type=repo_type, revision=head.sha, local_dir=folder)
+        path = api.hf_hub_download(head.id, name, revision=head.sha, local_dir=folder)
         return Path(path).read_text(encoding="utf-8", errors="replace")
 
 
 def push_space(api: HfApi, repo_id: str, files: dict[str, str], overwrite: bool, message: str) -> Space:
     """Put the files of a Space into its repository, in one commit; a new one is private if its model is.
 
+    A Space that has its program stays as it is: it fetches the model whenever it starts.
+
     Args:
         api: with a token that may write.
         repo_id: `owner/name` of the Space, and of the model.
         files: of `space_files`.
-        overwrite: also replace files that someone else wrote or edited.
+        overwrite: replace the files of one that is there.
         message: of the commit.
     """
     if (head := find_head(api, repo_id, repo_type="space")) is None:
         private = api.model_info(repo_id).private or None
         api.create_repo(repo_id, repo_type="space", space_sdk="docker", private=private, exist_ok=True)
         head = find_head(api, repo_id, repo_type="space")
-    existing = {} if overwrite else {name: read_file(api, head, name, "space") for name in files}
-    kept = tuple(name for name, text in existing.items() if text is not None and not may_be_replaced(text))
-    operations = [CommitOperationAdd(name, text.encode()) for name, text in files.items() if name not in kept]
+    page = f"{api.endpoint}/spaces/{repo_id}"
+    if not overwrite and PROGRAM in {sibling.rfilename for sibling in head.siblings or []}:
+        logger.warning("the Space of this name is there already, so it stays: --overwrite-card")
+        return Space(files, page)
+    operations = [CommitOperationAdd(name, text.encode()) for name, text in files.items()]
     commit = api.create_commit(repo_id, operations, commit_message=message, repo_type="space", parent_commit=head.sha)
-    if kept:
-        names = ", ".join(kept)
-        logger.warning("in the Space someone else wrote or edited %s, so they stay: --overwrite-card", names)
-    return Space(files, f"{api.endpoint}/spaces/{repo_id}", commit.oid != head.sha, kept)
+    return Space(files, page, commit.oid != head.sha)

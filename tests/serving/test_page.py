@@ -64,7 +64,7 @@ def test_the_attention_page_of_a_sentence(make, loaded):
     ("changed", "message"),
     [
         ({"translation": " "}, "the target is empty"),
-        ({"text": "a " * 300}, "too many to show, at most 200"),
+        ({"text": "a " * 500}, "too many to show, at most 400"),
         ({"text": "a" * 5000}, "exceeds text limit (5000)"),
         ({"text": None}, "text: Field required"),
         ({"api_key": "wrong"}, "Invalid API key"),

@@ -12,12 +12,11 @@ from ..data.tokenization import side_of
 from ..decoding.translator import Translator
 from ..errors import UserError, reading, texts_in
 from .alignments import Links, Pair, batches_of_pairs, parts_in_words, strongest_links, tokenized_pairs
-from .weights import CONTINUES, KINDS, as_array, attention_of_batch, forming_attention, readable_tokens, visible
+from .weights import CONTINUES, KINDS, LIMIT, as_array, attention_of_batch, forming_attention, readable_tokens, visible
 
 NAMED_FROM = 0.5  # a head is named after a measure that reaches this,
 OVER_CHANCE = 1.5  # and this many times what even attention over the visible tokens would give
 NEARBY = 2  # tokens away at most
-MOST_TOKENS = 400  # on a side: the weights of a longer pair would fill the memory
 _WINDOW = 500  # pairs that are sorted by length together
 _SELF = {
     "previous token": "mean weight on the token before, over tokens that have one",
@@ -170,7 +169,7 @@ def name_heads(
         targets = [next(outputs) if target is None else target for _, target in texts]
         targets = [target.strip() for target in texts_in(targets, "target", first)]
         tokenized = tokenized_pairs(config, tokenizer, sources, targets, first)
-        counted = [pair for pair in tokenized if pair.length <= MOST_TOKENS]
+        counted = [pair for pair in tokenized if pair.length <= LIMIT]
         for batch_pairs, batch in batches_of_pairs(reader, counted, tokens_per_batch):
             weights = {kind: as_array(layers) for kind, layers in attention_of_batch(reader, batch).items()}
             for row, pair in enumerate(batch_pairs):

@@ -11,12 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import UserError
 from ..files import write_text
 from ..model.local_attention_vaswani import reach
 from .weights import KINDS, AttentionWeights, check_choice
 
-PAGE_WEIGHTS = 24 * 2**20  # what a browser opens at once
 _LEVELS = 255  # of the square root of a weight in the page, which has a byte: what is seen grows with this root
 
 
@@ -43,15 +41,12 @@ def attention_page(
         head: shown first, from 1; the mean of the heads when not given.
 
     Raises:
-        UserError: for sentences so long that a browser could hardly open the page, a layer or head that is not there.
+        UserError: for a layer or head that is not there.
     """
     sides = {kind: weights.of(kind) for kind in kinds}
     first, (array, _, _) = next(iter(sides.items()))
     check_choice("layer", [layer], array.shape[0], KINDS[first])
     check_choice("head", None if head is None else [head], array.shape[1], KINDS[first])
-    if (size := sum(array.size for array, _, _ in sides.values())) > PAGE_WEIGHTS:
-        problem = f"{size / 1e6:.0f} million weights are too many for a page, at most {PAGE_WEIGHTS / 1e6:.0f} million"
-        raise UserError(f"{problem}: give shorter sentences, or one --kind")
     data = {
         "source": weights.source,
         "target": weights.target,

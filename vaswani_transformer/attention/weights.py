@@ -27,6 +27,7 @@ KINDS = {
     "decoder": "decoder self-attention",
     "encoder-decoder": "encoder-decoder attention",
 }
+LIMIT = 400  # of a side: the weights of a longer pair would fill the memory, and a page of them a browser's
 CONTINUES, SPACE = "·", "␣"  # before a piece that continues a word; for a token of spaces
 
 
@@ -99,7 +100,7 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
         **generate_options: for that search, over the model's own generation configuration.
 
     Raises:
-        UserError: for a source or target that is blank, no valid UTF-8 or longer than the model has positions for.
+        UserError: as `token_ids`.
     """
     source_ids = token_ids(model, tokenizer, "source", source)
     inputs = torch.tensor([source_ids], device=model.device)
@@ -181,11 +182,14 @@ def token_ids(model, tokenizer, side: str, text: str) -> list[int]:
     """Return the token ids of a sentence, which is the `"source"` or `"target"` of messages, `</s>` at the end.
 
     Raises:
-        UserError: for a text that is blank, no valid UTF-8, or longer than the model has positions for.
+        UserError: for a text that is blank, no valid UTF-8, or has more tokens than `LIMIT` or the model's
+            positions.
     """
     with reading(f"the {side}"):  # which may hold bytes of the command line that are not UTF-8
         if not text.strip():
             raise UserError(f"the {side} is empty: give a sentence")
         ids = side_of(tokenizer, side)([text.strip()])["input_ids"][0]
     check_length(model.config, 1, len(ids))
+    if len(ids) > LIMIT:
+        raise UserError(f"the {side} has {len(ids):,} tokens, too many to show, at most {LIMIT}")
     return ids

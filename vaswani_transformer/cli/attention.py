@@ -12,8 +12,6 @@ from ..errors import UserError
 from .files import scan_files
 from .options import Model, Path_, Search, exclude, generate_options, group, within
 
-_MOST_TOKENS = 1000  # of a sentence: the weights of a longer one would fill the memory
-
 
 @Parameter(name="*")
 @dataclass
@@ -98,15 +96,12 @@ def _show(sentence: str, target: str | None, shown: Shown, load) -> None:
     """Draw the attention in one sentence."""
     from ..attention.page import write_attention_page
     from ..attention.pictures import attention_figure, save_figure
-    from ..attention.weights import KINDS, attend, token_ids
+    from ..attention.weights import KINDS, attend
 
     names = {kind: f"{kind}.png" for kind in ([shown.kind] if shown.kind else KINDS)}
     alone = {".png": shown.kind or "encoder-decoder", ".html": "page"}
     files = _files(shown, {"page": "attention.html", **names}, alone)
     model, tokenizer, options = load()
-    for side, text in (("source", sentence), ("target", target)):
-        if text is not None and (tokens := len(token_ids(model, tokenizer, side, text))) > _MOST_TOKENS:
-            raise UserError(f"the {side} has {tokens:,} tokens, too many to show, at most {_MOST_TOKENS:,}")
     weights = attend(model, tokenizer, sentence, target, **options)
     # All figures come before anything is written, since each may be refused.
     drawn = {kind: path for kind, path in files.items() if kind in KINDS}

@@ -12,7 +12,6 @@ from .service import Service, Texts, texts_of
 
 _FILES = {"/": ("page.html", "html"), "/page.css": ("page.css", "css"), "/page.js": ("page.js", "javascript")}
 _SENTENCES = "a sentence, words and punctuation marks separated by spaces, or several"
-_MOST_TOKENS = 200  # of a sentence in an attention page, whose size grows with their square
 _OWN = "script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; form-action 'self'"
 # Its script is in the page itself, which gets no access to ours.
 _ATTENTION = "sandbox allow-scripts; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
@@ -62,11 +61,8 @@ async def attention(
 def _attention_page(engine: Engine, text: str, translation: str) -> str:
     """Return the page; in the engine's thread, so that there is never more than one of them, which take much memory."""
     from ..attention.page import attention_page
-    from ..attention.weights import attend, token_ids
+    from ..attention.weights import attend
 
-    for side, sentence in (("source", text), ("target", translation)):
-        if (tokens := len(token_ids(engine.model, engine.tokenizer, side, sentence))) > _MOST_TOKENS:
-            raise HTTPException(400, f"the {side} has {tokens} tokens, too many to show, at most {_MOST_TOKENS}")
     weights = attend(engine.model, engine.tokenizer, text, translation)
     return attention_page(weights, ["encoder-decoder", "encoder", "decoder"])
 

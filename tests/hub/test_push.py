@@ -231,7 +231,7 @@ def test_a_space_needs_languages_unless_it_is_a_parsers(push, hub, model, tmp_pa
     trees = {"tree_tokens": [token[1:] for token in vocabulary if token.startswith("Ġ") and len(token) > 1][:3]}
     change(folder, "tokenizer_config.json", **trees)
     push("--space", folder=folder)
-    assert b'main(["serve", folder,' in hub.files(SPACE)["app.py"]
+    assert b"vaswani serve model --host" in hub.files(SPACE)["Dockerfile"]
     assert b"Draws the trees" in hub.files(SPACE)["README.md"]
     assert not hub.repositories[SPACE].private
     assert json.loads(hub.files(REPO)["tokenizer_config.json"]).items() >= trees.items()

@@ -25,7 +25,7 @@ model = pushing.model
 push = pushing.push
 
 SPACE = f"spaces/{REPO}"
-NAMES = ["README.md", "app.py", "requirements.txt", "Dockerfile"]
+NAMES = ["README.md", "Dockerfile"]
 
 
 def texts(hub) -> dict[str, str]:
@@ -49,29 +49,18 @@ def write(hub):
     return call
 
 
-def arguments_of(app: str, monkeypatch) -> list:
-    """What `snapshot_download` and the command get when `app.py` runs, and its exit status."""
-    asked = []
-    fetch = lambda name, **options: asked.append([name, options]) or "FOLDER"  # noqa: E731
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
-    monkeypatch.setattr("vaswani_transformer.cli.main.main", lambda words: asked.append(words) or 0)
-    with pytest.raises(SystemExit) as end:
-        exec(app)
-    return [*asked, end.value.code]
-
-
-def test_the_files_of_a_space(monkeypatch):
+def test_the_files_of_a_space():
     files = files_of("en", "de", revision="größer")
     assert list(files) == NAMES and not card_errors(files["README.md"])
     metadata = yaml.safe_load(files["README.md"].split("---\n")[1])
     expected = {"title": "tiny", "sdk": "docker", "app_port": 7860, "models": [REPO], "license": "mit"}
     assert metadata.items() >= expected.items()
     assert metadata["short_description"] == "Translates English to German" and len(metadata["emoji"]) == 1
-    assert f"\nvaswani_transformer[serve]=={__version__}\n" in files["requirements.txt"]
-    assert "--extra-index-url https://download.pytorch.org/whl/cpu\n" in files["requirements.txt"]
-    fetched, words, status = arguments_of(files["app.py"], monkeypatch)
-    assert fetched == [REPO, {"revision": "größer"}] and status == 0
-    assert words == ["serve", "en-de=FOLDER", "--host", "0.0.0.0", "--port", "7860"]
+    lines = files["Dockerfile"].splitlines()
+    assert shlex.split(lines[-2])[-1] == f"vaswani_transformer[serve]=={__version__}"
+    fetch, serve = (shlex.split(words) for words in json.loads(lines[-1].removeprefix("CMD "))[-1].split(" && "))
+    assert fetch == ["hf", "download", REPO, "--revision", "größer", "--local-dir", "model"]
+    assert serve == ["exec", "vaswani", "serve", "en-de=model", "--host", "0.0.0.0", "--port", "7860"]
 
 
 def test_a_space_that_is_there_stays(write, hub, caplog):

@@ -5,7 +5,9 @@ Dockerfile, run it as user 1000, and show what listens on `app_port`.
 """
 
 import contextlib
+import json
 import logging
+import shlex
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,27 +22,17 @@ from .card_facts import CardFacts
 
 logger = logging.getLogger(__name__)
 
-CARD, PROGRAM, PORT = "README.md", "app.py", 7860  # Spaces' default
+CARD, PROGRAM, PORT = "README.md", "Dockerfile", 7860  # Spaces' default
 MOST_BYTES = 4 << 20  # of a file that is read; ours are far smaller, cards with evaluations of many test sets too
 _LONGEST_DESCRIPTION = 60  # characters, by the Hub's rule
 _DOCKERFILE = """\
 FROM python:3.12-slim
 RUN useradd -m -u 1000 user
 USER user
-ENV PATH=/home/user/.local/bin:$PATH
-WORKDIR /home/user/app
-COPY --chown=user requirements.txt .
-RUN pip install --no-cache-dir -r requirements.txt
-COPY --chown=user . .
-CMD ["python", "app.py"]
-"""
-_WHEELS = "--extra-index-url https://download.pytorch.org/whl/cpu"
-_APP = """\
-from huggingface_hub import snapshot_download
-from vaswani_transformer.cli.main import main
-
-folder = snapshot_download({repo_id!r}, revision={revision!r})
-raise SystemExit(main(["serve", {model}, "--host", "0.0.0.0", "--port", "{port}"]))
+ENV PATH=/home/user/.local/bin:$PATH PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+WORKDIR /home/user
+RUN pip install --no-cache-dir "vaswani_transformer[serve]=={version}"
+CMD {command}
 """
 
 
@@ -65,11 +57,11 @@ def space_files(facts: CardFacts, revision: str, is_parser: bool) -> dict[str, s
         UserError: for a model whose two languages are not known.
     """
     if is_parser:
-        model, description = "folder", "Draws the trees of sentences"
+        model, description = "model", "Draws the trees of sentences"
     elif len(facts.languages) == 2:
         source, target = facts.languages
         names = [LANGUAGES.get(code.partition("-")[0], code).title() for code in facts.languages]
-        model, description = f"{f'{source}-{target}='!r} + folder", f"Translates {names[0]} to {names[1]}"
+        model, description = f"{source}-{target}=model", f"Translates {names[0]} to {names[1]}"
     else:
         known = ", ".join(facts.languages) or "none"
         raise UserError(f"a Space needs two languages, the source first, and known are {known}: give --language twice")
@@ -78,11 +70,12 @@ def space_files(facts: CardFacts, revision: str, is_parser: bool) -> dict[str, s
         short_description=description[:_LONGEST_DESCRIPTION], models=[facts.repo_id], license=facts.license,
     )  # fmt: skip
     link = f"[{facts.repo_id}](https://huggingface.co/{facts.repo_id})"
+    # Fetched at each start, with the token of a private model among the Space's secrets.
+    fetch = shlex.join(["hf", "download", facts.repo_id, "--revision", revision, "--local-dir", "model"])
+    serve = shlex.join(["vaswani", "serve", model, "--host", "0.0.0.0", "--port", str(PORT)])
     return {
         CARD: f"---\n{data.to_yaml()}\n---\n\n{description} with the model {link}, by `vaswani serve`.\n",
-        PROGRAM: _APP.format(repo_id=facts.repo_id, revision=revision, model=model, port=PORT),
-        "requirements.txt": f"{_WHEELS}\nvaswani_transformer[serve]=={__version__}\n",
-        "Dockerfile": _DOCKERFILE,
+        PROGRAM: _DOCKERFILE.format(version=__version__, command=json.dumps(["sh", "-c", f"{fetch} && exec {serve}"])),
     }
 
 

@@ -155,7 +155,7 @@ def test_sources_that_are_refused(tmp_path, name, content, described):
 
 def test_a_model_on_the_hub(hub, folder, tmp_path, monkeypatch):
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    others = ("tf_model.h5", "model.npz", "code.py", "onnx/config.json", "checkpoint-5/pytorch_model.bin")
+    others = ("tf_model.h5", "code.py", "onnx/config.json", "checkpoint-5/pytorch_model.bin")
     hub.repositories["owner/pickled"] = Repository()
     hub.repositories["owner/pickled"].commit("main", "files", files | dict.fromkeys(others, b"{}"))
     import_model("owner/pickled", tmp_path / "out")
@@ -163,7 +163,7 @@ def test_a_model_on_the_hub(hub, folder, tmp_path, monkeypatch):
     weights = torch.load(folder / "pytorch_model.bin")
     assert torch.equal(loaded.state_dict()["lm_head.weight"], weights["model.shared.weight"])
     assert "imported from https\\://huggingface.co/owner/pickled" in (tmp_path / "out" / "README.md").read_text()
-    # One kind of weights, and no code.
+    # No code, and nothing of other programs.
     fetched = {path.rpartition("/resolve/")[2].partition("/")[2] for _, path, _ in hub.requests if "/resolve/" in path}
     assert fetched == {name for name in files if not name.endswith(".py")}
     # What is here already needs no connection.

@@ -1,7 +1,6 @@
 """Models of other toolkits as model folders of ours: `vaswani import`."""
 
 import contextlib
-import fnmatch
 import inspect
 import json
 import re
@@ -12,9 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from httpx import TransportError
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import OfflineModeIsEnabled
+from huggingface_hub import snapshot_download
 
 from ..data.tokenization import refuse_special_files
 from ..errors import UserError, reading
@@ -38,10 +35,10 @@ _NOT_OURS = (
     "NLLB, M2M100, mBART, Pegasus, T5, OpenNMT, Eole and Argos Translate normalise before each sublayer, and BART"
     " normalises embeddings, which the paper's architecture does not; what was converted for CTranslate2 stays there"
 )
-# Kinds of weights, of which the first that is there is taken; Hub repositories often hold the same weights in several.
-_WEIGHTS_OF_HUB = ("*.safetensors", "pytorch_model*.bin", "*.npz", "*.pt", "*.ckpt")
-# What may accompany them. training_args.bin is never read: that it exists shows that transformers' Trainer was at work.
-_BESIDE = ("*.json", "*.txt", "*.model", "*.spm", "*.yml", "*.yaml", "README.md", "training_args.bin")
+# Files of a repository on the Hub that are fetched: weights, and what may accompany them. training_args.bin is never
+# read: that it exists shows that transformers' Trainer was at work.
+_OF_HUB = ["*.safetensors", "pytorch_model*.bin", "*.npz", "*.pt", "*.json", "*.txt", "*.model", "*.spm", "*.yml",
+           "*.yaml", "README.md", "training_args.bin"]  # fmt: skip
 
 
 class Import(NamedTuple):
@@ -101,21 +98,13 @@ def import_model(
 
 
 def _download(name: str) -> Path:
-    """Return the folder, in the cache of `huggingface_hub`, of a model on the Hub.
+    """Return the folder, in the cache of `huggingface_hub`, of a model on the Hub; without a connection what is there.
 
     Raises:
-        UserError: for a name that the Hub does not know or does not show to this user, and without a connection, unless
-            the cache has the model.
+        UserError: for a name that the Hub does not know or does not show to this user, or that the cache does not have.
     """
     with reading(name):
-        try:
-            files = [file for file in HfApi().list_repo_files(name) if "/" not in file]
-        except (OfflineModeIsEnabled, TransportError):
-            # Of one file, since the cached copy lacks those that were not chosen.
-            return Path(snapshot_download(name, allow_patterns="README.md", local_files_only=True))
-        weights = next((kind for kind in _WEIGHTS_OF_HUB if fnmatch.filter(files, kind)), "")
-        chosen = [file for kind in (weights, *_BESIDE) for file in fnmatch.filter(files, kind)]
-        return Path(snapshot_download(name, allow_patterns=chosen))
+        return Path(snapshot_download(name, allow_patterns=_OF_HUB, ignore_patterns="*/*"))
 
 
 def _format_of(source: Path) -> ModuleType:

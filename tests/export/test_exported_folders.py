@@ -1,6 +1,5 @@
 """The folder of an exported model given where a model is needed: what it is, and what can be done with it."""
 
-import dataclasses
 import shutil
 
 import pytest
@@ -10,7 +9,6 @@ from model_folders import change
 
 from vaswani_transformer import export_model, load_ensemble, load_model, pipeline, publish
 from vaswani_transformer.export.engine import load_exported
-from vaswani_transformer.export.facts import ExportFacts
 from vaswani_transformer.importing.importing import import_model
 
 
@@ -31,11 +29,10 @@ def exported(request, tmp_path_factory, whole):
     """Format and folder; what is in the graphs of an ONNX export plays no part here, and takes long to make."""
     folder = shutil.copytree(whole, tmp_path_factory.mktemp(request.param) / "x")
     if request.param == "onnx":
-        facts = dataclasses.replace(ExportFacts.read(folder), format="onnx")
-        for name in ("model.bin", "config.json", "shared_vocabulary.json", "export.json"):
+        change(folder, "export.json", format="onnx")
+        for name in ("model.bin", "config.json", "shared_vocabulary.json"):
             (folder / name).unlink()
         (folder / "encoder.onnx").touch()
-        facts.write(folder)
     return request.param, folder
 
 

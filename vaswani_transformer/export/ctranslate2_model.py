@@ -13,7 +13,7 @@ from ..decoding.translator import Piece, Translator
 from ..errors import UserError, reading
 from ..json_and_yaml import read_json
 from ..model.settings_vaswani import LENGTH_NORMALIZATIONS, broken_range
-from .facts import ExportFacts, NotExpressibleError, read_vocabularies
+from .facts import NotExpressibleError, read_facts, read_vocabularies
 
 _CPU_TOKENS = 512  # source tokens that are searched at once: with 2,048 a small model took 1.2 to 1.4 times as long
 
@@ -85,7 +85,7 @@ class CTranslate2Model:
         self, folder: str | Path, device: str, compute_type: str, threads: int = 0, patience: float | None = None
     ):
         self.patience = patience
-        self.config = ExportFacts.read(folder, "ctranslate2")
+        self.config = read_facts(folder, "ctranslate2")
         self.generation_config = read_settings(folder)
         self.generation_config.eos_token_id = self._end = self.config.eos_token_id
         forced = self.generation_config.forced_eos_token_id

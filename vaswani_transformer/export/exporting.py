@@ -3,6 +3,7 @@
 A module `to_FORMAT` has `write`, and `largest_difference` from the model if its engine can be asked.
 """
 
+import json
 import math
 import random
 from importlib import import_module
@@ -18,7 +19,7 @@ from ..loading import load_model
 from ..model.layers_vaswani import VaswaniSinusoidalPositions, sinusoidal_positions
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import written_at_once
-from .facts import QUANTIZATIONS, ExportFacts, require
+from .facts import NUMBERS, QUANTIZATIONS, require
 
 _TOLERANCE = 0.01  # of log-probabilities and logits in float32; differences seen are below 0.001
 
@@ -93,14 +94,10 @@ def _write(format: str, model, tokenizer, staging: Path, rows: int, quantization
     writer.write(model, tokenizer, staging, quantization)
     tokenizer.save_pretrained(staging)
     model.generation_config.save_pretrained(staging)
-    names = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id", "decoder_layers", "num_heads")
-    ExportFacts(
-        format=format,
-        positions=rows,
-        quantization=quantization,
-        vaswani_transformer=__version__,
-        **{name: getattr(config, name) for name in (*names, "d_k", "d_v")},
-    ).write(staging)
+    # Neither a source nor an output can have more tokens than there are positions.
+    facts = {"format": format, "positions": rows, "quantization": quantization, "vaswani_transformer": __version__}
+    facts |= {name: getattr(config, name) for name in NUMBERS}
+    (staging / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     if format == "marian":
         return None
     difference = writer.largest_difference(staging, sample, logits)

@@ -122,14 +122,6 @@ def test_what_cannot_be_imported(folder, tmp_path, changes, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_weights_that_are_cut_off_or_gone(folder, tmp_path):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    assert f"{path}: " in error_of(import_model, folder, tmp_path / "out")
-    path.unlink()
-    assert "pytorch_model.bin.index.json: No such file" in error_of(import_model, folder, tmp_path / "out")
-
-
 def test_licence_languages_and_source(folder, tmp_path):
     (folder / "README.md").write_text("---\nlicense: apache-2.0\nlanguage:\n- en\n- fr\n---\nA model.\n")
     change(folder, "config.json", _name_or_path="/tmp/Helsinki-NLP/opus-mt-fr-en")

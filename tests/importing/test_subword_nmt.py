@@ -1,7 +1,6 @@
 """Pieces of byte-pair encoding, against the algorithm of the paper, FSMT's tokenizer and subword-nmt itself."""
 
 import gzip
-import io
 import json
 from pathlib import Path
 
@@ -115,16 +114,6 @@ def test_multi30k_against_the_tokenizer_of_fsmt(shared_data, tmp_path, version):
     for text in texts:
         pieces = [piece for word in text.split() for piece in fsmt.bpe(word).split(" ")]
         assert case.encode(text) == [*(names.get(piece, 3) for piece in pieces), 2]
-
-
-def test_against_subword_nmt(tmp_path):
-    """Needs the package subword-nmt."""
-    apply_bpe = pytest.importorskip("subword_nmt.apply_bpe")
-    case = Case(tmp_path, "0.2", [TEXT], 120)
-    theirs = apply_bpe.BPE(io.StringIO(case.path.read_text(encoding="utf-8")))
-    words = [one[:cut] + other for one in TEXT.split() for other in TEXT.split()[::3] for cut in (0, 2, 4)]
-    for word in words:
-        assert theirs.process_line(word).split() == case.pieces(word)
 
 
 @pytest.mark.parametrize(

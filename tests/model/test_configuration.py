@@ -129,27 +129,3 @@ class TestPresets:
 
 
 # The column "params x10^6" of Table 3, of the rows that print one and have the base model's embeddings.
-TABLE_3_MILLIONS = {
-    "base": 65,
-    "table3-b-dk-16": 58,
-    "table3-b-dk-32": 60,
-    "table3-c-layers-2": 36,
-    "table3-c-layers-4": 50,
-    "table3-c-layers-8": 80,
-    "table3-c-dmodel-256": 28,
-    "table3-c-dmodel-1024": 168,
-    "table3-c-dff-1024": 53,
-    "table3-c-dff-4096": 90,
-}
-
-
-@pytest.mark.parametrize(("name", "millions"), TABLE_3_MILLIONS.items())
-def test_counts_of_table_3(name, millions):
-    # 41,004 to 41,208 entries meet all ten rows at once. Section 5.1 says "about 37000", with which the counts fall
-    # short, most where the embeddings weigh most.
-    assert round(counted(VaswaniConfig.from_preset(name, vocab_size=41_100)) / 1e6) == millions
-    assert counted(VaswaniConfig.from_preset(name)) / 1e6 == pytest.approx(millions, rel=0.075)
-
-
-def test_big_model():
-    assert counted(VaswaniConfig.from_preset("big")) / 1e6 == pytest.approx(213, rel=0.01)

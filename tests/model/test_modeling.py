@@ -166,14 +166,6 @@ class TestOtherPaths:
         torch.testing.assert_close(outputs.encoder_hidden_states[-1], outputs.encoder_last_hidden_state)
         torch.testing.assert_close(model.lm_head(outputs.decoder_hidden_states[-1]), outputs.logits)
 
-    def test_compiles_without_graph_breaks(self):
-        model = tiny_model()
-        inputs = batch_of_three()[:3]
-        expected = model(*inputs, use_cache=False).logits
-        compiled = torch.compile(model, fullgraph=True, backend="eager")
-        with torch.no_grad():
-            torch.testing.assert_close(compiled(*inputs, use_cache=False).logits, expected)
-
 
 class TestGradients:
     @pytest.mark.parametrize(

@@ -119,7 +119,6 @@ def test_an_interrupted_output_is_gone_on_with(model, run, sentences, tmp_path, 
     ("words", "message"),
     [
         (["--input", "{sentences}", "--output", "out", "--resume", "--text"], "--text and --resume cannot be combined"),
-        (["caf\udce9 is"], "line 1: word 1 is"),
         (["a \0 b"], "line 1: word 2 is"),
         (["x", "--pictures", "{sentences}"], "in.txt: File exists"),
         (["x", "--pictures", ""], 'Invalid value "" for --pictures'),

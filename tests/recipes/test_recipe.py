@@ -20,7 +20,7 @@ FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 def write(tmp_path):
     def write(text, name="mine.yaml"):
         path = tmp_path / name
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        path.write_bytes(text.encode())
         return str(path)
 
     return write
@@ -131,8 +131,15 @@ def test_every_field_is_documented():
 
 
 def test_a_recipe_of_ones_own(write):
-    path = write("# Mine\ntrain_source: a.en\nmax_steps: 1_000\ndropout: 0\noverwrite: yes\nadam_epsilon: 1e-8\n")
-    recipe = load_recipe(path)
+    lines = [
+        "\ufeff# Mine",
+        "train_source: a.en",
+        "max_steps: 1_000",
+        "dropout: 0",
+        "overwrite: yes",
+        "adam_epsilon: 1e-8",
+    ]
+    recipe = load_recipe(write("\r\n".join(lines)))
     assert (recipe.train_source, recipe.max_steps, recipe.overwrite) == ("a.en", 1000, True)
     assert (recipe.dropout, type(recipe.dropout)) == (0.0, float)
     assert recipe.adam_epsilon == 1e-8
@@ -163,10 +170,6 @@ def test_a_preset_on_the_command_line_replaces_its_fields_of_the_file():
         assert own == VaswaniConfig(vocab_size=100, label_smoothing=0.1, initialization=own.initialization)
 
 
-def test_byte_order_mark_and_windows_line_ends(write):
-    assert load_recipe(write(b"\xef\xbb\xbfmax_steps: 7\r\nseed: 2\r\n")).max_steps == 7
-
-
 def test_overrides_win_and_may_be_text(write):
     overrides = {
         "max_steps": "20_000", "dropout": "0.25", "overwrite": "true", "attention_bias": "False",
@@ -182,11 +185,9 @@ def test_overrides_win_and_may_be_text(write):
     ("text", "parts"),
     [
         ("max_step: 5", ["'max_step'", "'max_steps'"]),
-        ("tokens-per-batches: 1", ["did you mean 'tokens_per_batch'?"]),
         ("5: 1", ["'5'"]),
         ("max_steps: 1.5", ["max_steps is 1.5", "a whole number"]),
         ("max_steps:", ["max_steps is None", "a whole number"]),
-        ("dropout: false", ["dropout is False", "a number"]),
         pytest.param(f"max_minutes: 1{'0' * 400}", ["max_minutes", "a number"], id="a huge number"),
         ("overwrite: 1", ["overwrite is 1", "true or false"]),
         ("preset: true", ["preset is True", "text"]),
@@ -199,8 +200,6 @@ def test_overrides_win_and_may_be_text(write):
         ("length_penalty: long", ["length_penalty", "a number or auto"]),
         ("d_model: 31\nnum_heads: 1", ["d_model is 31", "even"]),
         ("d_model: 100\nnum_heads: 7", ["d_model 100 is not a multiple of num_heads 7", "d_k"]),
-        ("vocab_size: -1", ["vocab_size is -1"]),
-        ("num_heads: 0", ["num_heads is 0", "1 or more"]),
         ("encoder_layers: -1", ["encoder_layers is -1", "0 or more"]),
         ("preset: bigg", ["'bigg'", "big"]),
     ],

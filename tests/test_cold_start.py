@@ -72,7 +72,7 @@ LOADS = "assert type(AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])).__modul
         f"from transformers import AutoModelForSeq2SeqLM\nimport vaswani_transformer\n{LOADS}",
         f"from vaswani_transformer import VaswaniTokenizer\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
         f"import transformers.trainer, vaswani_transformer\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
-        f"import vaswani_transformer.experiments.table1\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
+        f"import vaswani_transformer.experiments.translation\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
         "from transformers import AutoConfig\nimport vaswani_transformer\n"
         "assert type(AutoConfig.from_pretrained(sys.argv[1])) is vaswani_transformer.VaswaniConfig",
         "import vaswani_transformer\nfrom transformers import AutoTokenizer, AutoModel\n"

@@ -42,7 +42,6 @@ SMALLER = {  # options added to commands that train, or take many minutes
     "distill ": f"{_STEPS} {_SIZES} --sample",  # the likeliest words of a model of 12 steps repeat without end
     "parse train": f"{_STEPS} {_SIZES} --vocab-size 420 --num-beams 2",
     "finetune_(seq2seq|accelerate)": "--steps 4 --warmup-steps 2",
-    "experiment table1": "--only self-attention",
     "experiment table2": f"--only en-de-base {_CELLS}",
     "experiment table3": f"--only base {_CELLS}",
     "experiment table4": _CELLS,

@@ -156,22 +156,6 @@ def test_a_trained_cell_without_its_log(tmp_path):
         assert "training_log.jsonl: " in error_of(trained, tmp_path)
 
 
-# What the heads look at.
-
-
-def test_attention_command_takes_the_model_of_table_2(multi30k, table2_folder, capsys, monkeypatch):
-    monkeypatch.setattr(translation, "train", None)  # it is trained already
-    words = ["attention", "--data-dir", multi30k, "--output", table2_folder, "--set", *TINY]
-    status, output, errors = experiment(capsys, *words)
-    assert status == 0, errors
-    assert "# What the heads do" in output
-    folder = table2_folder / "attention/laptop"
-    kinds = json.loads((folder / "heads/result.json").read_text())["figures"]["report"]["kinds"]
-    assert {kind: len(facts["heads"]) for kind, facts in kinds.items()} == dict.fromkeys(kinds, 2)
-    assert "<html" in (folder / "heads/sentence-1.html").read_text()
-    assert experiment(capsys, *words)[1] == output
-
-
 # Mistakes.
 
 
@@ -183,9 +167,7 @@ def test_attention_command_takes_the_model_of_table_2(multi30k, table2_folder, c
         (["table3"], "train.en.gz: No such file"),
         (["table3", "--set", "max_stepz=3"], "did you mean 'max_steps'?"),
         (["table3", "--set", "output=there"], "--set 'output=there' is not a setting of a cell"),
-        (["table1", "--output", __file__], "of 4 cells failed, see above"),
         (["table4", "--data-dir", "."], "gum.train.trees.gz: No such file"),
-        (["table1", "--set", "lengths=8,16"], "leave --set out"),
     ],
 )
 def test_mistakes_end_in_one_line(words, message, tmp_path, capsys):

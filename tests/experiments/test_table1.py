@@ -1,16 +1,12 @@
 """Table 1: paths and memory against the formulas, and the command at tiny scale."""
 
-import json
-
 import pytest
+import table1
 import torch
-from experimenting import experiment
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table1 import KINDS, Attention, Convolution, fitted_exponent, measure_layer
 from torch.utils.flop_counter import FlopCounterMode
-
-from vaswani_transformer.experiments import table1
-from vaswani_transformer.experiments.table1 import KINDS, Attention, Convolution, fitted_exponent, measure_layer
 
 
 class CellOnce(torch.nn.Module):
@@ -118,24 +114,11 @@ def test_memory_grows_as_the_table_says(few_rounds):
     assert 4 * 1024**2 <= whole < 1.1 * 4 * 1024**2
 
 
-def test_table1_command(tmp_path, capsys, few_rounds, monkeypatch):
-    sizes = {"lengths": [16, 32, 64], "width": 4, "widths": [4, 8], "length": 16, "kernel": 3, "neighbourhood": 4}
+def test_the_whole_table(few_rounds, monkeypatch):
+    sizes = {"lengths": [16, 32, 64], "width": 4, "widths": [4, 8], "length": 16}
     monkeypatch.setitem(table1.SCALES, "laptop", sizes)
-    words = ["table1", "--output", tmp_path]
-    status, output, _ = experiment(capsys, *words)
-    assert status == 0
-    assert "| recurrent (LSTM) | O(n·d²) | O(n) | O(n) | 32 |" in output
-    folder = tmp_path / "table1/laptop"
-    assert {path.name for path in folder.iterdir() if path.is_dir()} == set(KINDS)
-    row = next(line for line in output.splitlines() if line.startswith("| recurrent (LSTM)") and "O(" not in line)
-    figures = json.loads((folder / "lstm/result.json").read_text())["figures"]
-    assert [(cost["length"], cost["width"]) for cost in figures["over_lengths"]] == [(16, 4), (32, 4), (64, 4)]
-    assert [(cost["length"], cost["width"]) for cost in figures["over_widths"]] == [(16, 4), (16, 8)]
-
-    most = figures["over_lengths"][-1]
-    costs = [f"{most['training_seconds']:.4f}", f"{most['training_bytes']:,}"]
+    text = table1.report("laptop")
+    assert "| recurrent (LSTM) | O(n·d²) | O(n) | O(n) | 32 |" in text
+    row = next(line for line in text.splitlines() if line.startswith("| recurrent (LSTM)") and "O(" not in line)
     columns = row.strip("| ").split(" | ")
-    assert (columns[3], columns[6]) == ("1.00", "2.00") and columns[7:] == costs  # n and d of the operations
-    written = (folder / "lstm/result.json").stat().st_mtime_ns
-    assert experiment(capsys, *words)[1] == output
-    assert (folder / "lstm/result.json").stat().st_mtime_ns == written
+    assert (columns[3], columns[6]) == ("1.00", "2.00") and len(columns) == 9  # n and d of the operations

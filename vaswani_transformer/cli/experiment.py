@@ -9,11 +9,9 @@ from .options import SEVERAL, Path_
 
 # Module and class in `experiments`, which are imported once they are needed.
 _EXPERIMENTS = {
-    "table1": "table1:Table1",
     "table2": "translation:Table2",
     "table3": "translation:Table3",
     "table4": "table4:Table4",
-    "attention": "translation:HeadStudy",
 }
 _NO_SETTINGS = ("data_dir", "output", "overwrite")  # options of their own, or what the command does by itself
 

@@ -1,4 +1,4 @@
-"""Trainings of translation models: Tables 2 and 3, and what the heads of Table 2's base model attend to (Section 4)."""
+"""Trainings of translation models: Tables 2 and 3."""
 
 import os
 from collections.abc import Sequence
@@ -7,9 +7,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from ..attention.heads import heads_as_markdown, name_heads
-from ..attention.page import write_attention_page
-from ..attention.weights import attend
 from ..data.recipe_data import data_sources
 from ..decoding.scoring import score_pairs
 from ..decoding.translator import Translator
@@ -48,8 +45,6 @@ AVERAGE = {"keep_weights": "average"}  # Section 6.1, whatever validation prefer
 # end of training, where weights hardly move. The last 5 of base are its last tenth, the last 20 of big its last fifth
 # (the paper's, by its minutes: 7.5% and 4%). English-French is word pieces in the paper, too.
 TABLE2_STEPS, EVALUATE_EVERY = {"base": 2000, "big": 4000}, 40
-STUDIED = "en-de-base"  # the cell whose heads are named
-SENTENCES, WORDS = 3, 10  # that have a page, and about how many words they have
 SEEDS = 3  # of Table 3's base model: their range shows which differences may be chance
 LAST = {"average_checkpoints": 0, "keep_weights": "last"}  # Table 3 is without averaging (its caption)
 TABLE3_STEPS = {"base": 2000, "big": 6000}  # at laptop scale; big has three times as many, in the paper and here
@@ -204,35 +199,6 @@ class Table2(TranslationExperiment):
             "The paper's table (newstest2014):",
             markdown_table(["model", "BLEU en-de", "BLEU en-fr", "FLOPs en-de", "FLOPs en-fr"], theirs),
         ])  # fmt: skip
-
-
-class HeadStudy(Table2):
-    """One cell, on the model of Table 2's base row, English to German, which is trained if it is missing."""
-
-    name = "attention"
-
-    def cells(self, setup: Setup) -> list[Training]:
-        """Return that of Table 2, on the validation set."""
-        model = next(cell for cell in super().cells(setup) if cell.name == STUDIED)
-        return [replace(model, name="heads", label="heads of the base model", paper={}, test={})]
-
-    def train(self, setup: Setup, cell: Training, folder: Path) -> None:
-        """Train the model, unless it is there."""
-        super().train(setup, cell, setup.folder(Table2.name) / STUDIED)
-
-    def measure(self, setup: Setup, cell: Training, folder: Path) -> dict[str, Any]:
-        """Name the model's heads on the validation set, and write pages of some of its sentences."""
-        model, tokenizer = load_model(setup.folder(Table2.name) / STUDIED)
-        pairs = list(zip(*test_pairs(cell), strict=True))
-        report = name_heads(model, tokenizer, pairs)
-        pairs.sort(key=lambda pair: abs(len(pair[0].split()) - WORDS))
-        for number, (source, _) in enumerate(pairs[:SENTENCES], 1):
-            write_attention_page(attend(model, tokenizer, source), folder / f"sentence-{number}.html")
-        return {"report": report}
-
-    def report(self, setup: Setup, cells: Sequence[Training], results: dict[str, dict]) -> str:
-        """Return a row for each head, as `vaswani attention --report` prints it."""
-        return heads_as_markdown(results["heads"]["figures"]["report"]) if results else "# Attention"
 
 
 class Table3(TranslationExperiment):

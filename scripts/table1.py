@@ -1,9 +1,14 @@
-"""Table 1: complexity, sequential operations and path length of layer types, the formulas and what is measured."""
+"""Print Table 1: complexity, sequential operations and path length of layer types, the formulas and measured costs.
 
+    python scripts/table1.py [--scale laptop|paper]
+
+Time and memory are of one layer over lengths and widths, on a GPU if there is one; minutes. Prints Markdown.
+"""
+
+import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +16,9 @@ import torch
 from torch import nn
 from torch.utils.benchmark import Timer
 
-from ..errors import UserError
-from ..hardware import choose_device
-from ..model.local_attention_vaswani import block_mask, restricted_attention
-from .base import Cell, Experiment, Setup, results_table
+from vaswani_transformer.experiments.base import markdown_table
+from vaswani_transformer.hardware import choose_device
+from vaswani_transformer.model.local_attention_vaswani import block_mask, restricted_attention
 
 # Sizes measured: lengths n at width `width`, widths d at length `length`.
 SCALES = {
@@ -145,71 +149,57 @@ def fitted_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes[-3:]), np.log(values[-3:]), 1)[0])
 
 
-class Table1(Experiment):
-    """A cell for each layer type: time and memory of one layer over lengths and widths."""
+def measure_kind(name: str, settings: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
+    """Measure a layer of one of `KINDS` over lengths, then over widths."""
+    device = choose_device()
 
-    name = "table1"
+    def measured(length: int, width: int) -> dict[str, float]:
+        return measure_layer(KINDS[name].make(width, KERNEL, NEIGHBOURHOOD), length, width, device)
 
-    def cells(self, setup: Setup) -> list[Cell]:
-        """Return one for each of `KINDS`; raises `UserError` for changes."""
-        if setup.changes:
-            raise UserError("this experiment has no settings that can be changed: leave --set out")
-        return [
-            Cell(name, kind.label, SCALES[setup.scale] | {"layer": name},
-                 {"complexity": kind.complexity, "sequential": kind.sequential, "path": kind.path,
-                  "layers": kind.layers_needed(*PATH)})
-            for name, kind in KINDS.items()
-        ]  # fmt: skip
-
-    def measure(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
-        """Measure a layer over lengths, then over widths."""
-        settings, device = cell.settings, choose_device()
-
-        def measured(length: int, width: int) -> dict[str, float]:
-            return measure_layer(KINDS[cell.name].make(width, KERNEL, NEIGHBOURHOOD), length, width, device)
-
-        return {
-            "over_lengths": [measured(length, settings["width"]) for length in settings["lengths"]],
-            "over_widths": [measured(settings["length"], width) for width in settings["widths"]],
-        }
-
-    def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
-        """Return the formulas, then exponents and costs at the largest size."""
-        settings = SCALES[setup.scale]
-        formulas = {
-            "complexity a layer": "{paper[complexity]}",
-            "sequential operations": "{paper[sequential]}",
-            "maximum path length": "{paper[path]}",
-            "at n = {}, k = {}, r = {}".format(*PATH): "{paper[layers]}",
-        }
-        measured = {
-            f"{title} ~ {letter}^": f"{{{cost}_{size}:.2f}}"
-            for letter, size in (("n", "length"), ("d", "width"))
-            for cost, title in COSTS.items()
-        } | {
-            f"n = {settings['lengths'][-1]:,}: time (s)": "{training_seconds:.4f}",
-            "memory (bytes)": "{training_bytes:,}",
-        }
-        figures = {name: {"figures": _summary(KINDS[name], result)} for name, result in results.items()}
-        notes = (
-            f"One sequence, float32; d = {settings['width']} over n, n = {settings['length']:,} over d; k ="
-            f" {KERNEL}, r = {NEIGHBOURHOOD}. Exponents: least squares of logarithms over the"
-            " three largest sizes; time is of forward and backward together, operations are counted, memory is what"
-            " the forward pass keeps for the backward pass. Self-attention is one head and without projections, as the"
-            " table counts it; the restricted one is the model's (`attention_window`)."
-        )
-        tables = results_table(cells, results, formulas), results_table(cells, figures, measured)
-        return "\n\n".join([f"# Table 1, {setup.scale} scale", *tables, notes])
+    return {
+        "over_lengths": [measured(length, settings["width"]) for length in settings["lengths"]],
+        "over_widths": [measured(settings["length"], width) for width in settings["widths"]],
+    }
 
 
-def _summary(kind: LayerKind, result: dict[str, Any]) -> dict[str, float]:
+def report(scale: str) -> str:
+    """Return the formulas, then exponents and costs at the largest size."""
+    settings = SCALES[scale]
+    places = "at n = {}, k = {}, r = {}".format(*PATH)
+    formulas = ["", "complexity a layer", "sequential operations", "maximum path length", places]
+    exponents = {f"{title} ~ {letter}^": f"{cost}_{size}" for letter, size in (("n", "length"), ("d", "width"))
+                 for cost, title in COSTS.items()}  # fmt: skip
+    measured = ["", *exponents, f"n = {settings['lengths'][-1]:,}: time (s)", "memory (bytes)"]
+    rows, costs = [], []
+    for name, kind in KINDS.items():
+        rows.append([kind.label, kind.complexity, kind.sequential, kind.path, str(kind.layers_needed(*PATH))])
+        figures = summary(kind, measure_kind(name, settings))
+        largest = [f"{figures['training_seconds']:.4f}", f"{figures['training_bytes']:,}"]
+        costs.append([kind.label, *(f"{figures[key]:.2f}" for key in exponents.values()), *largest])
+    notes = (
+        f"One sequence, float32; d = {settings['width']} over n, n = {settings['length']:,} over d; k ="
+        f" {KERNEL}, r = {NEIGHBOURHOOD}. Exponents: least squares of logarithms over the"
+        " three largest sizes; time is of forward and backward together, operations are counted, memory is what"
+        " the forward pass keeps for the backward pass. Self-attention is one head and without projections, as the"
+        " table counts it; the restricted one is the model's (`attention_window`)."
+    )
+    tables = markdown_table(formulas, rows), markdown_table(measured, costs)
+    return "\n\n".join([f"# Table 1, {scale} scale", *tables, notes])
+
+
+def summary(kind: LayerKind, measured: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     """Return a layer's costs at the largest length, and the exponents of its costs in length and in width."""
-    summary = dict(result["figures"]["over_lengths"][-1])
+    figures = dict(measured["over_lengths"][-1])
     for size, over in (("length", "over_lengths"), ("width", "over_widths")):
-        costs = result["figures"][over]
-        sizes = [cost[size] for cost in costs]
+        costs = measured[over]
         for cost in costs:
             cost["operations"] = kind.operations(cost["length"], cost["width"], KERNEL, NEIGHBOURHOOD)
         for name in COSTS:
-            summary[f"{name}_{size}"] = fitted_exponent(sizes, [cost[name] for cost in costs])
-    return summary
+            figures[f"{name}_{size}"] = fitted_exponent([cost[size] for cost in costs], [cost[name] for cost in costs])
+    return figures
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scale", choices=SCALES, default="laptop")
+    print(report(parser.parse_args().scale))

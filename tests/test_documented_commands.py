@@ -36,7 +36,7 @@ _SIZES = "--d-model 32 --d-ff 64 --num-heads 2 --encoder-layers 2 --decoder-laye
 _CELLS = "--set max_steps=4 --set warmup_steps=2 --set evaluate_every=2"
 SMALLER = {  # options added to commands that train, or take many minutes
     "(train|prepare|distill) .*--train-": "--validation-size 20",
-    "train small": f"{_STEPS} {_SIZES} --vocab-size 400 --length-penalty 0.6 --max-steps 12",
+    "train (small|--)": f"{_STEPS} {_SIZES} --vocab-size 400 --length-penalty 0.6 --max-steps 12",
     "prepare small": "--vocab-size 400",
     "train finetune": _STEPS,
     "distill ": f"{_STEPS} {_SIZES} --sample",  # the likeliest words of a model of 12 steps repeat without end
@@ -117,7 +117,7 @@ def world(tmp_path_factory) -> Path:
     import_differences.marianmt(folder / "marian", torch.float32)
     repository = HUB.repositories["Helsinki-NLP/opus-mt-fr-en"] = Repository()
     repository.commit("main", "a model", {path.name: path.read_bytes() for path in (folder / "marian").iterdir()})
-    Shell(folder).run("vaswani train small --train-source mine.en --train-target mine.de --output runs/mine")
+    Shell(folder).run("vaswani train --train-source mine.en --train-target mine.de --output runs/mine")
     return folder
 
 

@@ -103,7 +103,7 @@ def clean(
     from ..data.cleaning import clean as clean_text
     from ..data.cleaning_rules import KEPT, NAMES
 
-    changed = options.read_recipe(recipe, fields)
+    changed = options.read_recipe(recipe, fields, chooses=True)
     manifest = clean_text(changed, output, rules, workers, not quiet, overwrite, engine)
     counts = dict(manifest["counts"])
     kept, read = counts.pop(NAMES[KEPT]), sum(manifest["counts"].values())

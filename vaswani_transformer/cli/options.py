@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 from ..errors import UserError
 from ..hardware import MOST_WORKERS
 from ..model.settings_vaswani import SETTING_RANGES, broken_range
-from ..recipes.recipe import Recipe, field_type, load_recipe
+from ..recipes.recipe import AUTO, CHOSEN, Recipe, field_type, load_recipe
 
 
 def _refuse_empty(_, value) -> None:
@@ -166,9 +166,14 @@ def recipe_options(is_wanted: Callable[[dataclasses.Field], bool] = lambda field
     return Parameter(name="*")(made)
 
 
-def read_recipe(name: str, options: Any, **more: Any) -> Recipe:
-    """Return a recipe with the fields that the options give, and `more`."""
-    return load_recipe(name, {name: value for name, value in vars(options).items() if value is not None} | more)
+def read_recipe(name: str, options: Any, chooses: bool = False, **more: Any) -> Recipe:
+    """Return a recipe with the fields that the options give, and `more`; `chooses`: fields may be `auto`."""
+    recipe = load_recipe(name, {name: value for name, value in vars(options).items() if value is not None} | more)
+    if open_fields := [field for field in CHOSEN if getattr(recipe, field) == AUTO and not chooses]:
+        raise UserError(
+            f"{open_fields[0]} is auto, which `vaswani train` alone chooses: give another recipe, or a value"
+        )
+    return recipe
 
 
 def generate_options(

@@ -18,14 +18,14 @@ StudentOptions = options.recipe_options(
 
 
 def train(
-    recipe: RecipeName,
+    recipe: RecipeName = "auto",
     /,
     *,
     quiet: Quiet = False,
     dry_run: bool = False,
     fields: RecipeOptions = RecipeOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
-    """Train a model from a recipe.
+    """Train a model from a recipe, by default one that chooses settings by the text and the time.
 
     RECIPE is a name from `vaswani recipes` or a YAML file; options with a group's title are fields of it. The same
     command resumes an interrupted training.
@@ -38,7 +38,7 @@ def train(
     from ..training.plan import describe_plan, make_plan
     from ..training.run import train as train_recipe
 
-    settings = options.read_recipe(recipe, fields)
+    settings = options.read_recipe(recipe, fields, chooses=True)
     if not dry_run:
         _print_trained(train_recipe(settings, progress=not quiet))
     elif is_first_process():

@@ -50,7 +50,9 @@ class Recipe:
     validation_source: str | None = _option(None, "text file of validation sources", DATA)
     validation_target: str | None = _option(None, "text file of validation targets", DATA)
     validation_data: str | None = _option(None, "instead of two text files, as train_data", DATA)
-    validation_size: int = _option(1000, "pairs held out of the training data when there is no validation data", DATA)
+    validation_size: int | Literal["auto"] = _option(
+        1000, "pairs held out of the training data when there is no validation data", DATA
+    )
     data_dir: str | None = _option(None, "folder that relative data paths start from; the current one if none", DATA)
     data_config: str | None = _option(None, "configuration of a Hub dataset, such as de-en for wmt14", DATA)
     train_split: str = _option("train", "split of a Hub dataset to train on", DATA)
@@ -67,21 +69,23 @@ class Recipe:
 
     tokenizer: str | None = _option(None, "folder of a trained tokenizer; none: train one on the data", TOKENIZER)
     tokenizer_kind: str = _option("bpe", "kind to train: bpe or wordpiece", TOKENIZER)
-    vocab_size: int = _option(37_000, "entries shared by source and target", TOKENIZER)
+    vocab_size: int | Literal["auto"] = _option(37_000, "entries shared by source and target", TOKENIZER)
 
     from_model: str | None = _option(
         None, "folder of a model to start from (fine-tuning): weights, sizes, tokenizer and search are its own", MODEL,
         "--from",
     )  # fmt: skip
     preset: str = _option("base", "model to start from, the paper's or a student: vaswani presets", MODEL)
-    d_model: int | None = _option(None, "width of the model; from the preset if none, as all below", MODEL)
-    d_ff: int | None = _option(None, "inner width of the feed-forward sublayers", MODEL)
-    num_heads: int | None = _option(None, "attention heads", MODEL)
+    d_model: int | Literal["auto"] | None = _option(
+        None, "width of the model; from the preset if none, as all below", MODEL
+    )
+    d_ff: int | Literal["auto"] | None = _option(None, "inner width of the feed-forward sublayers", MODEL)
+    num_heads: int | Literal["auto"] | None = _option(None, "attention heads", MODEL)
     d_k: int | None = _option(None, "width of a head's queries and keys; d_model / num_heads if none", MODEL)
     d_v: int | None = _option(None, "width of a head's values; d_model / num_heads if none", MODEL)
-    encoder_layers: int | None = _option(None, "layers of the encoder", MODEL)
-    decoder_layers: int | None = _option(None, "layers of the decoder", MODEL)
-    dropout: float | None = _option(None, "dropout on sublayer outputs and embedding sums", MODEL)
+    encoder_layers: int | Literal["auto"] | None = _option(None, "layers of the encoder", MODEL)
+    decoder_layers: int | Literal["auto"] | None = _option(None, "layers of the decoder", MODEL)
+    dropout: float | Literal["auto"] | None = _option(None, "dropout on sublayer outputs and embedding sums", MODEL)
     attention_dropout: float | None = _option(None, "dropout on attention weights", MODEL)
     activation_dropout: float | None = _option(None, "dropout inside the feed-forward sublayers", MODEL)
     attention_bias: bool | None = _option(None, "biases in the attention projections", MODEL)
@@ -92,7 +96,7 @@ class Recipe:
     max_position_embeddings: int | None = _option(None, "positions to learn, in tokens; sinusoids have no end", MODEL)
     attention_window: int | None = _option(None, "positions that self-attention sees; all if none (Section 4)", MODEL)
 
-    tokens_per_batch: int = _option(
+    tokens_per_batch: int | Literal["auto"] = _option(
         25_000,
         "source tokens, and as many target tokens, of one optimizer step over all devices, padding not counted",
         BATCHES,
@@ -110,14 +114,21 @@ class Recipe:
     )
     ddp_timeout: int = _option(1800, "seconds to wait for an unresponsive process before giving up", BATCHES)
 
-    max_steps: int = _option(100_000, "optimizer steps in all", OPTIMIZER)
+    max_steps: int | Literal["auto"] = _option(100_000, "optimizer steps in all", OPTIMIZER)
     max_minutes: float = _option(0.0, "stop after this many minutes of training; 0 for no limit", OPTIMIZER)
-    warmup_steps: int = _option(4000, "optimizer steps over which the learning rate grows", OPTIMIZER)
+    warmup_steps: int | Literal["auto"] = _option(4000, "optimizer steps over which the learning rate grows", OPTIMIZER)
     lora_rank: int | None = _option(
         None, "train low-rank adapters of this rank (LoRA) in place of the weights of from_model", OPTIMIZER
     )
-    learning_rate_scale: float = _option(1.0, "factor on the learning rate of the paper's Equation 3", OPTIMIZER)
-    label_smoothing: float = _option(0.1, "share of the target probability spread over the vocabulary", OPTIMIZER)
+    decline_steps: int | Literal["auto"] = _option(
+        0, "last optimizer steps, over which the rate also declines to zero; 0: none, as in the paper", OPTIMIZER
+    )
+    learning_rate_scale: float | Literal["auto"] = _option(
+        1.0, "factor on the learning rate of the paper's Equation 3", OPTIMIZER
+    )
+    label_smoothing: float | Literal["auto"] = _option(
+        0.1, "share of the target probability spread over the vocabulary", OPTIMIZER
+    )
     adam_beta1: float = _option(0.9, "Adam's beta 1", OPTIMIZER)
     adam_beta2: float = _option(0.98, "Adam's beta 2", OPTIMIZER)
     adam_epsilon: float = _option(1e-9, "Adam's epsilon", OPTIMIZER)
@@ -130,7 +141,9 @@ class Recipe:
     seed: int = _option(0, "of initial weights, dropout and shuffling", OPTIMIZER)
     deterministic: bool = _option(False, "on a GPU too the same weights, bit for bit, for a seed: slower", OPTIMIZER)
 
-    evaluate_every: int = _option(1000, "optimizer steps between validations, each with a checkpoint", CHECKS)
+    evaluate_every: int | Literal["auto"] = _option(
+        1000, "optimizer steps between validations, each with a checkpoint", CHECKS
+    )
     log_every: int = _option(50, "optimizer steps between lines of the training log", CHECKS)
     report_to: str = _option("none", "what else gets the log, comma-separated: tensorboard, wandb, ...", CHECKS)
     validation_bleu: int = _option(
@@ -180,7 +193,7 @@ class Recipe:
         """Return the configuration fields that this recipe sets over its preset."""
         names = [field.name for field in dataclasses.fields(self) if field.metadata["group"] == MODEL]
         values = {name: getattr(self, name) for name in names if name not in ("from_model", "preset")}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in values.items() if value not in (None, AUTO)}
 
     @property
     def known_tokens_per_device(self) -> int:
@@ -198,6 +211,12 @@ class Recipe:
         return self.tokenizer if self.from_model is None else self.from_model
 
 
+#: Fields that `auto` leaves to the text and the time (`training/settings.py`).
+CHOSEN = (
+    "validation_size", "vocab_size", "d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers", "dropout",
+    "tokens_per_batch",
+    "max_steps", "warmup_steps", "decline_steps", "learning_rate_scale", "label_smoothing", "evaluate_every",
+)  # fmt: skip
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 PATHS = (
     "train_source", "train_target", "train_data", "prepared", "validation_source", "validation_target",
@@ -321,7 +340,7 @@ _RULES = (
      " log_every keep_checkpoints expected_pairs expected_source_length expected_target_length",
      lambda value: value >= 1, "1 or more"),
     ("validation_size max_minutes max_gradient_norm validation_bleu early_stopping average_checkpoints"
-     " average_every checkpoint_minutes seed", lambda value: value >= 0, "0 or more"),
+     " average_every checkpoint_minutes decline_steps seed", lambda value: value >= 0, "0 or more"),
     ("data_workers", lambda number: 0 <= number <= MOST_WORKERS, f"from 0 to {MOST_WORKERS}"),
     ("max_length", lambda length: length >= 2, "2 or more, since </s> counts"),
     ("max_length_ratio", lambda ratio: ratio == 0 or ratio >= 1, "1 or more, or 0 for no limit"),
@@ -403,5 +422,6 @@ def model_config(recipe: Recipe, vocab_size: int) -> "VaswaniConfig":  # noqa: F
     if {"d_model", "num_heads"} & overrides.keys():  # a preset's own head widths belong to its own d_model and heads
         overrides = {"d_k": None, "d_v": None, **overrides}
     overrides |= {"vocab_size": vocab_size, "label_smoothing": recipe.label_smoothing}
+    overrides = {name: value for name, value in overrides.items() if value != AUTO}
     with reading("the recipe's model"):
         return VaswaniConfig.from_preset(recipe.preset, **overrides)

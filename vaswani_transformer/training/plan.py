@@ -4,8 +4,6 @@ Operations are counted from the sizes of model and batch: what a step costs what
 """
 
 import dataclasses
-import math
-import time
 
 import numpy as np
 import torch
@@ -17,20 +15,20 @@ from ..data.recipe_data import data_sources
 from ..data.tokenization import load_tokenizer
 from ..data.tokenized_pairs import pair_lengths
 from ..durations import duration
-from ..hardware import accelerator, choose_precision, on_cpu
+from ..hardware import choose_precision
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.local_attention_vaswani import reach
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..recipes.recipe import AUTO, Recipe, model_config
+from ..recipes.recipe import Recipe, model_config
 from .initial_model import model_of_folder, with_attention
 from .run import make_tokenizer, reporters, tokenized_pairs
+from .settings import choose_settings, micro_batches_of, trial_seconds
 
 # Share of `tokens_per_batch` that a batch has on the longer side. `TokenBatchSampler` gave 0.996 for 25,000 tokens and
 # 400,000 generated pairs: log-normal lengths of mean 30, sides 20% apart.
 EXPECTED_FILL = 0.996
 EXPECTED_LENGTH = 30.0  # tokens a sentence, where the recipe expects nothing
 LARGEST_READ = 64e6  # bytes of local data that a plan reads; tokenising more takes minutes
-TRIAL_STEPS, TRIAL_SECONDS = 10, 20.0  # the trial ends with whichever is reached first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,19 +78,20 @@ def make_plan(recipe: Recipe, processes: int = 1, trial: bool = True) -> Plan:
     """
     choose_precision(recipe.precision)
     reporters(recipe.report_to)
+    recipe = choose_settings(recipe)
     prepared = open_prepared(recipe.prepared) if recipe.prepared is not None else None
     if prepared is not None:
         check_recipe_matches(prepared, recipe)
     with torch.device("meta"):
         model = _model(recipe, prepared and prepared.tokenizer)
-    per_device = recipe.tokens_per_device
-    if per_device == AUTO:  # on a GPU its share of a batch, if that fits
-        per_device = recipe.known_tokens_per_device if on_cpu() else math.ceil(recipe.tokens_per_batch / processes)
-    micro_batches = processes * math.ceil(math.ceil(recipe.tokens_per_batch / per_device) / processes)
+    micro_batches = micro_batches_of(recipe, processes)
     epoch = _epoch(recipe, model.config, micro_batches, prepared)
     parameters = model.num_parameters(), model.num_parameters(only_trainable=True)
     plan = Plan(recipe, model.config, *parameters, processes, micro_batches, **epoch)
-    return dataclasses.replace(plan, step_seconds=_trial_seconds(plan)) if trial else plan
+    if not trial:
+        return plan
+    seconds = trial_seconds(recipe, plan.config, max(plan.source_length, plan.target_length), processes)
+    return dataclasses.replace(plan, step_seconds=seconds)
 
 
 def _model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
@@ -132,32 +131,6 @@ def _epoch(recipe: Recipe, config: VaswaniConfig, micro_batches: int, prepared: 
     source, target = (float(np.mean(side)) for side in lengths)
     figures = {"pairs": pairs, "source_length": source, "target_length": target, "pairs_per_step": pairs_per_step}
     return figures | {"flops_per_pair": model_flops(config, *lengths) / len(lengths[0]), "origin": origin}
-
-
-def _trial_seconds(plan: Plan) -> float:
-    """Time steps of a new model, each of one random micro-batch; returns the seconds of an optimizer step.
-
-    The first is not counted where there are more: memory is taken and kernels are chosen in it.
-    """
-    recipe, config, device = plan.recipe, plan.config, accelerator() or torch.device("cpu")
-    length = math.ceil(max(plan.source_length, plan.target_length))
-    model = VaswaniForConditionalGeneration(config).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    precision = choose_precision(recipe.precision)
-    dtype = torch.float16 if precision["fp16"] else torch.bfloat16
-    rows = max(1, recipe.tokens_per_batch // plan.micro_batches // length)
-    ids = torch.randint(3, max(4, min(config.vocab_size, config.target_vocab_size)), (rows, length), device=device)
-    times = [time.perf_counter()]
-    while len(times) <= TRIAL_STEPS and times[-1] - times[0] <= TRIAL_SECONDS:
-        with torch.autocast(device.type, dtype, enabled=any(precision.values())):
-            model(input_ids=ids, labels=ids, skip_logits=recipe.fused_loss).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
-        times.append(time.perf_counter())
-    seconds = np.diff(times)
-    return plan.micro_batches / plan.processes * float(np.mean(seconds[1:] if len(seconds) > 1 else seconds))
 
 
 def describe_plan(plan: Plan) -> str:

@@ -38,6 +38,7 @@ from .checkpoints import WEIGHTS, averaged_from, read_state, step_of
 from .initial_model import merged_adapters, model_of_folder, new_model, origin, read_model_of
 from .run_folder import ADAPTER, CHECKPOINTS, CURVE, LOG, PREPARED, TOKENIZER
 from .selection import choose_length_penalty, select_weights
+from .settings import choose_settings
 from .trainer import VaswaniTrainer, VaswaniTrainingArguments
 
 logger = logging.getLogger(__name__)
@@ -116,8 +117,8 @@ def reporters(names: str) -> list[str]:
 def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments:
     """Return the recipe in the Trainer's terms; `longest` is the tokens of the longest validation sentence."""
     workers = default_num_workers() if recipe.data_workers == AUTO else recipe.data_workers
-    same = ("tokens_per_batch", "max_steps", "warmup_steps", "learning_rate_scale", "fused_loss", "adam_beta1")
-    same += ("adam_beta2", "adam_epsilon", "seed", "ddp_timeout", "compress_gradients")
+    same = ("tokens_per_batch", "max_steps", "warmup_steps", "decline_steps", "learning_rate_scale", "fused_loss")
+    same += ("adam_beta1", "adam_beta2", "adam_epsilon", "seed", "ddp_timeout", "compress_gradients")
     return VaswaniTrainingArguments(
         **{name: getattr(recipe, name) for name in same},
         output_dir=str(Path(recipe.output) / CHECKPOINTS),
@@ -379,14 +380,14 @@ def train(recipe: Recipe, progress: bool = True) -> TrainingResult:
     """
     if not progress or (sys.stderr is not None and not sys.stderr.isatty()):
         datasets.disable_progress_bars()
-    run = TrainingRun(recipe, progress)
     if on_cpu():
         keep_freed_memory()
     use_tf32()
     mode = torch.get_deterministic_debug_mode()
     try:
         join_process_group(recipe)
-        with joined_processes() as processes, locked_together(run.folder):
-            return run.run(processes)
+        with joined_processes() as processes, locked_together(recipe.output):
+            recipe = processes.share("settings", lambda: choose_settings(recipe))
+            return TrainingRun(recipe, progress).run(processes)
     finally:
         torch.set_deterministic_debug_mode(mode)  # which the recipe may have had changed for all of the process

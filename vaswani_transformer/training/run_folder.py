@@ -69,7 +69,7 @@ def check_output(recipe: Recipe) -> Path | None:
         raise UserError(f"{checkpoints} was not made by a training of this program: give another --output")
     checkpoint = None if finished else checkpoint_to_resume(checkpoints, required=not recipe.overwrite)
     if checkpoint is not None:
-        if not (changes := _changed_settings(recipe, checkpoints / RECIPE)):
+        if not (changes := changed_settings(recipe, checkpoints / RECIPE)):
             return checkpoint
         if not recipe.overwrite:
             fix = "give the same ones to resume it, another --output, or --overwrite to start again"
@@ -84,7 +84,7 @@ def check_is_elsewhere(output: str, model: str) -> None:
         raise UserError(f"--output {output} is where the model {model} lies, which is needed: give another --output")
 
 
-def _changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
+def changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
     """Return settings that may not change on a resume and did, as `"seed: 1, was 0"`."""
     with reading(earlier_recipe):
         # Fields that are newer than the run had no other value than their default.

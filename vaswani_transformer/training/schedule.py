@@ -42,10 +42,14 @@ class NoamSchedulerCallback(TrainerCallback):
     Args:
         d_model: width of the model; read from the model's configuration when not given. All else is as of
             [`noam_learning_rate`].
+        decline_steps: last steps of the training, over which the rate is also multiplied by what falls from 1 to 0.
     """
 
-    def __init__(self, d_model: int | None = None, warmup_steps: int = 4000, scale: float = 1.0):
+    def __init__(
+        self, d_model: int | None = None, warmup_steps: int = 4000, scale: float = 1.0, decline_steps: int = 0
+    ):
         self.d_model, self.warmup_steps, self.scale = d_model, warmup_steps, scale
+        self.decline_steps = decline_steps
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         """Read `d_model` from the model where it was not given."""
@@ -55,6 +59,8 @@ class NoamSchedulerCallback(TrainerCallback):
     def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
         """Set the rate for the step that is about to be taken."""
         rate = noam_learning_rate(state.global_step + 1, self.d_model, self.warmup_steps, self.scale)
+        if self.decline_steps:
+            rate *= min(1, (state.max_steps - state.global_step) / self.decline_steps)
         for group in optimizer.param_groups:
             group["lr"] = rate
 

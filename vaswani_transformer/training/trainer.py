@@ -56,6 +56,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         padding_free: train on batches without padding (`PackedCollator`); validation pads.
         compress_gradients: send gradients between processes in bf16.
         learning_rate_scale: factor on Equation 3.
+        decline_steps: last steps, over which the rate also declines to zero.
         fused_loss: compute projection and training loss together (`skip_logits` of the model's `forward`).
         timed_save_total_limit: of the checkpoints that a [`StopAndSaveCallback`] asked for by the clock;
             `save_total_limit` counts the others.
@@ -66,6 +67,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     padding_free: bool = False
     compress_gradients: bool = False
     learning_rate_scale: float = Recipe.learning_rate_scale
+    decline_steps: int = Recipe.decline_steps
     fused_loss: bool = True
     timed_save_total_limit: int | None = None
     warmup_steps: float = Recipe.warmup_steps
@@ -107,7 +109,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
         parts = max(1, math.ceil(args.tokens_per_batch / self.tokens_per_device))
         args.gradient_accumulation_steps = math.ceil(parts / args.world_size)
         self.micro_batches = args.gradient_accumulation_steps * args.world_size
-        self.add_callback(NoamSchedulerCallback(model.config.d_model, int(args.warmup_steps), args.learning_rate_scale))
+        schedule = int(args.warmup_steps), args.learning_rate_scale, args.decline_steps
+        self.add_callback(NoamSchedulerCallback(model.config.d_model, *schedule))
         self.add_callback(_StartCallback(self))
         self.step_tokens = (0, 0)  # source and target tokens of the latest optimizer step, over all processes
         self.tokens_seen = np.zeros(2, np.int64)  # the same, summed over the run

@@ -1,0 +1,124 @@
+"""Train on small texts by several settings at equal minutes of one core each, and score them on the same test text.
+
+    python scripts/benchmarks/small_text.py TEXTS --output CELLS [--minutes 30] [--only PATTERN] [--report FILE]
+
+TEXTS holds a folder for each text, with `train.tsv`, `valid.tsv` and `test.tsv`, whose first row names the languages.
+Each text is used whole, and cut to the first 5,000, 10,000, 30,000 and 100,000 pairs as far as it has more. A cell is
+CELLS/TEXT-PAIRS-SYSTEM with its log and `result.json`; the same command runs what is missing. `--report` writes a
+result file for `results_page.py`. Systems: `auto` and `small` are recipes; `fairseq` has fairseq's settings for
+IWSLT 2014, `joeynmt` those of JoeyNMT's small model, both in this program; `marian` is `small_text_marian.py`.
+"""
+
+import argparse
+import datetime
+import fnmatch
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+SIZES = (5_000, 10_000, 30_000, 100_000)
+_SHARED = {"d_model": 512, "num_heads": 4, "encoder_layers": 6, "decoder_layers": 6, "dropout": 0.3,
+           "tokens_per_batch": 4096, "best_by": "bleu", "evaluate_every": 500, "length_penalty": "auto"}  # fmt: skip
+RECIPES = {
+    # fairseq, examples/translation: transformer_iwslt_de_en, inverse_sqrt to 5e-4 in 4,000 steps, 10,000 BPE merges.
+    "fairseq": _SHARED
+    | {"d_ff": 1024, "vocab_size": 10_000, "learning_rate_scale": 0.7155, "initialization": "xavier"},
+    # JoeyNMT, configs/transformer_small.yaml.
+    "joeynmt": _SHARED | {"d_model": 256, "d_ff": 1024, "vocab_size": 10_000, "initialization": "xavier"},
+}
+SYSTEMS = ("auto", "small", *RECIPES, "marian")
+VASWANI = [sys.executable, "-m", "vaswani_transformer"]
+
+
+def cells(texts: Path) -> list[tuple[Path, int]]:
+    """Return each text with the pairs that are used of it."""
+    found = []
+    for folder in sorted(path.parent for path in texts.glob("*/train.tsv")):
+        whole = sum(1 for _ in (folder / "train.tsv").open(encoding="utf-8")) - 1
+        found += [(folder, size) for size in (*(size for size in SIZES if size < 0.9 * whole), whole)]
+    return found
+
+
+def run_cell(text: Path, pairs: int, system: str, cell: Path, minutes: float) -> None:
+    """Train and score one cell, unless it has its result."""
+    if (cell / "result.json").exists():
+        return
+    cell.mkdir(parents=True, exist_ok=True)
+    with (text / "train.tsv").open(encoding="utf-8") as lines:
+        (cell / "train.tsv").write_text("".join(line for line in islice(lines, pairs + 1)), encoding="utf-8")
+    for side, column in (("source", 0), ("target", 1)):
+        rows = [line.rstrip("\n").split("\t") for line in (text / "test.tsv").open(encoding="utf-8")][1:1001]
+        (cell / f"test.{side}").write_text("".join(row[column] + "\n" for row in rows), encoding="utf-8")
+    recipe, model = system, cell / "model"
+    if system in RECIPES:
+        recipe = cell / "settings.yaml"
+        recipe.write_text("".join(f"{name}: {value}\n" for name, value in RECIPES[system].items()))
+    data = ["--train-data", cell / "train.tsv", "--validation-data", text / "valid.tsv", "--output", model]
+    train = [*VASWANI, "train", recipe, *data, "--max-minutes", minutes, "--quiet"]
+    test = [cell / "test.source", cell / "test.target"]
+    score = [*VASWANI, "evaluate", model, "--source", test[0], "--reference", test[1], "--json", cell / "scores.json"]
+    if system == "marian":
+        score = [sys.executable, Path(__file__).with_name("small_text_marian.py"), *data[1::2], *test, minutes]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with (cell / "log").open("a") as log:
+        for command in (train, score) if system != "marian" else (score,):
+            subprocess.run(list(map(str, command)), env=environment, stdout=log, stderr=log, check=True)
+    scores = json.loads((cell / "scores.json").read_text())
+    result = {"text": text.name, "pairs": pairs, "system": system}
+    result |= {name: scores[name] for name in ("bleu", "chrf") if name in scores}
+    (cell / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result), flush=True)
+
+
+def report(output: Path, minutes: float) -> dict:
+    """Return the result file: a row for each text and size, BLEU and chrF of each system."""
+    results = [json.loads(path.read_text()) for path in sorted(output.glob("*/result.json"))]
+    systems = [system for system in SYSTEMS if any(result["system"] == system for result in results)]
+    rows = []
+    for text, pairs in sorted({(result["text"], result["pairs"]) for result in results}):
+        row = [text, f"{pairs:,}"]
+        for system in systems:
+            found = [r for r in results if (r["text"], r["pairs"], r["system"]) == (text, pairs, system)]
+            row.append("; ".join(f"{each['bleu']:.1f}, {each['chrf']:.1f}" for each in found))
+        rows.append(row)
+    processor = (re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) or [platform.processor()])[0]
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    return {
+        "section": "Quality", "title": f"Small texts: BLEU and chrF after {minutes:g} minutes of one core",
+        "command": f"python scripts/benchmarks/small_text.py TEXTS --output CELLS --minutes {minutes:g}",
+        "commit": commit.strip(), "date": datetime.date.today().isoformat(),
+        "processor": f"{processor}, one core a cell",
+        "note": "The first 1,000 test pairs, the program's own search.",
+        "columns": ["text", "pairs", *systems], "rows": rows,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Run the cells that are missing."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("texts", metavar="TEXTS", type=Path)
+    parser.add_argument("--output", metavar="CELLS", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--only", metavar="PATTERN", default="*", help="cells of these names: da-10000-*")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at once, each on one core")
+    parser.add_argument("--report", metavar="FILE", type=Path)
+    options = parser.parse_args()
+    chosen = [
+        (text, pairs, system, options.output / f"{text.name}-{pairs}-{system}", options.minutes)
+        for text, pairs in cells(options.texts) for system in SYSTEMS
+        if fnmatch.fnmatch(f"{text.name}-{pairs}-{system}", options.only)
+    ]  # fmt: skip
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(lambda cell: run_cell(*cell), chosen))
+    if options.report:
+        options.report.write_text(json.dumps(report(options.output, options.minutes), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

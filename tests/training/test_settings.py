@@ -1,0 +1,143 @@
+"""Settings that `auto` leaves to the text and the time, and the decline of the rate that goes with them."""
+
+import json
+import random
+from dataclasses import fields, replace
+
+import pytest
+from conftest import error_of
+from hypothesis import given
+from hypothesis import strategies as st
+from test_schedule import equation_3
+from training_runs import stop_after
+
+from vaswani_transformer import VaswaniForConditionalGeneration, load_recipe, train
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.json_and_yaml import read_yaml
+from vaswani_transformer.recipes.recipe import AUTO, CHOSEN, Recipe
+from vaswani_transformer.training import settings as rules
+from vaswani_transformer.training.settings import ROWS, choose_settings, vocabulary_size
+
+SMALL = {
+    "d_model": 16,
+    "d_ff": 16,
+    "num_heads": 2,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "validation_bleu": 0,
+    "best_by": "loss",
+}
+
+
+def write_pairs(path, pairs):
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+    return path
+
+
+def words(number, seed=0):
+    rng = random.Random(seed)
+    return " ".join("".join(rng.choices("abcdefgh", k=rng.randint(2, 7))) for _ in range(number))
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A file of 400 pairs of 6 words."""
+    return write_pairs(tmp_path / "pairs.tsv", [(words(6, n), words(6, -n - 1)) for n in range(400)])
+
+
+def chosen(data, output, **changes) -> Recipe:
+    return choose_settings(load_recipe("auto", {"train_data": str(data), "output": str(output), **changes}))
+
+
+@given(st.lists(st.floats(1, 1e9), min_size=2, max_size=2))
+def test_more_text_has_no_smaller_a_vocabulary_nor_model(sizes):
+    less, more = sorted(sizes)
+    assert 500 <= vocabulary_size(less) <= vocabulary_size(more) <= 37_000
+    rows = [next(row for row in ROWS if size <= row.words) for size in (less, more)]
+    for name in ("d_model", "d_ff", "layers", "tokens_per_batch"):
+        assert getattr(rows[0], name) <= getattr(rows[1], name)
+
+
+def test_every_open_field_is_chosen_and_no_other(data, tmp_path):
+    recipe, given = chosen(data, tmp_path / "out"), load_recipe("auto", {"train_data": str(data)})
+    for field in fields(Recipe):
+        if field.name != "output":
+            value, was = (getattr(each, field.name) for each in (recipe, given))
+            assert (value != AUTO and type(value) in (int, float)) if field.name in CHOSEN else value == was
+    assert recipe.decline_steps < recipe.max_steps and recipe.validation_size == 40
+    kept = {"d_model": 48, "vocab_size": 700, "max_steps": 900, "warmup_steps": 7, "dropout": 0.25}
+    recipe = chosen(data, tmp_path / "out", **kept)
+    assert {name: getattr(recipe, name) for name in kept} == kept
+    assert recipe.learning_rate_scale == pytest.approx(rules.PEAK * 7**0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("minutes", [1, 3])
+def test_the_steps_fit_into_the_minutes(data, tmp_path, monkeypatch, minutes):
+    monkeypatch.setattr(rules, "trial_seconds", lambda *_: 0.5)
+    recipe = chosen(data, tmp_path / "out", max_minutes=minutes)
+    assert recipe.max_steps == round(rules.TRAINED * 60 * minutes / 0.5)
+    assert recipe.warmup_steps + recipe.decline_steps < recipe.max_steps
+    monkeypatch.setattr(rules, "trial_seconds", lambda *_: 60.0)
+    problem = error_of(chosen, data, tmp_path / "out", max_minutes=minutes)
+    assert "give it more minutes" in problem
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([("one", "eins")], "cannot hold validation_size 1 pairs out of 1"),
+        ([("a word", "ein Wort")] * 100, None),
+        ([("1 2", "3 4"), ("?", "!")] * 60, None),
+        ([("今天天气很好" * 3, "今日は天気がいい" * 3)] * 60, None),
+        ([(f"the same {n}", f"the same {n}") for n in range(100)], None),
+    ],
+    ids=["one pair", "all the same", "no letters", "no spaces", "one language"],
+)
+def test_odd_text_is_trained_or_refused_in_one_line(tmp_path, capsys, pairs, message):
+    data, out = write_pairs(tmp_path / "odd.tsv", pairs), tmp_path / "out"
+    words = ["--train-data", data, "--output", out, "--max-steps", 2, *(f"--{k}={v}" for k, v in SMALL.items())]
+    status = main(
+        [str(word).replace("_", "-", 1) if str(word)[:2] == "--" else str(word) for word in ("train", *words)]
+    )
+    errors = capsys.readouterr().err
+    if message:
+        assert status == 2 and message in errors and not out.exists()
+    else:
+        assert status == 0 and read_yaml(out / "recipe.yaml")["max_steps"] == 2, errors
+        VaswaniForConditionalGeneration.from_pretrained(out)
+
+
+def test_an_interrupted_run_keeps_what_was_chosen(data, tmp_path, monkeypatch):
+    out, times = tmp_path / "out", iter([0.5, 0.1, 0.1])
+    recipe = load_recipe("auto", {"train_data": str(data), "output": str(out), "max_minutes": 1, **SMALL})
+    recipe = replace(recipe, evaluate_every=2, log_every=1)
+    monkeypatch.setattr(rules, "trial_seconds", lambda *_: next(times))
+    stop_after(3, recipe)
+    written = read_yaml(out / "recipe.yaml")
+    assert written["max_steps"] == 102
+    assert choose_settings(recipe) == replace(recipe, **{name: written[name] for name in CHOSEN})
+    other = replace(recipe, max_length=19)  # another run, which is chosen for anew
+    assert choose_settings(other).max_steps == 510
+
+
+def test_the_rate_declines_to_zero(data, tmp_path):
+    changes = SMALL | {
+        "max_steps": 9,
+        "warmup_steps": 3,
+        "decline_steps": 4,
+        "evaluate_every": 9,
+        "learning_rate_scale": 1,
+    }
+    recipe = load_recipe("auto", {"train_data": str(data), "output": str(tmp_path / "out"), "log_every": 1, **changes})
+    train(recipe, progress=False)
+    log = map(json.loads, (tmp_path / "out" / "training_log.jsonl").read_text().splitlines())
+    rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
+    decline = [1, 1, 1, 1, 1, 1, 3 / 4, 2 / 4, 1 / 4]
+    assert rates == pytest.approx([equation_3(n, 16, 3) * share for n, share in enumerate(decline, 1)], rel=1e-9)
+
+
+@pytest.mark.parametrize("command", ["prepare", "distill"])
+def test_other_commands_choose_nothing(data, tmp_path, capsys, command):
+    words = {"prepare": ["auto"], "distill": [tmp_path / "teacher", "--student", "auto"]}[command]
+    assert main([command, *map(str, words), "--train-data", str(data), "--output", str(tmp_path / "out")]) == 2
+    assert "is auto, which `vaswani train` alone chooses" in capsys.readouterr().err

@@ -1,0 +1,202 @@
+"""Choice of the settings that a recipe leaves to the text and the time: `auto`.
+
+The rules are in `ROWS`, `vocabulary_size` and the constants below; `scripts/benchmarks/small_text.py` measures them.
+"""
+
+import logging
+import math
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..data.prepared import open_prepared
+from ..data.recipe_data import data_sources, new_tokenizer
+from ..data.tokenization import load_tokenizer
+from ..data.tokenized_pairs import pair_lengths, tokenize_pairs
+from ..data.words import words_of
+from ..errors import UserError
+from ..hardware import accelerator, choose_precision, on_cpu
+from ..json_and_yaml import read_yaml
+from ..model.configuration_vaswani import VaswaniConfig
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..output_folder import RECIPE
+from ..recipes.recipe import AUTO, CHOSEN, Recipe, check_recipe, field_type, model_config
+from .checkpoints import WEIGHTS
+from .run_folder import CHECKPOINTS, changed_settings
+
+logger = logging.getLogger(__name__)
+
+
+class Row(NamedTuple):
+    """Settings for texts of at most so many words, both sides together."""
+
+    words: float
+    d_model: int
+    d_ff: int
+    num_heads: int
+    layers: int  # of each stack
+    dropout: float
+    tokens_per_batch: int
+    epochs: int  # where no time is given
+
+
+ROWS = (
+    Row(100_000, 128, 512, 4, 3, 0.3, 1024, 100),
+    Row(1_000_000, 256, 1024, 4, 3, 0.3, 1024, 60),
+    Row(4_000_000, 256, 1024, 4, 3, 0.2, 2048, 40),
+    Row(20_000_000, 384, 1536, 6, 4, 0.1, 4096, 20),
+    Row(100_000_000, 512, 2048, 8, 6, 0.1, 12_500, 15),
+    Row(math.inf, 512, 2048, 8, 6, 0.1, 25_000, 10),
+)
+PEAK = 0.045  # the highest learning rate, times the square root of the width
+WARMUP, DECLINE = 0.1, 0.5  # shares of the steps
+TRAINED = 0.85  # share of the minutes for steps: the rest is for validations and for what comes after them
+VALIDATIONS, MINUTES_APART = 12, 2.0  # at most so many, at least so far apart
+LEAST_STEPS = 50
+TRIAL_STEPS, TRIAL_SECONDS = 10, 20.0  # the trial ends with whichever is reached first
+TOKENS_PER_WORD = 1.3  # in prepared data
+_SAMPLE = 20_000  # pairs whose words and tokens are counted
+
+
+def vocabulary_size(words: float) -> int:
+    """Return entries for a text of so many words, both sides together: 2,000 for 170,000, 9,000 for 5 million.
+
+    Gowda and May (2020, arXiv 2004.02334) found 1,000 to be best for 30,000 pairs and 8,000 for a million.
+    """
+    return int(np.clip(round(2000 * (words / 170_000) ** 0.45, -2), 500, 37_000))
+
+
+def choose_settings(recipe: Recipe) -> Recipe:
+    """Return the recipe with values in place of `auto`, and log each with its reason.
+
+    A run that was interrupted keeps what was chosen when it began. Where `max_minutes` is given, a trial of some steps
+    on this machine says how many fit into them.
+
+    Raises:
+        UserError: for a text that cannot be read, or fewer minutes than a training needs.
+    """
+    left = [name for name in CHOSEN if getattr(recipe, name) == AUTO]
+    earlier = Path(recipe.output) / CHECKPOINTS / RECIPE
+    if left and earlier.exists() and not (Path(recipe.output) / WEIGHTS).exists():
+        values = read_yaml(earlier)
+        resumed = replace(recipe, **{name: values[name] for name in left})
+        if not changed_settings(resumed, earlier):
+            return resumed
+    return _Choice(recipe, left).recipe if left else recipe
+
+
+class _Choice:
+    """A recipe whose open fields get their values one after the other."""
+
+    def __init__(self, recipe: Recipe, left: list[str]):
+        self.recipe, self.left = recipe, left
+        pairs, words, tokens, entries = self._prepared() if recipe.prepared is not None else self._text()
+        row = next(row for row in ROWS if words <= row.words)
+        for name in ("d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers"):
+            value = getattr(row, "layers" if "layers" in name else name)
+            self.choose(name, value, f"for up to {row.words / 1e6:g} million words")
+        self.choose("dropout", row.dropout, "the less text, the more of it")
+        self.choose("label_smoothing", 0.1, "the paper's")
+        self.choose("tokens_per_batch", row.tokens_per_batch, "the less text, the smaller the steps")
+        self._choose_steps(row, entries, tokens, pairs * tokens / self.recipe.tokens_per_batch)
+        check_recipe(self.recipe)
+
+    def choose(self, name: str, value: float, reason: str) -> None:
+        """Set a field that was left open."""
+        if name in self.left:
+            kind = field_type(name)[0]
+            value = kind(f"{value:.3g}") if kind is float else round(value)
+            self.recipe = replace(self.recipe, **{name: value})
+            logger.info("%s: %s (%s)", name, f"{value:,}" if isinstance(value, int) else f"{value:.3g}", reason)
+
+    def _text(self) -> tuple[int, float, float, int]:
+        """Return pairs, words of both sides, mean tokens of the longer side, and the entries of the vocabulary."""
+        text = data_sources(self.recipe, one_text=True)[0].load()
+        sample = text.select(np.linspace(0, len(text) - 1, min(len(text), _SAMPLE)).astype(int))
+        words = sum(len(words_of(side)) for row in sample for side in row.values()) * len(text) / len(sample)
+        self.choose("validation_size", max(1, min(1000, len(text) // 10)), "a tenth of the pairs, at most 1,000")
+        size = f"{len(text):,} pairs of {words / 2 / len(text):.1f} words"
+        self.choose("vocab_size", vocabulary_size(words), f"{size}: each entry has to be seen often")
+        recipe = self.recipe
+        folder = recipe.tokenizer_folder
+        tokenizer = new_tokenizer(recipe, sample) if folder is None else load_tokenizer(folder)
+        limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
+        kept, _ = tokenize_pairs(sample, tokenizer, **limits, description="counting tokens")
+        tokens = max(float(np.mean(side)) for side in pair_lengths(kept)) * len(kept) / len(sample)
+        return len(text), words, tokens, len(tokenizer)
+
+    def _prepared(self) -> tuple[int, float, float, int]:
+        """Return the same of prepared data, whose words are estimated."""
+        prepared = open_prepared(self.recipe.prepared)
+        for name in ("validation_size", "vocab_size"):
+            self.choose(name, prepared.manifest["recipe"][name] or len(prepared.tokenizer), "as the data was prepared")
+        pairs, means = len(prepared.train), np.mean(prepared.train.lengths, axis=1)
+        return pairs, float(pairs * means.sum() / TOKENS_PER_WORD), float(means.max()), len(prepared.tokenizer)
+
+    def _choose_steps(self, row: Row, entries: int, tokens: float, epoch: float) -> None:
+        """Set the fields for steps; `epoch` is the steps that one pass through the text takes."""
+        minutes = self.recipe.max_minutes
+        steps, reason = max(LEAST_STEPS, row.epochs * epoch), "where the text has been seen often enough"
+        if minutes and "max_steps" in self.left:
+            trial = replace(self.recipe, max_steps=1, warmup_steps=1, evaluate_every=1)
+            processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun
+            seconds = trial_seconds(trial, model_config(trial, entries), tokens, processes)
+            fitting = TRAINED * 60 * minutes / seconds
+            if fitting < LEAST_STEPS:
+                problem = f"max_minutes {minutes:g} is enough for {fitting:.0f} steps of {seconds:.2g} s"
+                raise UserError(f"{problem}, and a training needs {LEAST_STEPS} or more: give it more minutes")
+            if fitting < steps:
+                steps, reason = fitting, f"what fits into {minutes:g} minutes at {seconds:.2g} s, by a trial here"
+        self.choose("max_steps", steps, f"{steps / epoch:.1f} times through the text: {reason}")
+        steps = self.recipe.max_steps
+        self.choose("warmup_steps", np.clip(WARMUP * steps, 1, 4000), f"{WARMUP:.0%} of the steps, at most the paper's")
+        peak, warmup = PEAK * (self.recipe.d_model or 512) ** -0.5, self.recipe.warmup_steps
+        self.choose("learning_rate_scale", PEAK * warmup**0.5, f"for a highest rate of {peak:.2g}")
+        self.choose("decline_steps", DECLINE * steps, "the rate ends at zero")
+        number = np.clip(minutes / MINUTES_APART if minutes else VALIDATIONS, 3, VALIDATIONS)
+        self.choose("evaluate_every", max(1, math.ceil(steps / number)), f"{number:.0f} validations")
+
+
+def micro_batches_of(recipe: Recipe, processes: int) -> int:
+    """Return the parts of an optimizer step, over all processes and accumulation."""
+    per_device = recipe.tokens_per_device
+    if per_device == AUTO:  # on a GPU its share of a batch, if that fits
+        per_device = recipe.known_tokens_per_device if on_cpu() else math.ceil(recipe.tokens_per_batch / processes)
+    return processes * math.ceil(math.ceil(recipe.tokens_per_batch / per_device) / processes)
+
+
+def trial_seconds(recipe: Recipe, config: VaswaniConfig, tokens: float, processes: int) -> float:
+    """Time steps of a new model, each of one random micro-batch; returns the seconds of an optimizer step.
+
+    The first is not counted where there are more: memory is taken and kernels are chosen in it.
+
+    Args:
+        recipe: of which batches, precision and loss are taken.
+        config: of the model.
+        tokens: of a sentence, on each side.
+        processes: of this launch.
+    """
+    device, length = accelerator() or torch.device("cpu"), math.ceil(tokens)
+    micro_batches = micro_batches_of(recipe, processes)
+    model = VaswaniForConditionalGeneration(config).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    precision = choose_precision(recipe.precision)
+    dtype = torch.float16 if precision["fp16"] else torch.bfloat16
+    rows = max(1, recipe.tokens_per_batch // micro_batches // length)
+    ids = torch.randint(3, max(4, min(config.vocab_size, config.target_vocab_size)), (rows, length), device=device)
+    times = [time.perf_counter()]
+    while len(times) <= TRIAL_STEPS and times[-1] - times[0] <= TRIAL_SECONDS:
+        with torch.autocast(device.type, dtype, enabled=any(precision.values())):
+            model(input_ids=ids, labels=ids, skip_logits=recipe.fused_loss).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        times.append(time.perf_counter())
+    seconds = np.diff(times)
+    return micro_batches / processes * float(np.mean(seconds[1:] if len(seconds) > 1 else seconds))

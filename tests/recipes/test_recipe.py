@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from vaswani_transformer import Recipe, VaswaniConfig, load_recipe
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.recipes.recipe import AUTO, convert, field_type, model_config, read_recipe, recipe_names
+from vaswani_transformer.recipes.recipe import (
+    AUTO,
+    CHOSEN,
+    convert,
+    field_type,
+    model_config,
+    read_recipe,
+    recipe_names,
+)
 
 FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 
@@ -26,7 +34,7 @@ def write(tmp_path):
     return write
 
 
-AUTOMATIC = ("tokens_per_device", "padding_free", "data_workers")
+AUTOMATIC = (*("tokens_per_device", "padding_free", "data_workers"), *CHOSEN)
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -46,7 +54,8 @@ def test_shipped_recipes(name):
 @pytest.mark.parametrize("name", AUTOMATIC)
 def test_what_the_machine_decides(name):
     assert getattr(load_recipe("demo", {name: "auto"}), name) == "auto"
-    assert getattr(load_recipe("demo", {name: "no" if name == "padding_free" else "128"}), name) in (False, 128)
+    other = "no" if name == "padding_free" else 0.5 if field_type(name)[0] is float else 128
+    assert getattr(load_recipe("demo", {name: other}), name) in (False, 0.5, 128)
     assert "or auto" in error_of(load_recipe, "demo", {name: "automatic"})
 
 

@@ -1,6 +1,7 @@
 """Codes of the target language: set or typed, tokens or text, each sentence that the model gets begins with one."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -60,6 +61,22 @@ def test_only_codes_are_codes_and_unknown_ones_are_errors(loaded, typed):
         assert codes.split(typed + C) == ((typed, C) if is_tag else ("", typed + C))
         assert codes.split(typed) == ("", typed)
         assert "is no target language" in error_of(Translator, *loaded, target_language="it")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ("<b> <br> <hr> <li> <tr> </tr> <mask> <pad> <num>", ""),  # of HTML, and of all models
+        ("<nl> <unk>", ""),  # a new line
+        ("<br> <de> <fr> <mask>", "br de fr"),
+        ("[en_XX] [de_DE] [MASK]", "de_DE en_XX"),
+        ("<br> <2br> __th__ >>tur<<", "br th tur"),
+    ],
+)
+def test_tags_of_html_are_no_codes(tokens, expected):
+    codes = LanguageCodes(SimpleNamespace(get_vocab=lambda: dict.fromkeys(tokens.split())))
+    assert " ".join(sorted(codes.known)) == expected
+    assert codes.split("<br> A dog.") == (("<br> ", "A dog.") if "<de>" in tokens else ("", "<br> A dog."))
 
 
 def test_in_pipelines(loaded):

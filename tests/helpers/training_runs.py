@@ -24,7 +24,7 @@ from vaswani_transformer.training.checkpoints import read_checkpoints
 def without_pictures() -> Iterator[None]:
     """Drawing the learning curve would take a third of the time; `test_monitoring` looks at it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.callbacks, "plot_learning_curve", lambda *_: None)
+        patch.setattr(training.run_folder, "plot_learning_curve", lambda *_: None)
         yield
 
 

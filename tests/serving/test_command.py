@@ -78,6 +78,7 @@ def test_mistakes_are_one_line(fails, folder, tmp_path, monkeypatch):
         port = socket.getsockname()[1]
         line = fails("serve", model, "--port", port)
         assert "Address already in use" in line and str(port) in line
+    assert "--host. It is empty" in fails("serve", model, "--host", "")  # the socket would listen at all addresses
     for host in ("192.0.2.1", "ü" * 70):
         assert host in fails("serve", model, "--host", host)
     monkeypatch.setattr("socket.AF_INET6", 99)  # which the kernel does not know either

@@ -74,16 +74,16 @@ def test_alternatives(post, loaded):
 
 
 def test_languages_and_settings(make, folder):
-    app = make(f"en-de={folder}", f"en-pt-BR={folder}", f"xx_yy-en={folder}")
+    app = make(f"en-de={folder}", f"en-pt-BR={folder}", f"xx_yy-en={folder}", f"fra-hsb={folder}")
     own = {"en": ("English", ["de", "pt-BR"]), "xx-yy": ("Xx-Yy", ["en"])}
-    own |= {"de": ("German", []), "pt-BR": ("Portuguese", [])}
+    own |= {"de": ("German", []), "pt-BR": ("Portuguese", []), "fra": ("French", ["hsb"]), "hsb": ("Upper Sorbian", [])}
     listed = ask(app, "GET", "/languages")[1]
     assert {one["code"]: (one["name"], one["targets"]) for one in listed} == own
     assert ask(app, "GET", "/health") == (200, {"status": "ok"})
     settings = ask(app, "GET", "/frontend/settings")[1]
     assert settings["charLimit"] == 50_000 and settings["keyRequired"] is False
     assert settings["language"]["target"] == {"code": "de", "name": "German"}
-    assert list(settings["details"]) == ["en-de", "en-pt-BR", "xx-yy-en"]
+    assert list(settings["details"]) == ["en-de", "en-pt-BR", "xx-yy-en", "fra-hsb"]
     assert settings["details"]["en-de"] == {"alignments": True, "confidence": True}
     assert ask(app, "POST", "/translate", json={"q": "A dog.", "source": "EN", "target": "PT-br"})[0] == 200
 

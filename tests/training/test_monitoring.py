@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import error_of, tiny_recipe
-from training_runs import complete_checkpoints, log_of, stop_after
+from training_runs import complete_checkpoints, kill_before_selection, log_of, stop_after
 
 from vaswani_transformer import train
 from vaswani_transformer.data.batching import IGNORE_INDEX
@@ -30,9 +30,12 @@ def checkpoint_names(recipe):
     return [path.name for path in complete_checkpoints(Path(recipe.output) / "checkpoints")]
 
 
+SEARCHED = {"validation_bleu": 4, "length_penalty": "auto", "num_beams": 2, "max_extra_tokens": 2}
+
+
 def test_without_a_terminal_every_logged_step_is_a_line(recipe, capfd, caplog):
     caplog.set_level("INFO", "vaswani_transformer")
-    folder = train(dataclasses.replace(recipe, validation_bleu=4, average_checkpoints=2)).folder
+    folder = train(dataclasses.replace(recipe, **SEARCHED, average_checkpoints=2)).folder
     lines = capfd.readouterr().err.splitlines()
     entries = log_of(folder)
     steps = [entry for entry in entries if "loss" in entry]
@@ -48,6 +51,7 @@ def test_without_a_terminal_every_logged_step_is_a_line(recipe, capfd, caplog):
         line for line in [*lines, *caplog.messages] if re.search(": validation loss .*, perplexity .*, BLEU ", line)
     ]
     assert [re.sub(r"[ :].*", "", line) for line in validated] == ["step", "step", "best", "average"]
+    assert any(re.match(r"length penalty 0.6: validation BLEU with beam 2 \d", line) for line in caplog.messages)
 
 
 def test_a_terminal_has_a_bar(recipe, monkeypatch):
@@ -60,6 +64,11 @@ def test_a_terminal_has_a_bar(recipe, monkeypatch):
     train(dataclasses.replace(recipe, max_steps=3))
     shown = terminal.getvalue()
     assert "training: 100%" in shown and "3/3" in shown and " left" in shown and "step 3 of 3" not in shown
+    searched = dataclasses.replace(recipe, **SEARCHED, output=f"{recipe.output}-searched")
+    kill_before_selection(searched)
+    terminal.truncate(0)
+    train(searched)  # which only selects weights and length penalty
+    assert "training:" not in terminal.getvalue() and terminal.getvalue().count("\rvalidating: ") == 2
 
 
 def test_logged_padding_and_tokens_are_those_of_the_batches(recipe, monkeypatch):

@@ -15,12 +15,14 @@ from ..recipes.recipe import AUTO, CHOSEN, Recipe, field_type, load_recipe
 
 
 def _refuse_empty(_, value) -> None:
-    if value == "":  # which would be the current folder
+    if value == "":  # which would be the current folder, or all addresses
         raise ValueError("It is empty: give a name.")
 
 
+#: Text that is not empty.
+NOT_EMPTY = Parameter(validator=_refuse_empty)
 #: A file or folder.
-Path_ = Annotated[str, Parameter(validator=_refuse_empty)]
+Path_ = Annotated[str, NOT_EMPTY]
 #: An option that takes all words up to the next option.
 SEVERAL = Parameter(consume_multiple=True)
 #: Words of which there must be one at least.

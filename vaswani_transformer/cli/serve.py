@@ -8,14 +8,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ..errors import UserError, reading
-from .options import REQUIRED, Computing, Path_, within
+from .options import NOT_EMPTY, REQUIRED, Computing, Path_, within
 
 _LIMITS, _USERS = Parameter(group="limits"), Parameter(group="users")
 
 
 def serve(
     *models: Annotated[Path_, REQUIRED],
-    host: str = "127.0.0.1",
+    host: Annotated[str, NOT_EMPTY] = "127.0.0.1",
     port: Annotated[int, within(0, 65_535)] = 5000,
     max_models: Annotated[int | None, within(1, 10**6), _LIMITS] = None,
     max_characters: Annotated[int, within(1, 10**8), _LIMITS] = 50_000,

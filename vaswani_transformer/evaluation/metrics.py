@@ -12,7 +12,7 @@ import evaluate
 import regex
 from sacrebleu.metrics import BLEU, CHRF
 
-from ..errors import UserError, reading
+from ..errors import UserError, reading, texts_in
 
 # Of writing without spaces between words, of which sacreBLEU's default, 13a, takes a whole clause for one.
 _LANGUAGES = {"zh": "zh zho cmn yue wuu", "ja": "ja jpn", "ko": "ko kor", "char": "th tha lo lao km khm my bo dz"}
@@ -45,6 +45,10 @@ class TranslationMetric(evaluate.Metric):
 
     def _info(self):
         return _info(self, "Matt Post. 2018. A Call for Clarity in Reporting BLEU Scores.", "string", "string")
+
+    def add_batch(self, *, predictions, references):
+        """Add texts, one string as one text; `compute` begins with it."""
+        super().add_batch(predictions=texts_in(predictions, "prediction"), references=texts_in(references, "reference"))
 
     def _compute(self, predictions, references, **options):
         return score_translations(predictions, references, bleu_metric(references, **options))

@@ -7,6 +7,7 @@ _LANGUAGE = r"[a-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*"
 _TAG = re.compile(rf"\s*(>>{_LANGUAGE}<<|<2{_LANGUAGE}>)\s*(?=\S)")  # no text begins so of itself
 # Tokens that are codes: all in Marian's form, M2M100's `__fr__`, users' `<2fr>`, `[2fr]`, `<fr>`. `<num>` is none.
 _TOKEN = re.compile(rf">>([^<>\s]+)<<|__({_LANGUAGE})__|[<\[](?:2({_LANGUAGE})|([a-z]{{2}}(?:[-_]\w+)?))[>\]]")
+_SURE = {"ar", "cs", "de", "en", "es", "fr", "it", "ja", "ko", "pl", "pt", "ru", "zh"}  # unlike `<br>`, `<nl>`, `<id>`
 _BEGINNING = re.compile(rf"\s*({_TOKEN.pattern})\s*(?=\S)")
 
 
@@ -34,10 +35,14 @@ class LanguageCodes:
 
     @cached_property
     def known(self) -> dict[str, str]:
-        """Return the codes in the vocabulary by their languages, as in ``{"fra": ">>fra<<"}``."""
+        """Return the codes in the vocabulary by their languages, as in ``{"fra": ">>fra<<"}``.
+
+        In the form `<fr>` two have to be nothing else: beside them `<br>` is Breton, beside `<li>` a tag of HTML.
+        """
         source = self._tokenizer.side("source") if hasattr(self._tokenizer, "side") else self._tokenizer
-        matches = filter(None, map(_TOKEN.fullmatch, sorted(source.get_vocab())))
-        return {match[match.lastindex]: match[0] for match in matches}
+        matches = list(filter(None, map(_TOKEN.fullmatch, sorted(source.get_vocab()))))
+        sure = _SURE & {match[4][:2] for match in matches if match[4]}
+        return {match[match.lastindex]: match[0] for match in matches if not match[4] or len(sure) > 1}
 
     def code(self, language: str) -> str:
         """Return the code of a language, which may be in other case, with a hyphen, or a code in full."""

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 from babel import Locale
+from babel.core import get_global
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, Field
 
@@ -25,7 +26,9 @@ router = APIRouter(tags=["LibreTranslate"])
 
 def _language_name(code: str) -> str:
     """Return a language's name in English; the code where it is not known."""
-    return Locale("en").languages.get(code.lower().partition("-")[0], code.title())
+    names, language = Locale("en").languages, code.lower().partition("-")[0]
+    # CLDR names a language by its shortest code: eng is en.
+    return names.get(language) or names.get(get_global("language_aliases").get(language), code.title())
 
 
 @router.get("/languages")

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from accelerate.utils import is_matplotlib_available
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerState
@@ -18,7 +17,7 @@ from transformers.trainer_callback import ExportableState, TrainerState
 from ..distributed import over_processes
 from ..durations import duration
 from ..errors import one_line, reading
-from ..files import write_text, written_whole
+from ..files import write_text
 from ..json_and_yaml import parse_json
 from ..output_folder import OutputFolder
 from .checkpoints import STOP, TIME
@@ -38,7 +37,7 @@ class TrainingProgressCallback(TrainerCallback):
 
     def __init__(self, log: "TrainingLogCallback", max_minutes: float = 0.0):
         self.log, self.max_minutes = log, max_minutes
-        self.bar = None
+        self.bar = self.validating = None
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Open the bar where training starts or resumes."""
@@ -83,6 +82,21 @@ class TrainingProgressCallback(TrainerCallback):
         if self.bar is not None:
             self.bar.close()
             self.bar = None
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
+        """Move the bar of a validation, which translates as well, and of its selections after training."""
+        if self.validating is None:
+            is_hidden = not (state.is_world_process_zero and sys.stderr.isatty())
+            options = {"desc": "validating", "unit": " batches", "leave": False, "disable": is_hidden}
+            self.validating = tqdm(total=len(eval_dataloader), file=sys.stderr, **options)
+        self.validating.update()
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        """Close the bar of a validation."""
+        self.validating.close()
+        self.validating = None
+
+    on_predict = on_evaluate
 
 
 class NoteEventsCallback(TrainerCallback):
@@ -157,38 +171,6 @@ def read_training_log(path: str | Path) -> list[dict]:
             if number < len(lines):  # a crash may have torn the last
                 logger.warning("line %d of %s is damaged and dropped (%s)", number, path, one_line(error, 100))
     return entries
-
-
-def plot_learning_curve(log: str | Path, picture: Path) -> None:
-    """Draw losses (nats a token), BLEU and learning rate of a log over its steps, whole or not at all, as PNG."""
-    try:
-        entries, series = read_training_log(log), {}
-        for key in ("loss", "eval_loss", "eval_bleu", "learning_rate"):
-            points = [(entry["step"], entry[key]) for entry in entries if key in entry]
-            series[key] = [step for step, _ in points], [value for _, value in points]
-        has_bleu = bool(series["eval_bleu"][0])
-        if not is_matplotlib_available():
-            logger.warning("no picture drawn: pip install 'vaswani_transformer[plots]' to have one")
-            return
-        from matplotlib.figure import Figure
-
-        figure = Figure(layout="constrained", figsize=(8, 7 if has_bleu else 5))
-        axes = figure.subplots(3 if has_bleu else 2, 1, sharex=True, height_ratios=[3, 2, 1] if has_bleu else [3, 1])
-        axes[0].plot(*series["loss"], color="tab:blue", alpha=0.7, label="training (label-smoothed)")
-        axes[0].plot(*series["eval_loss"], color="tab:orange", marker="o", markersize=3, label="validation")
-        axes[0].set_ylabel("loss (nats a token)")
-        axes[0].legend()
-        if has_bleu:
-            axes[1].plot(*series["eval_bleu"], color="tab:green", marker="o", markersize=3)
-            axes[1].set_ylabel("validation BLEU\n(greedy)")
-        axes[-1].plot(*series["learning_rate"], color="tab:gray")
-        axes[-1].set(xlabel="optimizer step", ylabel="learning rate")
-        for axis in axes:
-            axis.grid(alpha=0.3)
-        with written_whole(picture) as new:
-            figure.savefig(new, dpi=110, format="png")
-    except OSError as error:  # a picture is not worth a training
-        logger.warning("the learning curve could not be drawn (%s)", error.strerror or error)
 
 
 def says_something(bleu: float, error: float) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from sacrebleu.metrics import BLEU
+from sacrebleu.significance import PairedTest
 from transformers import PreTrainedTokenizerBase, PrinterCallback
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 from transformers.trainer_callback import TrainerState
@@ -36,7 +37,7 @@ from ..recipes.recipe import AUTO, Recipe, check_recipe, languages_of
 from . import callbacks, run_folder
 from .checkpoints import WEIGHTS, averaged_from, read_state, step_of
 from .initial_model import merged_adapters, model_of_folder, new_model, origin, read_model_of
-from .run_folder import ADAPTER, CHECKPOINTS, CURVE, LOG, PREPARED, TOKENIZER
+from .run_folder import ADAPTER, CHECKPOINTS, LOG, PREPARED, TOKENIZER
 from .selection import choose_length_penalty, select_weights
 from .settings import choose_settings
 from .trainer import VaswaniTrainer, VaswaniTrainingArguments
@@ -177,8 +178,8 @@ def _scores(tokenizer, bleu: BLEU, prediction) -> dict[str, float]:
     ]
     scores = score_translations(*texts, bleu)
     # Half of the 95% interval of samples of the sentences (Koehn, 2004), as sacreBLEU estimates it.
-    error = bleu.corpus_score(texts[0], [texts[1]], n_bootstrap=1000)._ci / 1.96
-    return {"bleu": scores["bleu"], "bleu_error": error, "chrf": scores["chrf"]}
+    _, results = PairedTest([("", texts[0])], {"BLEU": bleu}, [texts[1]], "bs", n_samples=1000)()
+    return {"bleu": scores["bleu"], "bleu_error": results["BLEU"][0].ci / 1.96, "chrf": scores["chrf"]}
 
 
 def check_trainable(recipe: Recipe, tokenizer) -> None:
@@ -291,7 +292,7 @@ class TrainingRun:
             is_stopped = self.stopper.received is not None and trainer.state.global_step < trainer.state.max_steps
             if is_stopped and trainer.is_world_process_zero():
                 # While another SIGTERM, of a launcher, does no harm.
-                callbacks.plot_learning_curve(self.folder / LOG, self.folder / CURVE)
+                run_folder.plot_learning_curve(self.folder)
         finally:
             self.stopper.restore()
         if is_stopped:
@@ -353,7 +354,7 @@ class TrainingRun:
         if trainer.is_world_process_zero():
             with reading(f"no model was written, checkpoints are in {self.folder}"):
                 check_finite((weights or trainer.model.state_dict()).items(), "the trained model")
-            callbacks.plot_learning_curve(self.folder / LOG, self.folder / CURVE)
+            run_folder.plot_learning_curve(self.folder)
             trainer.model.config.use_cache = True  # the Trainer has switched it off for training
             model = trainer.accelerator.unwrap_model(trainer.model)
             if recipe.lora_rank is not None:

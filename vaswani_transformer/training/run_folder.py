@@ -2,24 +2,28 @@
 
 import hashlib
 import json
+import logging
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import datasets
 import numpy as np
 import yaml
+from accelerate.utils import is_matplotlib_available
 
 from ..data.prepared import PreparedPairs
 from ..data.tokenization import tokenizer_sha256
 from ..data.tokenized_pairs import pair_lengths
 from ..errors import UserError, reading
-from ..files import remove_leftovers
+from ..files import remove_leftovers, written_whole
 from ..json_and_yaml import read_json, read_yaml
 from ..model import configuration_vaswani
 from ..output_folder import RECIPE, OutputFolder
 from ..recipes.recipe import Recipe
-from .callbacks import TENSORBOARD
+from .callbacks import TENSORBOARD, read_training_log
 from .checkpoints import WEIGHTS, checkpoint_folders, checkpoint_to_resume, remove_checkpoint, remove_half_removed
+
+logger = logging.getLogger(__name__)
 
 CHECKPOINTS, LOG, CURVE = "checkpoints", "training_log.jsonl", "learning_curve.png"
 TOKENIZER = "tokenizer"  # a folder beside the checkpoints, for a resumed run
@@ -165,6 +169,38 @@ def claim_output(
         output.write_text(f"{CHECKPOINTS}/{CONTENTS}", json.dumps(hashes, indent=1) + "\n")
     output.write_text(f"{CHECKPOINTS}/{RECIPE}", text)
     return output
+
+
+def plot_learning_curve(folder: Path) -> None:
+    """Draw losses (nats a token), BLEU and learning rate of a run's log over its steps, whole or not at all, as PNG."""
+    try:
+        entries, series = read_training_log(folder / LOG), {}
+        for key in ("loss", "eval_loss", "eval_bleu", "learning_rate"):
+            points = [(entry["step"], entry[key]) for entry in entries if key in entry]
+            series[key] = [step for step, _ in points], [value for _, value in points]
+        has_bleu = bool(series["eval_bleu"][0])
+        if not is_matplotlib_available():
+            logger.warning("no picture drawn: pip install 'vaswani_transformer[plots]' to have one")
+            return
+        from matplotlib.figure import Figure
+
+        figure = Figure(layout="constrained", figsize=(8, 7 if has_bleu else 5))
+        axes = figure.subplots(3 if has_bleu else 2, 1, sharex=True, height_ratios=[3, 2, 1] if has_bleu else [3, 1])
+        axes[0].plot(*series["loss"], color="tab:blue", alpha=0.7, label="training (label-smoothed)")
+        axes[0].plot(*series["eval_loss"], color="tab:orange", marker="o", markersize=3, label="validation")
+        axes[0].set_ylabel("loss (nats a token)")
+        axes[0].legend()
+        if has_bleu:
+            axes[1].plot(*series["eval_bleu"], color="tab:green", marker="o", markersize=3)
+            axes[1].set_ylabel("validation BLEU\n(greedy)")
+        axes[-1].plot(*series["learning_rate"], color="tab:gray")
+        axes[-1].set(xlabel="optimizer step", ylabel="learning rate")
+        for axis in axes:
+            axis.grid(alpha=0.3)
+        with written_whole(folder / CURVE) as new:
+            figure.savefig(new, dpi=110, format="png")
+    except OSError as error:  # a picture is not worth a training
+        logger.warning("the learning curve could not be drawn (%s)", error.strerror or error)
 
 
 def checkpoints_kept(recipe: Recipe) -> int:

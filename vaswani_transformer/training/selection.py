@@ -98,14 +98,15 @@ def choose_length_penalty(trainer: VaswaniTrainer, seconds_left: Callable[[], fl
         output = trainer.predict(trainer.eval_dataset, metric_key_prefix="search", **options)
         scores[alpha], longest = output.metrics["search_bleu"], max(longest, output.metrics["search_runtime"])
         endless[alpha] = int((~np.isin(output.predictions[:, 1:], search.eos_token_id).any(axis=1)).sum())
+        shown = alpha, search.num_beams, scores[alpha], endless[alpha]
+        logger.info("length penalty %g: validation BLEU with beam %d %.2f, %d outputs without end", *shown)
         if not says_something(max(scores.values()), output.metrics["search_bleu_error"]):
             break
     most = endless[SEARCH["length_penalty"]]
     # A tenth of a point is no reason to leave the paper's.
     allowed = [alpha for alpha in scores if endless[alpha] <= most]
     chosen = max(allowed, key=lambda alpha: (round(scores[alpha], 1), -abs(alpha - SEARCH["length_penalty"])))
-    shown = ", ".join(f"{alpha:g}: {bleu:.2f}, {endless[alpha]} without end" for alpha, bleu in scores.items())
-    logger.info("length penalty %g, by validation BLEU with beam %d (%s)", chosen, search.num_beams, shown)
+    logger.info("length penalty %g is chosen", chosen)
     search.length_penalty = chosen
 
 

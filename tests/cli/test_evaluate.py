@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from model_folders import change, write_model
 
 from vaswani_transformer.cli.main import main
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.hub.card_facts import results_of_record
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +71,7 @@ def test_an_interrupted_evaluation_leaves_the_earlier_files(evaluate, tmp_path, 
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vaswani_transformer.decoding.translator.Translator.translate", interrupt)
+    monkeypatch.setattr("vaswani_transformer.decoding.translator.Translator.hypotheses", interrupt)
     assert evaluate("--json", tmp_path / "scores.json", "--output", tmp_path / "out") == 130
     assert sorted(tmp_path.iterdir()) == before
     assert {(tmp_path / name).read_text() for name in ("scores.json", "out")} == {"earlier\n"}
@@ -84,6 +87,23 @@ def test_a_sampled_search_is_recorded_as_one(evaluate, tmp_path):
     generation = json.loads((tmp_path / "scores.json").read_text())["generation"]
     assert {"num_beams": 1, "do_sample": True, "temperature": 0.7, "max_new_tokens": 8}.items() <= generation.items()
     assert not any(name.endswith("_id") for name in generation) and "transformers_version" not in generation
+
+
+def test_a_stress_test_is_printed_recorded_and_on_the_card(evaluate, tmp_path, capsys):
+    assert evaluate("--json", tmp_path / "scores.json", "--stress") == 0
+    printed, record = capsys.readouterr().out, json.loads((tmp_path / "scores.json").read_text())
+    assert record["command"].endswith("--stress")
+    rows = record["stress"]
+    assert (
+        rows["clean"]["chrf"] == record["chrf"] and rows["emoji"]["returned"] == 0 and rows["repeat"]["sentences"] == 3
+    )
+    assert all(re.search(rf"^{kind} +3", printed, re.MULTILINE) for kind in rows)
+    scores = {result.metric_name: result.metric_value for result in results_of_record(record, "scores.json")}
+    assert scores["emoji: returned"] == 0 and scores["upper: empty"] == rows["upper"]["empty"]
+    assert scores["title: chrf_kept"] == rows["title"]["chrf_kept"] and "word: returned" not in scores
+    record["stress"] |= {"upper": {"chrf_kept": "|"}, "other": {}}
+    with pytest.raises(UserError, match=r"scores\.json"):
+        results_of_record(record, "scores.json")
 
 
 def test_a_translation_memory_is_a_test_set(model, evaluate, tmp_path, capsys):

@@ -26,6 +26,7 @@ def evaluate(
     test_set: str | None = None,
     bleu_tokenizer: Literal[BLEU_TOKENIZERS] | None = None,
     paper_bleu: str | None = None,
+    stress: bool = False,
     target_language: str | None = None,
     search: Search = Search(),  # noqa: B008 (of cyclopts)
     computing: Computing = Computing(),  # noqa: B008
@@ -43,11 +44,14 @@ def evaluate(
         bleu_tokenizer: sacreBLEU's (default: by the target language, or the script of the references)
         paper_bleu: also BLEU as the paper computed it: Moses' tokens of this language (de, fr, ...), German compounds
             split
+        stress: also translate the test set with capitals, typing errors, emoji and the like, and print what that costs
         target_language: as of translate
     """
+    from ..data.augmentation import CHANGES
     from ..data.pair_readers import read_pairs
     from ..data.parallel_text import FORMATS, pair_source, suffix
     from ..decoding.scoring import score_pairs
+    from ..decoding.stress import stress as stress_rows
     from ..decoding.translator import Translator
     from ..evaluation.metrics import bleu_metric, moses_tokenizer, perplexity, score_translations
     from ..evaluation.metrics import paper_bleu as score_as_the_paper
@@ -73,7 +77,7 @@ def evaluate(
     loaded, tokenizer = computing.load(model)
     asked = options.generate_options(loaded, search) | {"target_language": target_language}
     translator = Translator(loaded, tokenizer, computing.tokens_per_batch, **asked)
-    settings = vars(search) | {"precision": computing.precision, "paper_bleu": paper_bleu}
+    settings = vars(search) | {"precision": computing.precision, "paper_bleu": paper_bleu, "stress": stress or None}
     settings |= {"bleu_tokenizer": bleu_tokenizer, "target_language": target_language}
     settings |= {name: value for name, value in columns.items() if f"{value}_column" != name}
     if computing.tokens_per_batch != Computing.tokens_per_batch:
@@ -82,10 +86,16 @@ def evaluate(
     record = files.record_of(model, source, reference, translator, settings, test_set) if json else {}
     coded = [translator.codes.coded(source) for source, _ in filled]
     losses, counts = score_pairs(loaded, tokenizer, coded, [target for _, target in filled])
-    translations, seconds = files.timed("translating", partial(translator.translate, sources), len(sources))
+    ranked, seconds = files.timed("translating", partial(translator.hypotheses, sources), len(sources))
+    outputs = [hypotheses[0] for hypotheses in ranked]
+    translations = [output.text for output in outputs]
     scores = score_translations(translations, references, bleu) | {"perplexity": perplexity(losses, counts)}
     if paper_bleu:
         scores["paper_bleu"] = score_as_the_paper(translations, references, paper_bleu)
+    if stress:
+        clean = [each for each, pair in zip(outputs, pairs, strict=True) if pair in filled]
+        changed = partial(stress_rows, translator, filled, clean)
+        scores["stress"] = dict(files.timed("changed", changed, len(filled) * len(CHANGES))[0])
     if output:
         files.write_result(output, "".join(line + "\n" for line in translations))
     files.write_json(json, scores | {"sentences": len(sources), "seconds": round(seconds, 1)} | record)
@@ -93,6 +103,10 @@ def evaluate(
     if paper_bleu:
         print(f"BLEU {scores['paper_bleu']:.2f}  (tokenised, as in the paper)")
     print(f"chrF {scores['chrf']:.2f}  ({scores['chrf_signature']})")
+    if stress:
+        import pandas
+
+        print(pandas.DataFrame(scores["stress"]).T.to_string(float_format="%.1f", na_rep=""))
     print(f"perplexity {scores['perplexity']:.3f} a target token, {scores['exact_match']:.1f}% of sentences exact")
     print(f"{len(sources):,} sentences translated in {seconds:.1f} s")
 

@@ -1,0 +1,92 @@
+"""Changes to a pair's text that a translation should survive, as `--stress` measures it.
+
+OpusTrainer's modifiers do much the same; `tests/data/test_augmentation.py` says where these differ.
+"""
+
+import unicodedata
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+import regex
+
+from ..model.language_codes_vaswani import typed_code
+
+_SAME_PART = 0.15  # difference of two shares of a sentence up to which they are the same part of it
+_KEYBOARD = " qwertyuiop asdfghjkl zxcvbnm "
+_LONG_WORD = regex.compile(r"\p{L}{4,}")  # a shorter one is often another word with one letter changed
+_WORD_START = regex.compile(r"(?<!\S)[^\w\s]*\p{L}")
+_FINAL_MARK = regex.compile(r"(?<![\p{P}\s]\s*)\s*\p{Sentence_Terminal}$")  # the only one
+_CLAUSE_END = regex.compile(r"[,;:.!?،؛](?=\s)|[，、；：]")
+# The older ones with the selector that makes them emoji.
+_EMOJI = [
+    chr(code) + "\ufe0f" * (code < 2**16)
+    for code in (*range(0x2600, 0x27C0), *range(0x1F300, 0x1F650), *range(0x1F680, 0x1F700), *range(0x1F900, 0x1FA00))
+    if unicodedata.category(chr(code)) == "So"
+]
+
+
+def _without_final_mark(source: str, target: str, random: Random) -> tuple[str, str]:
+    """Remove the final full stop, question or exclamation mark of both sides, if both have one alone."""
+    sides = _FINAL_MARK.sub("", source), _FINAL_MARK.sub("", target)
+    return sides if sides[0] != source and sides[1] != target else (source, target)
+
+
+def _typo(source: str, target: str, random: Random) -> tuple[str, str]:
+    """Make one error in a word of the source: letters swapped, one missing, one double, or that of the next key."""
+    if not (words := [match.span() for match in _LONG_WORD.finditer(source)]):
+        return source, target
+    start, end = random.choice(words)
+    at = random.randrange(start, end - 1)
+    first, second = source[at : at + 2]
+    typed = {second + first, second, first + first + second}
+    if (key := _KEYBOARD.find(first.lower())) > 0:
+        near = random.choice((_KEYBOARD[key - 1] + _KEYBOARD[key + 1]).replace(" ", ""))
+        typed.add((near.upper() if first.isupper() else near) + second)
+    return source[:at] + random.choice(sorted(typed - {first + second})) + source[at + 2 :], target
+
+
+def _insert(text_of: Callable[[Random], str], source: str, target: str, random: Random) -> tuple[str, str]:
+    """Put a text before both sides or behind both."""
+    form, text = random.choice(("{1} {0}", "{0} {1}")), text_of(random)
+    return form.format(source, text), form.format(target, text)
+
+
+def _fragment(source: str, target: str, random: Random) -> tuple[str, str]:
+    """Return what is before a comma or another mark within both sides.
+
+    Only where they have the same marks in the same order, and for about the same share of each side.
+    """
+    marks = [list(_CLAUSE_END.finditer(side)) for side in (source, target)]
+    first, second = ([unicodedata.normalize("NFKC", mark[0]) for mark in side] for side in marks)
+    if first and first == second:
+        ends = [mark.start() for mark in random.choice(list(zip(*marks, strict=True)))]
+        if abs(ends[0] / len(source) - ends[1] / len(target)) <= _SAME_PART:
+            return source[: ends[0]].rstrip(), target[: ends[1]].rstrip()
+    return source, target
+
+
+#: Each takes source, target and random numbers and returns both sides changed alike, or as they were if there is
+#: nothing to change. Whoever writes in lower case, or mistypes, wants a translation without that.
+CHANGES = {
+    "upper": lambda source, target, random: (source.upper(), target.upper()),
+    "title": lambda *pair_and_random: tuple(
+        _WORD_START.sub(lambda at: at[0].title(), text) for text in pair_and_random[:2]
+    ),
+    "lower": lambda source, target, random: (source.lower(), target),
+    "punctuation": _without_final_mark,
+    "typos": _typo,
+    "emoji": partial(_insert, lambda random: "".join(random.choices(_EMOJI, k=random.choice((1, 1, 2, 3))))),
+    "numbers": partial(_insert, lambda random: str(int(10 ** random.uniform(0, 6)))),
+    "fragments": _fragment,
+    "repeat": lambda source, target, random: (f"{source} {source}", f"{target} {target}"),
+    # Of the stress test alone, since nobody knows the reference.
+    "word": lambda source, target, random: (random.choice(regex.findall(r"\p{L}{2,}", source) or [source]), ""),
+}
+
+
+def changed(kind: str, source: str, target: str, random: Random) -> tuple[str, str]:
+    """Return a pair changed in one way; the code of a target language before the source stays."""
+    code, source = typed_code(source)
+    source, target = CHANGES[kind](source, target, random)
+    return code + source, target

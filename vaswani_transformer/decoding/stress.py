@@ -1,0 +1,70 @@
+"""How well translations stand what people type: those of a test set that is changed in the ways training may be."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import regex
+from sacrebleu.metrics import CHRF
+
+from ..data.augmentation import CHANGES, changed
+from .translator import Hypothesis, Translator
+
+_LOOP = regex.compile(r"\b(\w+(?:\W+\w+){0,5})(?:\W+\1\b){3}")  # up to six words, four times one after the other
+
+
+def stress(
+    translator: Translator, pairs: Sequence[tuple[str, str]], clean: Sequence[Hypothesis], seed: int = 0, progress=None
+) -> Iterator[tuple[str, dict[str, float | None]]]:
+    """Translate a test set changed in each way, and compare with `clean`, the translations of it as it is.
+
+    Neither side of a pair is blank; `seed` determines the changes; a `progress` bar moves by one for each sentence.
+
+    Yields:
+        `clean`, or each of `CHANGES` that some pair has a place for; and of the sentences that were changed
+        their number, `sentences`; `chrf` against the references, changed in the same way; `chrf_kept`, that in percent
+        of the chrF of the same sentences as they are; how many outputs are more than three times as long as their
+        source or loop, `runs_on`, copy it, `copies`, or are `empty`; and `returned`, the percentage of outputs that
+        have again what was inserted, or are the same twice for a `repeat`. What does not apply is None.
+    """
+    yield "clean", _row("clean", pairs, pairs, clean, clean)
+    translator = copy.copy(translator)
+    translator.split_long = True  # a sentence twice may be more than the model takes
+    for kind in CHANGES:
+        new = [changed(kind, *pair, Random(f"{seed} {kind} {place}")) for place, pair in enumerate(pairs)]
+        if places := [place for place, pair in enumerate(pairs) if new[place] != pair]:
+            sources = [new[place][0] for place in places]
+            outputs = [ranked[0] for ranked in translator.hypotheses(sources, progress=progress)]
+            columns = ([items[place] for place in places] for items in (pairs, new, clean))
+            yield kind, _row(kind, *columns, outputs)
+
+
+def _row(
+    kind: str, pairs: Sequence[tuple], new: Sequence[tuple], clean: Sequence[Hypothesis], outputs: Sequence[Hypothesis]
+) -> dict[str, float | None]:
+    """Return what `stress` yields for pairs, as they are and as they are `new`, and the translations of both."""
+    counts = {"runs_on": 0, "copies": 0, "empty": 0}
+    for (source, reference), output in zip(new, outputs, strict=True):
+        text, folded = output.text, source.strip().casefold()
+        is_loop = output.repeats or (_LOOP.search(text) and not _LOOP.search(source))
+        counts["runs_on"] += bool(is_loop or len(text.encode()) > 3 * len(source.encode()) + 20)
+        counts["copies"] += text.strip().casefold() == folded != reference.strip().casefold()
+        counts["empty"] += not text.strip()
+    before, score = (
+        CHRF().corpus_score([each.text for each in translations], [[reference for _, reference in references]]).score
+        for references, translations in ((pairs, clean), (new, outputs))
+    )
+    scores = {"chrf": score, "chrf_kept": 100 * score / before if before else None}
+    if kind == "word":  # has no reference
+        scores = dict.fromkeys(scores)
+    returned = [_is_returned(*row) for row in zip(pairs, new, outputs, strict=True)]
+    is_apt = kind in ("emoji", "numbers", "repeat")
+    return {"sentences": len(new)} | scores | counts | {"returned": 100 * sum(returned) / len(new) if is_apt else None}
+
+
+def _is_returned(pair: tuple[str, str], new: tuple[str, str], output: Hypothesis) -> bool:
+    """Return whether an output has what was added to its source, or is something twice if that is the source again."""
+    if (added := new[0].replace(pair[0], "", 1).strip()) != pair[0].strip():
+        return added in output.text
+    words = output.text.split()
+    return words[: len(words) // 2] == words[len(words) // 2 :] != []

@@ -46,7 +46,7 @@ def save_trained_model(folder: Path, tokenizer, steps: int = 80) -> Path:
     Trained in float64, so that the weights hardly depend on the processor.
     """
     torch.manual_seed(0)
-    config = tiny_config(vocab_size=len(tokenizer), d_model=48, d_ff=96, d_k=12, max_position_embeddings=100)
+    config = tiny_config(vocab_size=len(tokenizer), d_model=48, d_ff=96, d_k=12, d_v=12, max_position_embeddings=100)
     model = VaswaniForConditionalGeneration(config).train().double()
     collator = PairCollator(model.config.pad_token_id)
     examples = [{"input_ids": tokenizer(one)["input_ids"], "labels": tokenizer(two)["input_ids"]} for one, two in PAIRS]

@@ -1,18 +1,15 @@
 """Export to CTranslate2 through its own converter: a loader for `VaswaniConfig`.
 
 Importing this module registers the loader, so that CTranslate2's `TransformersConverter` takes our model folders.
-CTranslate2 has one width for a head's queries, keys and values; where d_k and d_v differ (Table 3, rows B) zeros fill
-the narrower ones, which changes no product.
+CTranslate2 has one width for a head's queries, keys and values, and so not all of Table 3's rows B.
 """
 
 from pathlib import Path
 
 import torch
 from ctranslate2.converters.transformers import BartLoader, register_loader
-from ctranslate2.converters.utils import fuse_linear
 from ctranslate2.specs import transformer_spec
-from ctranslate2.specs.common_spec import Activation, LinearSpec
-from torch import nn
+from ctranslate2.specs.common_spec import Activation
 
 from ..data.tokenization import SIDES, side_of
 from .ctranslate2_model import open_engine
@@ -30,14 +27,14 @@ class VaswaniLoader(BartLoader):
     def get_model_spec(self, model) -> transformer_spec.TransformerSpec:
         """Return the specification, weights filled in; refuses what CTranslate2 cannot express."""
         config = model.config
-        if config.encoder_layers == 0 or config.attention_window is not None:
-            name = "encoder_layers" if config.encoder_layers == 0 else "attention_window"
-            raise NotExpressibleError(f"{name} is {getattr(config, name)}, which CTranslate2 does not have")
-        width = max(config.d_k, config.d_v)
+        only = {"encoder_layers": config.encoder_layers or "1 or more", "attention_window": None, "d_v": config.d_k}
+        for name, value in only.items():
+            if (own := getattr(config, name)) != value:
+                raise NotExpressibleError(f"{name} is {own}, and CTranslate2 has {value} only for such a model")
         options = {
             "pre_norm": config.add_final_layer_norm,  # which alone makes room for these norms; taken back below
             "activation": _ACTIVATIONS[config.activation_function],
-            "head_dim": None if config.num_heads * width == config.d_model else width,
+            "head_dim": None if config.num_heads * config.d_k == config.d_model else config.d_k,
         }
         spec = transformer_spec.TransformerSpec(
             transformer_spec.TransformerEncoderSpec(config.encoder_layers, config.num_heads, **options),
@@ -57,27 +54,6 @@ class VaswaniLoader(BartLoader):
         self.set_embeddings(embeddings, module.embed_tokens)
         if module.layer_norm is not None:
             self.set_layer_norm(spec.layer_norm, module.layer_norm)
-
-    def set_attention(self, spec, attention, self_attention: bool = False) -> None:
-        """Set the projections: one matrix for all three, or one for queries and one for keys and values."""
-        d_k, d_v = attention.d_k, attention.d_v
-        width = max(d_k, d_v)
-        query, key, value = (
-            _widened(projection, narrow, width)
-            for projection, narrow in ((attention.q_proj, d_k), (attention.k_proj, d_k), (attention.v_proj, d_v))
-        )
-        if width != d_k:
-            spec.queries_scale = d_k**-0.5  # else it would be that of the width
-        if self_attention:
-            fuse_linear(spec.linear[0], [query, key, value])
-        else:
-            fuse_linear(spec.linear[0], [query])
-            fuse_linear(spec.linear[1], [key, value])
-        output = attention.out_proj
-        by_head = output.weight.detach().unflatten(1, (-1, d_v))  # (d_model, num_heads, d_v)
-        spec.linear[-1].weight = nn.functional.pad(by_head, (0, width - d_v)).flatten(1)
-        if output.bias is not None:
-            spec.linear[-1].bias = output.bias.detach()
 
     def set_position_encodings(self, spec, module) -> None:
         """Set the table, of sinusoids too: CTranslate2's own start at position 1 and are another variant."""
@@ -105,17 +81,6 @@ class VaswaniLoader(BartLoader):
         config.unk_token = tokenizer.unk_token or tokens[ours.pad_token_id]
         config.layer_norm_epsilon = float(ours.layer_norm_eps)
         config.add_source_bos = config.add_source_eos = False
-
-
-def _widened(projection: nn.Linear, narrow: int, width: int) -> LinearSpec:
-    """Return a projection to heads of `narrow` units as one to heads of `width`, the others zero."""
-    spec = LinearSpec()
-    by_head = projection.weight.detach().unflatten(0, (-1, narrow))  # (num_heads, narrow, d_model)
-    spec.weight = nn.functional.pad(by_head, (0, 0, 0, width - narrow)).flatten(0, 1)
-    if projection.bias is not None:
-        by_head = projection.bias.detach().unflatten(0, (-1, narrow))
-        spec.bias = nn.functional.pad(by_head, (0, width - narrow)).flatten()
-    return spec
 
 
 def write(model, tokenizer, output: Path, quantization: str) -> None:

@@ -85,11 +85,13 @@ def test_model_tokenizer_settings_and_card_are_written_and_pushed(toy, tmp_path,
 
 
 def test_search_settings_without_counterpart_are_named(toy, tmp_path):
-    toy.generation = {"num_beams": 2, "guidance_scale": 3.0, "num_beam_groups": 2}
+    toy.generation = {"num_beams": 2, "word-penalty": 3.0, "allow-special": True}
     result = import_model(toy.source, tmp_path / "out")
-    assert "have no counterpart here: guidance_scale, num_beam_groups." in result.facts.notes[-1]
+    assert "have no counterpart here: allow-special, word-penalty." in result.facts.notes[-1]
     settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
-    assert settings["num_beams"] == 2 and "guidance_scale" not in settings
+    assert settings["num_beams"] == 2 and "word-penalty" not in settings
+    toy.generation = {"guidance_scale": 3.0}
+    assert "guidance, which this model does not have" in error_of(import_model, toy.source, tmp_path / "other")
 
 
 def test_an_output_that_is_there(toy, tmp_path):

@@ -138,7 +138,7 @@ def test_options_that_change_nothing(tmp_path, options):
         ({"dim-vocabs": [5]}, "has dim-vocabs [5]"),
         ({"dim-vocabs": [10**12, 10**12]}, "has dim-vocabs [1000000000000"),
         ({"enc-depth": 10**12}, "encoder_layers is 1000000000000"),
-        ({"type": ["transformer"]}, "model.npz: "),
+        ({"type": ["transformer"]}, "has type ['transformer']"),
     ],
 )
 def test_sizes_that_are_none(tmp_path, options, words):
@@ -239,7 +239,7 @@ def test_words_of_a_vocabulary(tmp_path):
     path = changed(tmp_path / "model", "swish-all")
     size = read(path).config.vocab_size - 1
     lines = [
-        "eos: 0", "UNK: 1", "null: 2", "1.50: 3", '"ye\\u00e9 s": 4', "yes: 5", "~: 6", "yes: 7", f"beyond: {size}",
+        "</s>: 0", "<unk>: 1", "null: 2", "1.50: 3", '"ye\\u00e9 s": 4', "yes: 5", "~: 6", "yes: 7", f"beyond: {size}",
     ]  # fmt: skip
     # Characters that other readers of YAML refuse, or end lines at.
     words = [f"x{chr(code)}{chr(code)}y" for code in (0, 1, 0x1F, 0x7F, 0x80, 0x85, 0x9F, 0x2028, 0x2029, 0xFFFE)]
@@ -250,7 +250,7 @@ def test_words_of_a_vocabulary(tmp_path):
     assert imported.tokenizer(" ".join([*words, f"{words[5]}z", "\x85\u2028"])).input_ids == [*range(8, 20), 0]
     tokenizer = imported.tokenizer
     assert tokenizer("null  1.50 yes ~ beyond other").input_ids == [2, 3, 5, 6, 1, 1, 0]
-    assert (tokenizer.eos_token, tokenizer.unk_token, tokenizer.pad_token_id) == ("eos", "UNK", size)
+    assert (tokenizer.eos_token, tokenizer.unk_token, tokenizer.pad_token_id) == ("</s>", "<unk>", size)
     assert imported.config.decoder_start_token_id == imported.config.pad_token_id == size
     assert tokenizer.decode([2, 5, 0], skip_special_tokens=True) == "null yes"
 

@@ -1,6 +1,5 @@
 """Folders of transformers with pickled weights: vaswani import."""
 
-import json
 import pickle
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from vaswani_transformer.cli.main import main
 from vaswani_transformer.importing.importing import import_model
 
 FC1 = "model.encoder.layers.0.fc1.weight"
-INDEX = "pytorch_model.bin.index.json"
 
 
 @pytest.fixture
@@ -81,36 +79,6 @@ def test_every_tensor_is_written_as_it_is(folder, change, converted):
     for name in weights.keys() - {"final_logits_bias"}:
         assert written[name].dtype == weights[name].dtype
         assert torch.equal(written[name], weights[name])
-
-
-@pytest.fixture
-def sharded(folder):
-    """Two pickles and their index; the weights are in `weights`."""
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    names = sorted(weights)
-    parts = {"part-1.bin": names[:5], "part-2.bin": names[5:]}
-    for part, keys in parts.items():
-        torch.save({key: weights[key] for key in keys}, folder / part)
-    index = {"weight_map": {key: part for part, keys in parts.items() for key in keys}}
-    (folder / INDEX).write_text(json.dumps(index))
-    return folder
-
-
-def test_sharded_pickles_are_imported(folder, converted, request):
-    expected = converted()
-    request.getfixturevalue("sharded")  # which takes the weights apart
-    written = converted()
-    assert all(torch.equal(tensor, written[name]) for name, tensor in expected.items())
-
-
-@pytest.mark.parametrize("name", ["../secret.bin", "inner/secret.bin", "two\nlines", 3])
-def test_an_index_that_leads_out_of_the_folder(sharded, capsys, name):
-    (sharded / "inner").mkdir()
-    for path in (sharded.parent / "secret.bin", sharded / "inner" / "secret.bin"):
-        path.write_bytes((sharded / "part-1.bin").read_bytes())
-    (sharded / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
-    fails_in_one_line(sharded, capsys)
 
 
 def test_importing_runs_no_code(folder, tmp_path, capsys):

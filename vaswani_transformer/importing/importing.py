@@ -1,6 +1,5 @@
 """Models of other toolkits as model folders of ours: `vaswani import`."""
 
-import contextlib
 import inspect
 import json
 import re
@@ -8,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from huggingface_hub import snapshot_download
@@ -18,9 +17,8 @@ from ..errors import UserError, reading
 from ..exported import refuse_exported
 from ..hub.card_facts import facts_of
 from ..hub.model_card import render_card
-from ..loading import check_search, load_model, quiet_transformers
+from ..loading import load_model, quiet_transformers
 from ..model.checkpoint_vaswani import check_finite
-from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import written_at_once
 from ..training.run_folder import IMPORT
@@ -37,7 +35,7 @@ _NOT_OURS = (
 )
 # Files of a repository on the Hub that are fetched: weights, and what may accompany them. training_args.bin is never
 # read: that it exists shows that transformers' Trainer was at work.
-_OF_HUB = ["*.safetensors", "pytorch_model*.bin", "*.npz", "*.pt", "*.json", "*.txt", "*.model", "*.spm", "*.yml",
+_OF_HUB = ["*.safetensors", "pytorch_model.bin", "*.npz", "*.pt", "*.json", "*.txt", "*.model", "*.spm", "*.yml",
            "*.yaml", "README.md", "training_args.bin"]  # fmt: skip
 
 
@@ -129,7 +127,9 @@ def _write(imported: Imported, staging: Path, name: str) -> int:
         model = VaswaniForConditionalGeneration(imported.config)
     model.load_state_dict(_with_ties(imported.weights, model), assign=True)  # raises for names and shapes that differ
     model.tie_weights()
-    model.generation_config.update(**_supported_settings(imported))
+    if others := model.generation_config.update(**imported.generation):  # those that it does not have
+        note = f"Search settings of the original that have no counterpart here: {', '.join(sorted(others))}."
+        imported.facts = replace(imported.facts, notes=(*imported.facts.notes, note))
     model.save_pretrained(staging, max_shard_size="1TB")
     if imported.tokenizer is not None:
         imported.tokenizer.save_pretrained(staging)
@@ -141,22 +141,6 @@ def _write(imported: Imported, staging: Path, name: str) -> int:
     card = render_card(facts_of(model, repo_id, staging))
     (staging / CARD).write_text(card, encoding="utf-8", newline="\n")
     return model.num_parameters()
-
-
-def _supported_settings(imported: Imported) -> dict[str, Any]:
-    """Return the search settings that our search follows; a note in the facts names the others."""
-    config = VaswaniConfig(d_model=2, d_ff=2, num_heads=1, encoder_layers=1, decoder_layers=1)
-    supported = {}
-    for name, value in imported.generation.items():
-        model = VaswaniForConditionalGeneration(config).eval()
-        with contextlib.suppress(Exception):
-            if not model.generation_config.update(**{"num_beams": 100, name: value}):  # it returns what it lacks
-                check_search(model)
-                supported[name] = value
-    if others := imported.generation.keys() - supported:
-        note = f"Search settings of the original that have no counterpart here: {', '.join(sorted(others))}."
-        imported.facts = replace(imported.facts, notes=(*imported.facts.notes, note))
-    return supported
 
 
 def _with_ties(weights: dict[str, torch.Tensor], model) -> dict[str, torch.Tensor]:

@@ -21,15 +21,21 @@ from .tables import is_compressed
 
 NAME = "a model of Marian (.npz)"
 _POSITIONS = "TransformerBatchEncoder->encoder->positionEmbedding->embeddings"
-#: Options with the only value that has a counterpart here, which is also what an older model means that lacks it. What
-#: others change (depths, widths, tied layers, missing biases) is seen in the names and shapes of the weights.
-_ONLY: dict[str, Any] = {
-    "transformer-decoder-autoreg": "self-attention",
-    "transformer-attention-mask": "default",
-    "lemma-dependency": "",
-    **dict.fromkeys(("lemma-dim-emb", "factors-dim-emb"), 0),
-    **dict.fromkeys(("right-left", "ulr", "transformer-pool", "transformer-train-positions"), False),
-    "transformer-disable-position-embeddings": False,
+#: Options with the values that have a counterpart here; the first is what a model means that lacks the option. What
+#: others change (depths, widths, tied layers, missing biases) is seen in the names and shapes of the weights. Of the
+#: operations d(ropout), a(dd) and n(ormalise) the paper adds and normalises after each sublayer (post-norm).
+_KNOWN: dict[str, tuple] = {
+    "type": tuple(LAYER_NORM_EPS),
+    "input-types": ([], ["sequence", "sequence"]),
+    "transformer-ffn-activation": ("swish", *ACTIVATIONS),
+    "transformer-postprocess": ("an",),
+    "transformer-postprocess-top": ("", "n"),
+    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-attention-mask": ("default",),
+    **dict.fromkeys(("transformer-preprocess", "transformer-postprocess-emb", "lemma-dependency"), ("",)),
+    **dict.fromkeys(("lemma-dim-emb", "factors-dim-emb"), (0,)),
+    **dict.fromkeys(("right-left", "ulr", "transformer-pool", "transformer-train-positions"), (False,)),
+    "transformer-disable-position-embeddings": (False,),
 }
 
 
@@ -104,31 +110,13 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 def _check(settings: dict[str, Any], arrays: dict[str, np.ndarray], path: Path) -> None:
     """Refuse options that change the arithmetic to what the paper does not have."""
-
-    def check(name: str, is_right: bool, rule: Any) -> None:
-        if not is_right:
-            value = f"{settings.get(name)!r:.200}"
-            raise UserError(f"{path} has {name} {value}, which has no counterpart here: only {rule}")
-
     rows = [len(arrays[name]) for name in _matrices(settings)[:2]]
-    check("dim-vocabs", settings.get("dim-vocabs") == rows, f"{rows}, the rows of its embeddings")
-    check("type", settings.get("type") in LAYER_NORM_EPS, " and ".join(LAYER_NORM_EPS))
-    for name, only in _ONLY.items():
-        check(name, settings.get(name, only) == only, repr(only))
-    check("input-types", settings.get("input-types", []) in ([], ["sequence", "sequence"]), "a source and a target")
-    activation = settings.get("transformer-ffn-activation", "swish")
-    check("transformer-ffn-activation", activation in ACTIVATIONS, ", ".join(ACTIVATIONS))
-    # d(ropout), a(dd), n(ormalise): the paper adds and normalises after each sublayer (post-norm). Dropout is for
-    # training.
-    operations = {
-        "transformer-preprocess": ("", ("",)),
-        "transformer-postprocess": ("dan", ("an",)),
-        "transformer-postprocess-emb": ("d", ("",)),
-        "transformer-postprocess-top": ("", ("", "n")),
-    }
-    for name, (default, known) in operations.items():
-        rule = f"{default!r}, since the paper normalises after each sublayer"
-        check(name, str(settings.get(name, default)).replace("d", "") in known, rule)
+    for name, known in (_KNOWN | {"dim-vocabs": (rows,)}).items():
+        value = settings.get(name, known[0])
+        is_operations = name.startswith("transformer-p") and isinstance(value, str)
+        if (value.replace("d", "") if is_operations else value) not in known:  # dropout is for training
+            rule = " or ".join(map(repr, known))
+            raise UserError(f"{path} has {name} {value!r:.200}, which has no counterpart here: only {rule}")
 
 
 def _decoder_settings(path: Path) -> dict[str, Any] | None:
@@ -198,13 +186,9 @@ def _weights(arrays: dict[str, np.ndarray], config: VaswaniConfig, settings: dic
         return torch.cat([tensor, rows])
 
     source, target, output = _matrices(settings)
-    if source == target:
-        weights["model.shared.weight"] = with_padding(source, 0, 0.0)
-    else:
-        weights["model.encoder.embed_tokens.weight"] = with_padding(source, 0, 0.0)
-        weights["model.decoder.embed_tokens.weight"] = with_padding(target, 1, 0.0)
-    if output != target:
-        weights["lm_head.weight"] = with_padding(output, 1, 0.0)
+    weights["model.encoder.embed_tokens.weight"] = with_padding(source, 0, 0.0)
+    weights["model.decoder.embed_tokens.weight"] = with_padding(target, 1, 0.0)
+    weights["lm_head.weight"] = with_padding(output, 1, 0.0)
     bias = "decoder_ff_logit_out_b"
     if settings.get("output-omit-bias"):
         theirs.setdefault(bias, torch.zeros(settings["dim-vocabs"][1]))

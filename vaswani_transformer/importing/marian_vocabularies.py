@@ -18,7 +18,6 @@ from ..model.tokenization_vaswani import VaswaniTokenizer
 from .sentencepiece import backend, read_model
 
 _SEGMENTERS = ("source.spm", "target.spm")  # in archives of OPUS-MT
-_NEMATUS = {EOS: "eos", UNK: "UNK"}  # what ids 0 and 1 may be called in a .yml file
 
 
 @dataclass
@@ -62,22 +61,18 @@ def _read(path: Path, size: int, pad: int, segmenter: str) -> Vocabulary:
     if path.suffix == ".spm":
         pieces = [piece.piece for piece in read_model(path).pieces]
         ids = {piece: index for index, piece in enumerate(pieces[:size])}
-        is_whole, special = len(pieces) >= size, {name: ids.get(name) for name in (EOS, UNK)}
+        is_whole = len(pieces) >= size
     else:
         ids = {}
         with reading(path):
             for name, number in read_vocabulary(path):
                 if 0 <= int(number) < size:
                     ids.setdefault(name, int(number))  # the first one counts in Marian too
-        is_whole, special = bool(ids), {name: ids.get(name) for name in (EOS, UNK)}
-        for index, name in enumerate((EOS, UNK)):  # which have these ids unless other words have them
-            holder = next((word for word, number in ids.items() if number == index), name)
-            if holder in (name, _NEMATUS[name]):
-                special[name] = ids.setdefault(holder, index)
-    if not is_whole or None in special.values():
+        is_whole = bool(ids)
+    if not (is_whole and {EOS, UNK} <= ids.keys()):
         raise UserError(f"{path} lacks {EOS}, {UNK} or ids of the model's {size:,}: give the model's own vocabulary")
     beside = path if path.suffix == ".spm" else path.parent / segmenter
-    return Vocabulary(ids, beside if beside.is_file() else None, special[EOS], special[UNK], pad)
+    return Vocabulary(ids, beside if beside.is_file() else None, ids[EOS], ids[UNK], pad)
 
 
 def read_tokenizer(source: Vocabulary, target: Vocabulary) -> PreTrainedTokenizerBase:

@@ -22,12 +22,12 @@ from .transformers_folders import DECODER, ENCODER
 NAME = "MarianMTModel of transformers (OPUS-MT)"
 # Marian computes tensor2tensor's positions; transformers computes others for the same weights, and models that were
 # trained there have learned with those. The two add different numbers to the variance in layer normalisation.
-_POSITIONS = {"marian": ("sinusoidal-tensor2tensor", 1e-6), "transformers": ("sinusoidal-halves", 1e-5)}
-_TRAINED_BY = {"marian": "Marian", "transformers": "transformers (MarianMTModel)"}
-_NOTES = {
-    "marian": "Positions are Marian's own (frequencies of tensor2tensor), not those that transformers computes.",
-    "transformers": "Positions are those that transformers computes for MarianMTModel, not Marian's own.",
-}
+_POSITIONS = {
+    "marian": ("sinusoidal-tensor2tensor", 1e-6, "Marian",
+               "Positions are Marian's own (frequencies of tensor2tensor), not those that transformers computes."),
+    "transformers": ("sinusoidal-halves", 1e-5, "transformers (MarianMTModel)",
+                     "Positions are those that transformers computes for MarianMTModel, not Marian's own."),
+}  # fmt: skip
 _OUTPUT = "lm_head.weight"
 _KEPT = ("model_max_length", "source_lang", "target_lang")  # of the entries of tokenizer_config.json
 _TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -42,7 +42,7 @@ def read(source: Path, positions: str | None = None) -> Imported:
     """Return the model of a folder, with Marian's own positions unless it was trained with those of transformers."""
     is_of_trainer = any((source / name).is_file() for name in ("training_args.bin", TRAINER_STATE_NAME))
     positions = positions or ("transformers" if is_of_trainer else "marian")
-    encoding, epsilon = _POSITIONS[positions]
+    encoding, epsilon, toolkit, note = _POSITIONS[positions]
     config = folders.config_of(source, MarianConfig)
     weights = read_weights(source)
     bias = weights.pop("final_logits_bias", None)
@@ -56,8 +56,8 @@ def read(source: Path, positions: str | None = None) -> Imported:
     if positions == "marian":
         weights["lm_head.bias"][config.pad_token_id] = NO_PROBABILITY
     languages = map(_tokenizer_settings(source).get, ("source_lang", "target_lang"))
-    facts = folders.facts_of_folder(source, _TRAINED_BY[positions], languages)
-    facts.notes = (_NOTES[positions],)
+    facts = folders.facts_of_folder(source, toolkit, languages)
+    facts.notes = (note,)
     return Imported(
         VaswaniConfig(
             **folders.shared_settings(config),

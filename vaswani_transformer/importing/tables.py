@@ -1,4 +1,4 @@
-"""Tables of tensors by name: pickles, read by torch's restricted reader, and safetensors, in one file or several."""
+"""Tables of tensors by name: pickles, read by torch's restricted reader, and safetensors."""
 
 import argparse
 import re
@@ -10,18 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 from ..errors import UserError, reading
-from ..json_and_yaml import read_json
-
-_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
-_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def is_compressed(path: Path) -> bool:
     """Return whether a file is a zip archive with compressed entries, which could grow without bounds."""
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
+    with path.open("rb") as file:
+        entries = zipfile.ZipFile(file).infolist() if zipfile.is_zipfile(file) else ()
+        return any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
 
 
 def read_pickle(path: Path) -> Any:
@@ -60,17 +55,12 @@ def tensors_of(table: Any, path: Path) -> dict[str, torch.Tensor]:
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Return all tensors of a folder by name, from safetensors or else from pickles, in one file or several.
+    """Return all tensors of a folder by name, from safetensors or else from a pickle.
 
     Raises:
-        UserError: for a folder without weights, and files that are damaged or hold anything else; all are read from the
-            folder itself, wherever an index leads.
+        UserError: for a folder without weights in one file, and a file that is damaged or holds anything else.
     """
-    is_safe = any((folder / name).is_file() for name in _SAFETENSORS)
-    single, index = (folder / name for name in (_SAFETENSORS if is_safe else _PICKLES))
-    names = [single.name] if single.is_file() else {Path(name).name for name in read_json(index)["weight_map"].values()}
-    weights: dict[str, torch.Tensor] = {}
-    for path in (folder / name for name in sorted(names)):
-        with reading(path):
-            weights |= load_file(path) if is_safe else tensors_of(read_pickle(path), path)
-    return weights
+    safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
+    path = safe if safe.is_file() else pickled
+    with reading(path):
+        return load_file(path) if path is safe else tensors_of(read_pickle(path), path)

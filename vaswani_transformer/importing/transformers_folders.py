@@ -75,7 +75,7 @@ def renamed(
 
     Returns:
         the entries `tie_word_embeddings` and `share_encoder_decoder_embeddings` of a configuration, by which of the
-        matrices are the same, and the weights, each once.
+        matrices are the same, and the weights, tied ones under each name.
 
     Raises:
         KeyError: a matrix is missing.
@@ -85,10 +85,7 @@ def renamed(
     computed = [f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")]
     others = {*encoder, *decoder, *output, *computed, "model.shared.weight"}
     ours = {name: tensor for name, tensor in weights.items() if name not in others}
-    if shared:
-        ours |= {"model.shared.weight": matrices[1]} | ({} if tied else {"lm_head.weight": matrices[2]})
-    else:
-        ours |= dict(zip((ENCODER, DECODER, "lm_head.weight"), matrices, strict=True))
+    ours |= dict(zip((ENCODER, DECODER, "lm_head.weight"), matrices, strict=True))
     return {"tie_word_embeddings": tied, "share_encoder_decoder_embeddings": shared}, ours
 
 

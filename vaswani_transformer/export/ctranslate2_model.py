@@ -12,7 +12,7 @@ from ..decoding.streaming import batches_by_length
 from ..decoding.translator import Piece, Translator
 from ..errors import UserError, reading
 from ..json_and_yaml import read_json
-from ..model.settings_vaswani import LENGTH_NORMALIZATIONS, broken_range
+from ..model.settings_vaswani import broken_range
 from .facts import NotExpressibleError, read_facts, read_vocabularies
 
 _CPU_TOKENS = 512  # source tokens that are searched at once: with 2,048 a small model took 1.2 to 1.4 times as long
@@ -56,12 +56,7 @@ def check_setting(name: str, value: Any, where: str = "") -> None:
     if is_ignored and value and value != _NEUTRAL.get(name):
         problem = f"{name}{where} is {value!r:.100}, which the search of an exported model does not follow"
         raise NotExpressibleError(f"{problem}: leave it out, or translate with the model itself")
-    rule = None
-    if name == "length_normalization":
-        rule = None if value in (None, *LENGTH_NORMALIZATIONS) else f"one of {', '.join(LENGTH_NORMALIZATIONS)}"
-    elif name in FOLLOWED and value is not None:
-        rule = broken_range(name, value)
-    if rule:
+    if name in FOLLOWED and value is not None and (rule := broken_range(name, value)):
         raise UserError(f"{name}{where} is {value!r:.100}: it must be {rule}")
 
 

@@ -195,10 +195,7 @@ class VaswaniGenerationMixin:
         for name, default in _OWN_SETTINGS.items():
             values = (own.get(name), getattr(generation_config, name, None), default)
             setattr(generation_config, name, next(value for value in values if value is not None))
-        rule = generation_config.length_normalization
-        if rule not in LENGTH_NORMALIZATIONS:
-            raise ValueError(f"length_normalization is {rule!r}: it must be one of {', '.join(LENGTH_NORMALIZATIONS)}")
-        for name, (kind, _, _) in SETTING_RANGES.items():
+        for name, (kind, *_) in {"length_normalization": [str], **SETTING_RANGES}.items():
             value = getattr(generation_config, name, None)
             if value is not None and name not in _OF_SAMPLING and (expected := broken_range(name, value)):
                 raise ValueError(f"{name} is {value!r}: it must be {expected}")

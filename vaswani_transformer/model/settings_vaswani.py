@@ -36,7 +36,9 @@ SETTING_RANGES: dict[str, tuple[type, float, float]] = {
 
 
 def broken_range(name: str, value) -> str | None:
-    """Return the rule of a setting of `SETTING_RANGES` if `value` breaks it, else None; a NaN is in no range."""
+    """Return the rule of a setting that `value` breaks, or None; a NaN breaks any rule of a number."""
+    if name == "length_normalization":
+        return None if value in LENGTH_NORMALIZATIONS else f"one of {', '.join(LENGTH_NORMALIZATIONS)}"
     kind, least, most = SETTING_RANGES[name]
     is_number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     if is_number and least <= value <= most:

@@ -316,3 +316,33 @@ def test_two_processes_distil_what_one_does(teachers, student, tmp_path):
     assert pairs_of(tmp_path / "one") == pairs_of(tmp_path / "two")
     one, two = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
     assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)
+
+
+# Back-translation
+
+
+def test_text_of_the_target_language_is_translated_back_and_learned_too(student, text, tmp_path, monkeypatch):
+    mono = (text / "test.de").read_text().splitlines()
+    (tmp_path / "mono.de").write_text("".join(line + "\n" for line in mono))
+    command = ["train", student, "--vocab-size", 300, "--validation-source", "none", "--validation-target", "none"]
+    command += ["--validation-size", 3, "--target-text", tmp_path / "mono.de", "--quiet", "--output"]
+    assert main(list(map(str, [*command, tmp_path / "straight"]))) == 0
+    stop_after_step(1, monkeypatch)
+    out = tmp_path / "out"
+    statuses = [main(list(map(str, [*command, out]))) for _ in range(3)]
+    assert statuses == [128 + signal.SIGTERM, 128 + signal.SIGTERM, 0]  # in the reverse training, and in the final one
+    assert equal(weights_of(tmp_path / "straight"), weights_of(out))
+
+    parallel, held_out = (
+        list(zip(*((out / f"{part}.{side}").read_text().splitlines() for side in ("en", "de")), strict=True))
+        for part in ("parallel", "validation")
+    )
+    assert len(held_out) == 3 and len(parallel) == LINES - 3 and not set(held_out) & set(parallel)
+    sides = [(out / f"back_translated.{side}").read_text().splitlines() for side in ("en", "de")]
+    pairs = list(zip(*sides, strict=True))
+    made = [pair for pair in pairs if pair[0].startswith("<BT> ")]
+    assert made and [target for _, target in made] == [line for line in mono if line in dict(map(reversed, made))]
+    assert pairs[len(made) :] == parallel  # once: there is as much of it as of the other
+    reverse = load_recipe(str(out / "reverse" / "recipe.yaml"))
+    assert [name.rsplit("/")[-1] for name in (reverse.train_source, reverse.train_target)] == [
+        "parallel.de", "parallel.en"]  # fmt: skip

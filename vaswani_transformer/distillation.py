@@ -1,8 +1,13 @@
-"""Sequence-level knowledge distillation: a student is trained on what its teachers translate.
+"""Training on what models translate: sequence-level knowledge distillation, and back-translation.
 
-The method, with its sections, is that of Kim and Rush, 2016, Sequence-Level Knowledge Distillation (arXiv 1606.07947).
-In place of a sum over all translations, the student's loss takes the one that the teacher's beam search finds (Section
-3.2; 5 beams there), or the one of the beam that is nearest to the reference (3.3, interpolation; 35 beams).
+The method of distillation, with its sections, is that of Kim and Rush, 2016, Sequence-Level Knowledge Distillation
+(arXiv 1606.07947). In place of a sum over all translations, the student's loss takes the one that the teacher's beam
+search finds (Section 3.2; 5 beams there), or the one of the beam that is nearest to the reference (3.3, interpolation;
+35 beams).
+
+Back-translation makes sources for text of the target language alone (Sennrich et al., 2016, arXiv 1511.06709): drawn
+from the distribution of a model of the reverse direction (Edunov et al., 2018, arXiv 1808.09381), with a tag in front
+(Caswell et al., 2019, arXiv 1906.06442).
 """
 
 import hashlib
@@ -16,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from .data.parallel_text import PairSource
-from .data.recipe_data import data_sources, split_to_validate_on
+from .data.recipe_data import data_sources, load_training_pairs, split_to_validate_on
 from .data.text_files import file_stamp
-from .data.tokenization import load_tokenizer, tokenizer_sha256
+from .data.tokenization import SIDES, load_tokenizer, tokenizer_sha256
 from .decoding.file_translator import FileTranslator, Layout
 from .decoding.output import ResumableOutput, notes_path
 from .decoding.parts import write_in_parts
@@ -33,16 +38,22 @@ from .hub.card_facts import known_languages
 from .json_and_yaml import parse_json, read_json
 from .loading import check_folder
 from .output_folder import OutputFolder, locked_together
-from .recipes.recipe import Recipe, check_paths
+from .recipes.recipe import Recipe, check_paths, languages_of
+from .training.checkpoints import WEIGHTS
 from .training.initial_model import read_model_of
 from .training.run import TrainingResult, check_trainable, join_process_group, train
-from .training.run_folder import DISTILLATION, check_is_elsewhere, check_output
+from .training.run_folder import DISTILLATION, REVERSE, check_is_elsewhere, check_output
 
 logger = logging.getLogger(__name__)
 
 DISTILLED = "distilled"  # files distilled.en and distilled.de, or whatever the languages are
 TRANSLATIONS = "translations.jsonl"  # until these are written: the teachers' outputs, a line of JSON for each source
 SOURCES = "sources.txt"  # and what is translated
+BACK_TRANSLATED = "back_translated"  # the same of sources that a reverse model wrote, with the parallel text
+TAG = "<BT>"  # before each such source
+PARALLEL, HELD_OUT = "parallel", "validation"  # files of the parallel text, by language
+REVERSE_MINUTES = 0.25  # share of the training's minutes that the reverse model gets
+MOST_REPEATS = 8  # of the parallel text, of which there is at least half as much as of the other, if that is enough
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,62 @@ def distill(
         return train(student, progress)
 
 
+def train_with_target_text(recipe: Recipe, text: str, progress: bool = True, workers: int = 1) -> TrainingResult:
+    """Train on the recipe's pairs, and on text of the target language that a model of the reverse direction translates.
+
+    The reverse model, in the folder `reverse` of the output, is trained first, unless it is there, in a quarter of
+    `max_minutes` if that is given; the final training has the rest, and translating comes on top. After an interruption
+    the same call resumes.
+
+    Args:
+        recipe: of both trainings.
+        text: a file, or a pattern, of lines in the target language; relative to the recipe's `data_dir`.
+        progress, workers: as of `distill`.
+
+    Raises:
+        UserError, TrainingStopped: as `distill`.
+    """
+    check_paths(recipe)
+    languages = languages_of(vars(recipe)) or list(SIDES)
+    source, _ = data_sources(replace(recipe, train_source=text, train_target=text, train_data=None), one_text=True)
+    folder, share = Path(recipe.output).absolute(), REVERSE_MINUTES
+    pairs, held_out, both = (
+        [str(folder / f"{part}.{language}") for language in languages] for part in (PARALLEL, HELD_OUT, BACK_TRANSLATED)
+    )
+    reverse = _on_files(recipe, pairs[::-1], held_out[::-1], share * recipe.max_minutes, f"{recipe.output}/{REVERSE}")
+    final = _on_files(recipe, both, held_out, (1 - share) * recipe.max_minutes, recipe.output)
+    parallel = _on_files(recipe, pairs, held_out, 0, recipe.output)
+    join_process_group(recipe)
+    with locked_together(recipe.output):
+        with joined_processes() as processes:
+            processes.share("parallel text", lambda: _write_parallel_text(recipe, languages))
+        if not (folder / REVERSE / WEIGHTS).exists():
+            train(reverse, progress)
+        made = DistilledText([reverse.output], final, TeacherOptions(sample=True), source, data_sources(parallel)[0])
+        with joined_processes() as processes:
+            processes.share("back-translated text", lambda: made.make(progress, workers))
+        return train(final, progress)
+
+
+def _on_files(recipe: Recipe, training: list[str], validation: list[str], minutes: float, output: str) -> Recipe:
+    """Return a recipe on text files in place of its data."""
+    names = ("train_source", "train_target", "validation_source", "validation_target")
+    fields = dict(zip(names, training + validation, strict=True))
+    fields |= dict.fromkeys(("train_data", "validation_data", "validation_split", "prepared"))
+    return replace(recipe, **fields, max_minutes=minutes, output=output)
+
+
+def _write_parallel_text(recipe: Recipe, languages: Sequence[str]) -> None:
+    """Write the recipe's pairs, and those to validate on: what is held out is neither model's to learn."""
+    output = OutputFolder(recipe.output)
+    output.check_ours(REVERSE)
+    with output.placing() as staging:
+        for part, pairs in zip((PARALLEL, HELD_OUT), load_training_pairs(recipe), strict=True):
+            for language, side in zip(languages, SIDES, strict=True):
+                text = "".join(" ".join(line.splitlines()) + "\n" for line in pairs[side])
+                (staging / f"{part}.{language}").write_text(text, encoding="utf-8")
+
+
 def student_recipe(teacher: str, recipe: Recipe) -> Recipe:
     """Return the recipe of a student: it is trained on the distilled text, with the teacher's tokenizer.
 
@@ -130,6 +197,13 @@ def languages_of_model(folder: str) -> tuple[str, str]:
     return tuple(codes) if len(codes) == len(set(codes)) == 2 else ("source", "target")
 
 
+def _digest(source: PairSource) -> str:
+    digest = hashlib.sha256()
+    for pair in source.stream():
+        digest.update(json.dumps(pair).encode())
+    return digest.hexdigest()
+
+
 @dataclass
 class DistilledText:
     """The text that a student is trained on, in its output folder."""
@@ -138,6 +212,7 @@ class DistilledText:
     recipe: Recipe  # of the student, as `student_recipe` makes it
     options: TeacherOptions  # how they translate
     source: PairSource  # pairs whose sources are translated
+    parallel: PairSource | None = None  # of back-translation: the pairs that the new ones are added to
 
     def __post_init__(self):
         self.output = OutputFolder(self.recipe.output)
@@ -147,14 +222,12 @@ class DistilledText:
         """Write the files, and `distillation.json` last, unless they are there."""
         recipe, translations = self.recipe, self.output.path / TRANSLATIONS
         check_output(recipe)  # mistakes that the training would find are found before hours are spent
-        if recipe.from_model is None:
-            check_trainable(recipe, load_tokenizer(recipe.tokenizer))
-        else:
+        if recipe.from_model is not None:
             read_model_of(recipe.from_model)
-        digest = hashlib.sha256()
-        for pair in self.source.stream():
-            digest.update(json.dumps(pair).encode())
-        settings = {"teachers": [model_sha256(teacher) for teacher in self.teachers], "text": digest.hexdigest()}
+        elif recipe.tokenizer is not None:
+            check_trainable(recipe, load_tokenizer(recipe.tokenizer))
+        settings = {"teachers": [model_sha256(teacher) for teacher in self.teachers], "text": _digest(self.source)}
+        settings |= {} if self.parallel is None else {"parallel text": _digest(self.parallel)}
         settings |= asdict(self.options) | {"max_length": recipe.max_length}
         settings["seed"] = recipe.seed if self.options.sample else None
         if not self._is_made(settings):
@@ -242,8 +315,18 @@ class DistilledText:
                 (staging / self.names[0]).open("w", encoding="utf-8") as sources,
                 (staging / self.names[1]).open("w", encoding="utf-8") as targets,
             ):
-                for source, choice in zip(self._sources(), choices, strict=True):
-                    if choice is not None:
-                        sources.write(source + "\n")
-                        targets.write(choice + "\n")
+                for source, target in self._pairs(choices, counts["pairs"]):
+                    sources.write(source + "\n")
+                    targets.write(target + "\n")
             (staging / DISTILLATION).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+    def _pairs(self, choices: Sequence[str | None], number: int) -> Iterator[tuple[str, str]]:
+        """Yield what the student learns: texts with their translations, of which there are `number`, or the reverse."""
+        made = ((text, each) for text, each in zip(self._sources(), choices, strict=True) if each is not None)
+        if self.parallel is None:
+            yield from made
+            return
+        yield from ((f"{TAG} {each}", text) for text, each in made)
+        pairs = list(self.parallel.stream())
+        for _ in range(max(1, min(MOST_REPEATS, round(number / len(pairs) / 2)))):
+            yield from pairs

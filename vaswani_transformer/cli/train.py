@@ -23,6 +23,7 @@ def train(
     *,
     quiet: Quiet = False,
     dry_run: bool = False,
+    target_text: Path_ | None = None,
     fields: RecipeOptions = RecipeOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
     """Train a model from a recipe, by default one that chooses settings by the text and the time.
@@ -31,6 +32,8 @@ def train(
     command resumes an interrupted training.
 
     Args:
+        target_text: also learn from this text of the target language alone (or a pattern: a.*.de.gz), which a model of
+            the reverse direction, trained first, translates back
         dry_run: print what the training will need (tokens, FLOPs, memory, and time, from ten trial steps), and exit
     """
     import datasets
@@ -39,7 +42,12 @@ def train(
     from ..training.run import train as train_recipe
 
     settings = options.read_recipe(recipe, fields, chooses=True)
-    if not dry_run:
+    options.exclude("--target-text", target_text, {"dry_run": dry_run, "prepared": settings.prepared})
+    if target_text is not None:
+        from ..distillation import train_with_target_text
+
+        _print_trained(train_with_target_text(settings, target_text, not quiet))
+    elif not dry_run:
         _print_trained(train_recipe(settings, progress=not quiet))
     elif is_first_process():
         datasets.disable_progress_bars()

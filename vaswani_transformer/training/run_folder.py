@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 CHECKPOINTS, LOG, CURVE = "checkpoints", "training_log.jsonl", "learning_curve.png"
 TOKENIZER = "tokenizer"  # a folder beside the checkpoints, for a resumed run
 PREPARED = "prepared"  # a folder: what `vaswani prepare` makes, of large text; it has a record of its own
+REVERSE = "reverse"  # a folder: the model of the reverse direction of a training with back-translation, with its mark
 ADAPTER = "adapter"  # a folder: what LoRA has trained, beside the model that it is merged into
 ORIGIN = "started_from.json"  # of a run that started from a model: its name and a hash of its weights
 DISTILLATION = "distillation.json"  # of a run on a teacher's translations: its name, and how they were made
@@ -64,7 +65,7 @@ def check_output(recipe: Recipe) -> Path | None:
     folder, checkpoints = output.shown, output.shown / CHECKPOINTS
     if recipe.from_model is not None:
         check_is_elsewhere(recipe.output, recipe.from_model)
-    output.check_ours(PREPARED)
+    output.check_ours(PREPARED, REVERSE)
     finished = (folder / WEIGHTS).exists()
     if finished and not recipe.overwrite:
         raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it")

@@ -99,6 +99,7 @@ def world(tmp_path_factory) -> Path:
             (folder / f"{name}.{side}").rename(folder / f"{other}.{side}")
     english = (folder / "test.en").read_text()
     (folder / "mono.en").write_text(english)
+    (folder / "mono.de").write_text((folder / "test.de").read_text())
     (folder / "big.en.gz").write_bytes(gzip.compress(english.encode()))
     (folder / "page.html").write_text("<h1>Two dogs</h1>\n<p>Every <b>small cat</b> sees it.</p>\n")
     (folder / "page.md").write_text("# Two dogs\n\nEvery **small cat** sees it.\n")

@@ -68,7 +68,7 @@ def test_every_open_field_is_chosen_and_no_other(data, tmp_path):
     kept = {"d_model": 48, "vocab_size": 700, "max_steps": 900, "warmup_steps": 7, "dropout": 0.25}
     recipe = chosen(data, tmp_path / "out", **kept)
     assert {name: getattr(recipe, name) for name in kept} == kept
-    assert recipe.learning_rate_scale == pytest.approx(rules.PEAK * 7**0.5, rel=0.01)
+    assert equation_3(7, 48, 7, recipe.learning_rate_scale) == pytest.approx(ROWS[0].rate, rel=0.01)
 
 
 @pytest.mark.parametrize("minutes", [1, 3])

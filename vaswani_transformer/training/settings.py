@@ -42,19 +42,19 @@ class Row(NamedTuple):
     layers: int  # of each stack
     dropout: float
     tokens_per_batch: int
+    rate: float  # the highest learning rate; with 2.8e-3 and little warmup models never attend to the source
     epochs: int  # where no time is given
 
 
 ROWS = (
-    Row(100_000, 128, 512, 4, 3, 0.3, 1024, 100),
-    Row(1_000_000, 256, 1024, 4, 3, 0.3, 1024, 60),
-    Row(4_000_000, 256, 1024, 4, 3, 0.2, 2048, 40),
-    Row(20_000_000, 384, 1536, 6, 4, 0.1, 4096, 20),
-    Row(100_000_000, 512, 2048, 8, 6, 0.1, 12_500, 15),
-    Row(math.inf, 512, 2048, 8, 6, 0.1, 25_000, 10),
+    Row(100_000, 128, 512, 4, 3, 0.3, 1024, 2e-3, 100),
+    Row(1_000_000, 256, 1024, 4, 3, 0.3, 1024, 1.6e-3, 60),
+    Row(4_000_000, 256, 1024, 4, 3, 0.2, 2048, 1.6e-3, 40),
+    Row(20_000_000, 384, 1536, 6, 4, 0.1, 4096, 1e-3, 20),
+    Row(100_000_000, 512, 2048, 8, 6, 0.1, 12_500, 7e-4, 15),
+    Row(math.inf, 512, 2048, 8, 6, 0.1, 25_000, 7e-4, 10),
 )
-PEAK = 0.045  # the highest learning rate, times the square root of the width
-WARMUP, DECLINE = 0.1, 0.5  # shares of the steps
+WARMUP, DECLINE = 0.2, 0.5  # shares of the steps
 TRAINED = 0.85  # share of the minutes for steps: the rest is for validations and for what comes after them
 VALIDATIONS, MINUTES_APART = 12, 2.0  # at most so many, at least so far apart
 LEAST_STEPS = 50
@@ -155,8 +155,9 @@ class _Choice:
         self.choose("max_steps", steps, f"{steps / epoch:.1f} times through the text: {reason}")
         steps = self.recipe.max_steps
         self.choose("warmup_steps", np.clip(WARMUP * steps, 1, 4000), f"{WARMUP:.0%} of the steps, at most the paper's")
-        peak, warmup = PEAK * (self.recipe.d_model or 512) ** -0.5, self.recipe.warmup_steps
-        self.choose("learning_rate_scale", PEAK * warmup**0.5, f"for a highest rate of {peak:.2g}")
+        width = self.recipe.d_model or 512
+        scale = row.rate * (width * self.recipe.warmup_steps) ** 0.5  # of Equation 3 at the end of the warmup
+        self.choose("learning_rate_scale", scale, f"for a highest rate of {row.rate:g}")
         self.choose("decline_steps", DECLINE * steps, "the rate ends at zero")
         number = np.clip(minutes / MINUTES_APART if minutes else VALIDATIONS, 3, VALIDATIONS)
         self.choose("evaluate_every", max(1, math.ceil(steps / number)), f"{number:.0f} validations")

@@ -14,7 +14,7 @@ from transformers.utils.sentencepiece_model_pb2_new import ModelProto
 
 from vaswani_transformer import import_model
 from vaswani_transformer.importing import fairseq, sentencepiece
-from vaswani_transformer.importing.tables import read_pickle, tensors_of
+from vaswani_transformer.importing.source import read_pickle, tensors_of
 from vaswani_transformer.model.sentencepiece_vaswani import CharacterMap
 
 # Pickles

@@ -4,7 +4,7 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, reading
@@ -98,9 +98,7 @@ def one_line_of_text(text: str) -> str:
 
 def file_name(path: str) -> str:
     """Return the last part of a path of any operating system, or of a URL without its query, which may be a key."""
-    if re.match(r"[\w+.-]+://", path):
-        path = re.split(r"[?#]", path)[0]
-    return re.split(r"[/\\]", re.sub(r"\A[A-Za-z]:", "", path).rstrip("/\\"))[-1]
+    return PureWindowsPath(re.split(r"[?#]", path)[0] if re.match(r"[\w+.-]+://", path) else path).name
 
 
 def results_of_record(record: Mapping, path: str | Path) -> list["EvalResult"]:

@@ -28,20 +28,18 @@ logger = logging.getLogger(__name__)
 
 MAIN, INDEX = "main", "model.safetensors.index.json"
 # What is published is listed, since the rest of a folder's files may hold anything: entries of a configuration that
-# transformers writes by itself, entries of a tokenizer's, and words that these may hold beside tokens and languages.
+# transformers writes by itself, and entries of a tokenizer's with the words that these may hold beside tokens.
 _WRITTEN = {"model_type", "architectures", "dtype", "transformers_version", "auto_map", "custom_pipelines"}
-_TOKENIZER = {
+_KNOWN = {
     "backend", "tokenizer_class", "sp_model_kwargs", "auto_map", "padding_side", "truncation_side", "known_tokens",
     "clean_up_tokenization_spaces", "split_special_tokens", "add_prefix_space", "model_max_length", "separate_vocabs",
     "do_lower_case", "bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token",
     "additional_special_tokens", "extra_special_tokens", "added_tokens_decoder", "tree_tokens", "source_lang",
-    "target_lang", "langs", "moses", "model_input_names",
-}  # fmt: skip
-_WORDS = {
-    "tokenizers", "custom", "TokenizersBackend", "PreTrainedTokenizerFast", "VaswaniTokenizer", "MarianTokenizer",
-    "FSMTTokenizer", "AutoTokenizer", "tokenization_vaswani.VaswaniTokenizer", "right", "left", "input_ids",
-    "attention_mask", "token_type_ids", "content", "lstrip", "normalized", "rstrip", "single_word", "special",
-    "__type", "AddedToken", "languages", "aggressive_dash_splits", "escape",
+    "target_lang", "langs", "moses", "model_input_names", "tokenizers", "custom", "TokenizersBackend",
+    "PreTrainedTokenizerFast", "VaswaniTokenizer", "MarianTokenizer", "FSMTTokenizer", "AutoTokenizer",
+    "tokenization_vaswani.VaswaniTokenizer", "right", "left", "input_ids", "attention_mask", "token_type_ids",
+    "content", "lstrip", "normalized", "rstrip", "single_word", "special", "__type", "AddedToken", "languages",
+    "aggressive_dash_splits", "escape",
 }  # fmt: skip
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*|\d+")  # or the number of an added token
 _NO_NEWS = {"is_local", "local_files_only", "name_or_path", "_name_or_path"}  # transformers' notes about this machine
@@ -178,12 +176,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> list[str]:
     """Remove all files and entries that are not listed; returns their names, without those of no interest."""
-    tokens = {*vocabulary} | {token.removeprefix("Ġ") for token in vocabulary}  # as `tree_tokens` has them
-
-    def is_known_of_tokenizer(name: str, value: Any) -> bool:
-        is_known = (text in tokens or text in _WORDS or _LANGUAGE.fullmatch(text) for text in _texts(value))
-        return name in _TOKENIZER and all(is_known)
-
+    words = {*vocabulary, *_KNOWN} | {token.removeprefix("Ġ") for token in vocabulary}  # as `tree_tokens` has them
     checks = {
         "config.json": lambda name, _: name in VaswaniConfig.__annotations__.keys() | _WRITTEN,
         "generation_config.json": lambda name, value: (
@@ -191,7 +184,9 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> l
             or (name == "_from_model_config" and isinstance(value, bool))
             or is_search_setting(name, value)
         ),
-        "tokenizer_config.json": is_known_of_tokenizer,
+        "tokenizer_config.json": lambda name, value: (
+            name in _KNOWN and all(text in words or _LANGUAGE.fullmatch(text) for text in _texts(value))
+        ),
     }
     allowed = {INDEX, *tokenizer_files(json.loads((staging / "tokenizer_config.json").read_text(encoding="utf-8")))}
     allowed |= {path.name for path in Path(inspect.getfile(VaswaniConfig)).parent.glob("*_vaswani.py")}

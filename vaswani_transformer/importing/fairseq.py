@@ -14,8 +14,7 @@ import torch
 from ..errors import UserError, reading, shortened
 from ..model.configuration_vaswani import VaswaniConfig
 from .fairseq_vocabulary import read_dictionaries, read_tokenizer
-from .source import ACTIVATIONS, Facts, Imported, only_one
-from .tables import read_pickle, tensors_of
+from .source import ACTIVATIONS, Facts, Imported, only_one, read_pickle, tensors_of
 
 NAME = "a checkpoint of fairseq (.pt)"
 

@@ -8,8 +8,7 @@ from ..data.slow_tokenizers import load_slow_tokenizer
 from ..errors import reading
 from ..model.configuration_vaswani import VaswaniConfig
 from . import transformers_folders as folders
-from .source import Imported, model_type
-from .tables import read_weights
+from .source import Imported, model_type, read_weights
 from .transformers_folders import DECODER, ENCODER
 
 NAME = "FSMTForConditionalGeneration of transformers (facebook/wmt19)"

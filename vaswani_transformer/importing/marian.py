@@ -16,8 +16,7 @@ from ..json_and_yaml import MOST_YAML, parse_yaml, read_yaml
 from ..marian_format import ACTIVATIONS, CONFIG, LAYER_NORM_EPS, NEW, NO_PROBABILITY, stack_parameters
 from ..model.configuration_vaswani import VaswaniConfig
 from .marian_vocabularies import Vocabulary, find_vocabularies, read_tokenizer
-from .source import Facts, Imported, only_one
-from .tables import is_compressed
+from .source import Facts, Imported, is_compressed, only_one
 
 NAME = "a model of Marian (.npz)"
 _POSITIONS = "TransformerBatchEncoder->encoder->positionEmbedding->embeddings"

@@ -15,8 +15,7 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.tokenization_vaswani import VaswaniTokenizer
 from . import transformers_folders as folders
 from .sentencepiece import Unsupported, backend
-from .source import Imported, model_type
-from .tables import read_weights
+from .source import Imported, model_type, read_weights
 from .transformers_folders import DECODER, ENCODER
 
 NAME = "MarianMTModel of transformers (OPUS-MT)"

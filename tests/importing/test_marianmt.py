@@ -83,14 +83,6 @@ def test_a_tied_matrix_may_be_stored_under_any_of_its_names(kind, name, tmp_path
     assert compare(compared, tmp_path / "out", 4, searches={})["difference"] < 1e-4
 
 
-def test_a_folder_without_bias(folder, tmp_path):
-    weights = load_file(folder / "model.safetensors")
-    del weights["final_logits_bias"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    import_model(folder, tmp_path / "out", positions="transformers")
-    assert not load_file(tmp_path / "out" / "model.safetensors")["lm_head.bias"].any()
-
-
 @pytest.mark.parametrize("left", [None, "training_args.bin", "trainer_state.json"])
 @pytest.mark.parametrize("positions", [None, "marian", "transformers"])
 def test_positions_are_marians_unless_transformers_trained_it(folder, left, positions):

@@ -179,8 +179,7 @@ def import_(
     print(f"imported {result.format}: {output}, {result.parameters:,} parameters")
     for note in result.facts.notes:
         print(note)
-    if result.has_tokenizer:
-        print(f"use it with: vaswani translate {shlex.quote(output)}")
+    print(f"use it with: vaswani translate {shlex.quote(output)}")
 
 
 def export(

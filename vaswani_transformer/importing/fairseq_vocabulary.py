@@ -68,7 +68,7 @@ def read_tokenizer(
     settings: dict[str, Any],
     languages: Sequence[str],
     dictionaries: tuple[dict[str, int], dict[str, int]],
-) -> tuple[VaswaniTokenizer | None, str]:
+) -> tuple[VaswaniTokenizer, str]:
     """Return a tokenizer that prepares texts as for fairseq's training, and a note for the card, perhaps empty.
 
     Raises:
@@ -85,10 +85,7 @@ def read_tokenizer(
     if segmentation is None:
         backends = [word_backend(ids) for ids in sides]
     elif segmentation.suffix in (".model", ".spm"):
-        try:
-            backends = [sentencepiece.backend(segmentation, ids, ("</s>", "<unk>", "<s>", "<pad>")) for ids in sides]
-        except sentencepiece.Unsupported as error:
-            return None, f"It has no tokenizer: tokenizers cannot follow {segmentation.name}, since {error}."
+        backends = [sentencepiece.backend(segmentation, ids, ("</s>", "<unk>", "<s>", "<pad>")) for ids in sides]
     else:
         backends = [merges_backend(segmentation, ids) for ids in sides]
     # Few checkpoints record that texts went through Moses' tokenizer, but dictionaries show how it writes ' and ".

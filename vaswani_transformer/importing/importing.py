@@ -46,7 +46,6 @@ class Import(NamedTuple):
     format: str  # of the source, in words
     parameters: int  # tied ones counted once
     facts: Facts
-    has_tokenizer: bool
 
 
 def import_model(
@@ -92,7 +91,7 @@ def import_model(
             imported = format.read(path, **options)
             imported.facts.source = page or imported.facts.source or path.resolve().name
             parameters = _write(imported, staging, Path(output).resolve().name)
-    return Import(Path(output).absolute(), format.NAME, parameters, imported.facts, imported.tokenizer is not None)
+    return Import(Path(output).absolute(), format.NAME, parameters, imported.facts)
 
 
 def _download(name: str) -> Path:
@@ -131,12 +130,10 @@ def _write(imported: Imported, staging: Path, name: str) -> int:
         note = f"Search settings of the original that have no counterpart here: {', '.join(sorted(others))}."
         imported.facts = replace(imported.facts, notes=(*imported.facts.notes, note))
     model.save_pretrained(staging, max_shard_size="1TB")
-    if imported.tokenizer is not None:
-        imported.tokenizer.save_pretrained(staging)
+    imported.tokenizer.save_pretrained(staging)
     text = json.dumps(asdict(imported.facts), indent=2, ensure_ascii=False)
     (staging / IMPORT).write_text(text + "\n", encoding="utf-8")
-    # Loaded as every command will.
-    load_model(staging, "cpu") if imported.tokenizer else VaswaniForConditionalGeneration.from_pretrained(staging)
+    load_model(staging, "cpu")  # as every command will
     repo_id = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)
     card = render_card(facts_of(model, repo_id, staging))
     (staging / CARD).write_text(card, encoding="utf-8", newline="\n")

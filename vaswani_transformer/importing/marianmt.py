@@ -44,13 +44,10 @@ def read(source: Path, positions: str | None = None) -> Imported:
     encoding, epsilon, toolkit, note = _POSITIONS[positions]
     config = folders.config_of(source, MarianConfig)
     weights = read_weights(source)
-    bias = weights.pop("final_logits_bias", None)
+    bias = weights.pop("final_logits_bias")
     shared = ("model.shared.weight", ENCODER, DECODER, _OUTPUT) if config.share_encoder_decoder_embeddings else ()
     sides = (ENCODER, *shared), (DECODER, *shared, _OUTPUT), (_OUTPUT, DECODER, *shared)
     ties, weights = folders.renamed(weights, *sides)
-    if bias is None:
-        shares = config.share_encoder_decoder_embeddings
-        bias = next(iter(weights.values())).new_zeros(config.vocab_size if shares else config.decoder_vocab_size)
     weights["lm_head.bias"] = bias.flatten().clone()
     if positions == "marian":
         weights["lm_head.bias"][config.pad_token_id] = NO_PROBABILITY

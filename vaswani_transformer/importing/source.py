@@ -37,7 +37,7 @@ class Imported:
     config: VaswaniConfig
     #: Names and shapes of `VaswaniForConditionalGeneration.state_dict()`; tied ones once or under each name.
     weights: dict[str, torch.Tensor]
-    tokenizer: PreTrainedTokenizerBase | None  # saved by `save_pretrained`
+    tokenizer: PreTrainedTokenizerBase
     facts: Facts
     generation: dict[str, Any] = field(default_factory=dict)  # entries of generation_config.json besides our defaults
 

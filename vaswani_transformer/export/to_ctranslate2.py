@@ -1,7 +1,7 @@
 """Export to CTranslate2 through its own converter: a loader for `VaswaniConfig`.
 
 Importing this module registers the loader, so that CTranslate2's `TransformersConverter` takes our model folders.
-CTranslate2 has one width for a head's queries, keys and values, and so not all of Table 3's rows B.
+CTranslate2 has one width for a head's queries, keys and values, and so not Table 3's rows B.
 """
 
 from pathlib import Path

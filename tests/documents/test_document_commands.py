@@ -85,6 +85,7 @@ def test_the_language_is_that_of_the_model(model, tmp_path, monkeypatch):
         (["A dog."], "--format html and --SENTENCE cannot be combined"),
         (["--nbest", "2"], "and --nbest cannot be combined"),
         (["--input", "PAGE", "--output", "out", "--resume"], "and --resume cannot be combined"),
+        (["--input", "MISSING"], "MISSING: No such file or directory"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from ..data.text_files import has_undecoded
 from ..documents.formats import FORMATS
-from ..errors import UserError
+from ..errors import UserError, reading
 from ..files import file_sha256
 from . import options
 from .files import Work, check_work, do_lines, open_output, scan_files, settings_of, timed, write_result
@@ -138,7 +138,8 @@ def _translate_document(model: str, request: Request) -> None:
         coded = list(map(translator().codes.coded, sources))
         return aligner(translator().model, translator().tokenizer)(coded, targets)
 
-    data = Path(files.input).read_bytes() if files.input is not None else sys.stdin.buffer.read()
+    with reading(files.input or "standard input"):
+        data = Path(files.input).read_bytes() if files.input is not None else sys.stdin.buffer.read()
     result = translate_document(data, written.format, translate, align, _language(model, request))
     if output is not None:
         write_result(output, result)

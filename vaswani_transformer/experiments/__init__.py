@@ -1,4 +1,4 @@
-"""The paper's tables and studies, each a command that resumes: Tables 1 to 4, positions, heads; and the demo.
+"""The paper's Tables 2 to 4, each a command that resumes, and the demo; Table 1 and the positions are scripts.
 
 Uses every other room but `cli`.
 """

@@ -1,4 +1,4 @@
-"""Models in the formats of other engines (CTranslate2, ONNX), checked against the model, and run from there.
+"""Models in the formats of other engines (CTranslate2, ONNX, Marian), checked against the model, and run from there.
 
 Models of other toolkits are read in `importing`.
 """

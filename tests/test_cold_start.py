@@ -34,12 +34,9 @@ def test_what_answers_at_once_imports_nothing_heavy(words):
     assert imported(MAIN, *words.split()) == set()
 
 
-def test_importing_the_package_imports_nothing_heavy():
-    assert imported("import vaswani_transformer; dir(vaswani_transformer); vaswani_transformer.UserError") == set()
-
-
-def test_a_recipe_is_described_without_torch():
-    assert imported("from vaswani_transformer import Recipe; Recipe(max_steps=3)") == set()
+def test_importing_the_package_and_describing_a_recipe_imports_nothing_heavy():
+    code = "import vaswani_transformer; dir(vaswani_transformer); vaswani_transformer.UserError"
+    assert imported(f"{code}; vaswani_transformer.Recipe(max_steps=3)") == set()
 
 
 @pytest.fixture(scope="module")
@@ -63,41 +60,43 @@ def test_an_exported_model_translates_without_torch(folder, tmp_path):
 
 
 LOADS = "assert type(AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])).__module__.startswith('vaswani_transformer.')"
+# Each is run in a copy of a process that has imported nothing of ours or of transformers, but what these wait for.
+ORDERS = [
+    f"import vaswani_transformer\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
+    f"from transformers import AutoModelForSeq2SeqLM\nimport vaswani_transformer\n{LOADS}",
+    f"from vaswani_transformer import VaswaniTokenizer\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
+    f"import transformers.trainer, vaswani_transformer\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
+    f"import vaswani_transformer.experiments.translation\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
+    "from transformers import AutoConfig\nimport vaswani_transformer\n"
+    "assert type(AutoConfig.from_pretrained(sys.argv[1])) is vaswani_transformer.VaswaniConfig",
+    "import vaswani_transformer\nfrom transformers import AutoTokenizer, AutoModel\n"
+    "tokenizer, model = (kind.from_pretrained(sys.argv[1]) for kind in (AutoTokenizer, AutoModel))\n"
+    "assert isinstance(model, vaswani_transformer.VaswaniModel) and tokenizer('a').input_ids",
+    "import pickle, vaswani_transformer\nfrom transformers import AutoModel\n"
+    "model = AutoModel.from_config(pickle.loads(pickle.dumps(vaswani_transformer.VaswaniConfig(d_model=16))))\n"
+    "assert model._auto_class == 'AutoModel'",
+    # Two threads: one meets the auto classes half imported, the other our model.
+    "import threading, importlib, vaswani_transformer\n"
+    "names = ['transformers.models.auto.modeling_auto', 'vaswani_transformer.model.modeling_vaswani']\n"
+    "threads = [threading.Thread(target=importlib.import_module, args=[name]) for name in names]\n"
+    "[thread.start() for thread in threads], [thread.join() for thread in threads]\n"
+    "from transformers import AutoModel\n"
+    "AutoModel.from_config(vaswani_transformer.VaswaniConfig(d_model=16))",
+]
+IN_COPIES = """
+import os
+import accelerate, datasets, huggingface_hub.hf_api, jinja2, PIL.Image, tokenizers, torch._dynamo
+assert not {"transformers", "vaswani_transformer"} & sys.modules.keys()
+for code in eval(sys.argv[2]):
+    if not os.fork():
+        exec(code)
+        os._exit(0)
+    assert not os.wait()[1], code
+"""
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        f"import vaswani_transformer\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
-        f"from transformers import AutoModelForSeq2SeqLM\nimport vaswani_transformer\n{LOADS}",
-        f"from vaswani_transformer import VaswaniTokenizer\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
-        f"import transformers.trainer, vaswani_transformer\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
-        f"import vaswani_transformer.experiments.translation\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
-        "from transformers import AutoConfig\nimport vaswani_transformer\n"
-        "assert type(AutoConfig.from_pretrained(sys.argv[1])) is vaswani_transformer.VaswaniConfig",
-        "import vaswani_transformer\nfrom transformers import AutoTokenizer, AutoModel\n"
-        "tokenizer, model = (kind.from_pretrained(sys.argv[1]) for kind in (AutoTokenizer, AutoModel))\n"
-        "assert isinstance(model, vaswani_transformer.VaswaniModel) and tokenizer('a').input_ids",
-        "import pickle, vaswani_transformer\nfrom transformers import AutoModel\n"
-        "model = AutoModel.from_config(pickle.loads(pickle.dumps(vaswani_transformer.VaswaniConfig(d_model=16))))\n"
-        "assert model._auto_class == 'AutoModel'",
-    ],
-)
-def test_our_models_load_whichever_is_imported_first(folder, code):
-    assert "torch" in imported(code, str(folder))
-
-
-def test_two_threads_that_import_at_once():
-    """One meets the auto classes half imported, the other our model."""
-    code = (
-        "import threading, importlib, vaswani_transformer\n"
-        "names = ['transformers.models.auto.modeling_auto', 'vaswani_transformer.model.modeling_vaswani']\n"
-        "threads = [threading.Thread(target=importlib.import_module, args=[name]) for name in names]\n"
-        "[thread.start() for thread in threads], [thread.join() for thread in threads]\n"
-        "from transformers import AutoModel\n"
-        "AutoModel.from_config(vaswani_transformer.VaswaniConfig(d_model=16))"
-    )
-    assert "torch" in imported(code)
+def test_our_models_load_whichever_is_imported_first(folder):
+    imported(IN_COPIES, str(folder), repr(ORDERS))
 
 
 def test_debug_shows_the_traceback_anywhere_on_the_line():

@@ -48,18 +48,6 @@ def test_a_failure_or_a_skip_that_marian_does_not_have(runner, good, name, outco
     assert any(fault in line for line in runner.find_faults(good))
 
 
-def test_skips_are_compared_with_marians(runner, good):
-    for name in (
-        f"{kind}Test::test_more" for kind in ("VaswaniModel", "VaswaniVariant", "VaswaniImported", "MarianModel")
-    ):
-        good.outcomes[name], good.reasons[name] = "skipped", ["no such thing"]
-    assert runner.find_faults(good) == []
-    good.skipped_parts["VaswaniModelTest::test_0"] = ["not for this class"]
-    assert any("not for this class" in line for line in runner.find_faults(good))
-    good.skipped_parts["MarianModelTest::test_0"] = ["not for this class"]
-    assert runner.find_faults(good) == []
-
-
 @pytest.mark.parametrize("suite", ["model", "configuration", "training", "tokenizers backend"])
 def test_too_few_tests_of_ours_or_of_marian_pass(runner, good, suite):
     """Those that are not there, and skips that Marian shares because it was not set up."""

@@ -6,9 +6,6 @@ export to CTranslate2.
 """
 
 import json
-import os
-import subprocess
-import sys
 import tarfile
 
 import pytest
@@ -33,20 +30,6 @@ def test_a_model_scores_as_then(old):
     expected = json.loads((old / "scores.json").read_text(encoding="utf-8"))
     scores, _ = score_pairs(*load_model("model"), expected["sources"], expected["targets"])
     assert scores == pytest.approx(expected["scores"], rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_model_brings_the_code_of_then(old):
-    code = (
-        "import sys; sys.modules['vaswani_transformer'] = None\n"
-        "from transformers import AutoModelForSeq2SeqLM\n"
-        "model = AutoModelForSeq2SeqLM.from_pretrained('model', trust_remote_code=True)\n"
-        "print(type(model).__name__, type(model.get_encoder()).__module__.rpartition('.')[2])\n"
-    )
-    environment = os.environ | {"HF_MODULES_CACHE": str(old / "modules")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["VaswaniForConditionalGeneration", "modeling_vaswani"]
 
 
 def test_a_stopped_run_is_resumed(old):

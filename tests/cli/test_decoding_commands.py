@@ -58,8 +58,13 @@ def test_a_file_to_write_needs_a_folder(tmp_path, fails, command, option):
     for name in ("none/x", "a.en/x", "folder"):
         assert f"{option} {tmp_path}/{name} cannot be written" in fails(*words, option, tmp_path / name)
     assert "would not be compressed" in fails(*words, option, tmp_path / "out.gz")
-    assert "is the same file as" in fails(*words, option, tmp_path / "a.en")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.de", "a.en", "folder"]
+    (tmp_path / "link").symlink_to(tmp_path / "a.en")
+    for name in ("a.en", "link"):
+        assert "is the same file as" in fails(*words, option, tmp_path / name)
+    if option == "--json":
+        line = fails(*words, "--output", tmp_path / "new", option, tmp_path / "folder" / ".." / "new")
+        assert "--json" in line and "--output" in line and "is the same file as" in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.de", "a.en", "folder", "link"]
 
 
 @pytest.mark.parametrize(

@@ -32,26 +32,6 @@ def evaluate(model, tmp_path):
     return run
 
 
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        (["--output", "link"], "--output and --source"),
-        (["--output", "new", "--json", "new"], "--json and --output"),
-        (["--output", "new", "--json", "folder/../new"], "--json and --output"),
-    ],
-)
-def test_evaluate_writes_over_nothing_that_it_reads(evaluate, tmp_path, capsys, options, names):
-    (tmp_path / "link").symlink_to(tmp_path / "test.en")
-    (tmp_path / "folder").mkdir()
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    options = [word if word.startswith("--") else tmp_path / word for word in options]
-    assert evaluate(*options) == 2
-    error = capsys.readouterr().err
-    assert all(name in error for name in names.split(" and ")) and len(error.splitlines()) == 1
-    assert "is the same file as" in error
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
-
-
 def test_evaluate_may_write_to_devices_and_through_links(evaluate, tmp_path):
     (tmp_path / "out").write_text("earlier\n")
     (tmp_path / "out").chmod(0o640)

@@ -9,7 +9,7 @@ import preparing
 import pytest
 from children import fork, limit_files, wait, wait_for
 from conftest import TINY_SIZES, error_of
-from preparing import CHUNK, digests, make, with_validation
+from preparing import CHUNK, digests, make, noted_writes, with_validation
 
 from vaswani_transformer import train_tokenizer
 from vaswani_transformer.cli.main import main
@@ -110,20 +110,6 @@ def test_a_sample_is_reproducible_and_all_of_a_small_text(monkeypatch):
 
 
 # Interruptions
-
-
-def noted_writes(monkeypatch, stop_at=None) -> list[str]:
-    """Names of the shards that are made from now on; before one more than `stop_at`, Ctrl-C."""
-    written, write = [], ShardWriter._write
-
-    def noted(self, path, part, first):
-        if len(written) == stop_at:
-            raise KeyboardInterrupt
-        written.append(path.name)
-        write(self, path, part, first)
-
-    monkeypatch.setattr(ShardWriter, "_write", noted)
-    return written
 
 
 def test_whole_shards_are_not_made_again(recipe, tmp_path, monkeypatch):

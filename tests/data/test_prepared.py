@@ -9,7 +9,7 @@ import preparing
 import pytest
 import torch
 from conftest import error_of
-from preparing import make, new_recipe
+from preparing import make, new_recipe, noted_writes
 from torch import distributed
 from training_runs import equal, kill_before_selection, log_of, weights_of
 
@@ -24,7 +24,6 @@ small_chunks = preparing.small_chunks
 text = preparing.text
 tokenizer_folder = preparing.tokenizer_folder
 recipe = preparing.recipe
-ShardWriter = preparation._ShardWriter
 
 
 @pytest.fixture(scope="module")
@@ -98,19 +97,10 @@ def test_large_text_is_prepared_first_and_trained_on_alike(large, tmp_path, monk
 
 def test_a_training_stopped_while_it_prepares_or_trains_is_resumed(large, tmp_path, monkeypatch):
     straight = trained(dataclasses.replace(large, output=str(tmp_path / "straight")))
-    write, written = ShardWriter._write, []
-
-    def stop_at_the_third(self, path, *rest):
-        if len(written) == 2:
-            raise KeyboardInterrupt
-        write(self, path, *rest)
-        written.append(path.name)
-
-    monkeypatch.setattr(ShardWriter, "_write", stop_at_the_third)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        written = noted_writes(patch, stop_at=2)
         train(large, progress=False)
     first = {name: shards_of(large)[name] for name in written}
-    monkeypatch.setattr(ShardWriter, "_write", write)
     large = dataclasses.replace(large, overwrite=True)  # resumes what is the same, as a run does
     kill_before_selection(dataclasses.replace(large, max_steps=2))
     shards = shards_of(large)

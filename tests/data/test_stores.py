@@ -13,11 +13,10 @@ import pytest
 import stores
 from conftest import error_of
 from hub_server import Repository
-from preparing import digests, make
+from preparing import digests, make, noted_writes
 from training_runs import equal, kill_before_selection, weights_of
 
 from vaswani_transformer import train
-from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data.parallel_text import load_pairs, pair_source
 from vaswani_transformer.data.prepared import open_prepared
 from vaswani_transformer.files import to_path
@@ -109,22 +108,14 @@ def test_a_shard_that_has_changed_in_a_store_is_named(recipe, store):
 @pytest.mark.slow
 def test_a_preparation_into_a_store_and_a_training_on_it_are_resumed(recipe, store, tmp_path, monkeypatch):
     settings = {"max_steps": 4, "warmup_steps": 2, "evaluate_every": 2, "validation_bleu": 0, "average_checkpoints": 0}
-    recipe, url, written = dataclasses.replace(recipe, **settings), f"{store}/resumed", []
+    recipe, url = dataclasses.replace(recipe, **settings), f"{store}/resumed"
     make(recipe, tmp_path / "p")
-    write = preparation._ShardWriter._write
-
-    def stop_at_the_third(self, path, *rest):
-        if len(written) == 2:
-            written.append("stopped")
-            raise KeyboardInterrupt
-        written.append(path.name)
-        write(self, path, *rest)
-
-    monkeypatch.setattr(preparation._ShardWriter, "_write", stop_at_the_third)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        written = noted_writes(patch, stop_at=2)
         make(recipe, url)
+    rest = noted_writes(monkeypatch)
     make(recipe, url)
-    assert len(written) == len(set(written)) == 8  # none of the seven shards twice
+    assert len({*written, *rest}) == len(written + rest) == 7  # no shard twice
     assert digests(fetched(url, tmp_path / "fetched")) == digests(tmp_path / "p")
     runs = [
         dataclasses.replace(recipe, output=str(tmp_path / name), prepared=str(prepared))

@@ -4,7 +4,6 @@ import functools
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -92,26 +91,3 @@ def test_no_process_outlives_its_parent(tmp_path, number):
         while Path(f"/proc/{path.stem}").exists() and time.monotonic() < until:
             time.sleep(0.01)
         assert not Path(f"/proc/{path.stem}").exists()
-
-
-@pytest.mark.slow
-def test_an_interruption_while_processes_start_is_reported_by_the_parent_alone(tmp_path):
-    (tmp_path / "script.py").write_text(
-        "import signal, time\n"
-        "from vaswani_transformer.data.workers import run_tasks\n"
-        "def make():\n"
-        "    return time.sleep\n"
-        "if __name__ == '__main__':\n"
-        "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what runs in the background ignores it
-        "    list(run_tasks(make, [20, 30], 2))\n"
-        "print('starting', flush=True)\n"
-        "time.sleep(1)\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    assert process.stdout.readline() == "starting\n"  # by a worker, before it does anything
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    error = process.communicate(timeout=60)[1]
-    assert error.count("Traceback") == 1 and "SpawnProcess" not in error, error

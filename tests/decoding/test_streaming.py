@@ -179,14 +179,6 @@ def test_records():
     aligned = [replace(each, alignment=f"0-{number}") for number, each in enumerate(two)]
     numbered = Layout(numbered=True).record(7, aligned)
     assert numbered == "7\t-1.250000\tein Hund\t0-0\n7\t-2.500000\tHund\t0-1\n"
-    record = Layout(json=True).record(7, two)
-    assert record.count("\n") == 1 and json.loads(record) == {
-        "line": 7,
-        "hypotheses": [
-            {"text": "ein\tHund", "tokens": 3, "score": -1.25, "log_probability": -1.5},
-            {"text": "Hund", "tokens": 2, "score": -2.5, "log_probability": -3.0},
-        ],
-    }
-    assert json.loads(Layout(json=True).record(1, [Hypothesis("x", 2)])) == {
-        "line": 1, "hypotheses": [{"text": "x", "tokens": 2}],
-    }  # fmt: skip
+    record = json.loads(Layout(json=True).record(1, [two[0], Hypothesis("x", 2)]))
+    known = {"text": "ein\tHund", "tokens": 3, "score": -1.25, "log_probability": -1.5}
+    assert record == {"line": 1, "hypotheses": [known, {"text": "x", "tokens": 2}]}

@@ -53,6 +53,20 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+def noted_writes(monkeypatch, stop_at: int | None = None) -> list[str]:
+    """Names of the shards that are made from now on; before one more than `stop_at`, Ctrl-C."""
+    written, write = [], preparation._ShardWriter._write
+
+    def noted(self, path, part, first):
+        if len(written) == stop_at:
+            raise KeyboardInterrupt
+        written.append(path.name)
+        write(self, path, part, first)
+
+    monkeypatch.setattr(preparation._ShardWriter, "_write", noted)
+    return written
+
+
 @pytest.fixture(scope="module", autouse=True)
 def small_chunks():
     """Shards of 40 pairs."""

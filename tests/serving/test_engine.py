@@ -35,9 +35,10 @@ async def all_of(engine, sentences, scores=False, glossary=None, **settings) -> 
 
 def test_each_of_many_requests_gets_what_it_would_alone(engine, loaded):
     drawn = random.Random(0)
+    sources = SENTENCES[:20]
     requests = [
-        (drawn.sample(SENTENCES, drawn.choice([1, 1, 1, 2, 6])), drawn.choice(SETTINGS), drawn.random() < 0.2)
-        for _ in range(80)
+        (drawn.sample(sources, drawn.choice([1, 1, 1, 2, 6])), drawn.choice(SETTINGS), drawn.random() < 0.2)
+        for _ in range(60)
     ]
 
     async def ask(sentences, settings, scores):
@@ -50,7 +51,7 @@ def test_each_of_many_requests_gets_what_it_would_alone(engine, loaded):
     answers = asyncio.run(run())
     assert engine.pending == 0
     for settings in SETTINGS:
-        expected = dict(zip(SENTENCES, Translator(*loaded, scores=True, **settings).hypotheses(SENTENCES), strict=True))
+        expected = dict(zip(sources, Translator(*loaded, scores=True, **settings).hypotheses(sources), strict=True))
         for (sentences, own, scores), answer in zip(requests, answers, strict=True):
             if own is settings:
                 for sentence, hypotheses in zip(sentences, answer, strict=True):

@@ -181,7 +181,7 @@ def test_a_stream_has_the_sentences_in_order(make):
         assert "".join(pieces) + end["after"][number] == text["text"]
 
 
-def test_a_stream_that_takes_too_long_says_so(make, monkeypatch):
+def test_a_stream_that_takes_too_long_says_so(make, loaded, monkeypatch):
     sentence, calls = translations._sentence, []
 
     async def slow(*arguments):
@@ -190,9 +190,9 @@ def test_a_stream_that_takes_too_long_says_so(make, monkeypatch):
         return await sentence(*arguments)
 
     monkeypatch.setattr(translations, "_sentence", slow)
-    app = make(limits=Limits(seconds=5))
+    app = make(limits=Limits(seconds=2), load=lambda folder: loaded)
     (name, _), last = events_of(app, {"text": " ".join(SENTENCES[:2]), "target": "de"})
-    assert (name, last) == ("sentence", ("error", {"error": "answering took more than 5 seconds"}))
+    assert (name, last) == ("sentence", ("error", {"error": "answering took more than 2 seconds"}))
 
 
 def test_a_stream_that_is_refused_is_an_ordinary_error(post):

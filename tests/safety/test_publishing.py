@@ -17,13 +17,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from stores import refuse, web_server
 
-from vaswani_transformer.data.tokenization import load_tokenizer
 from vaswani_transformer.evaluation.records import weights_sha256
-from vaswani_transformer.hub import push as push_module
 from vaswani_transformer.hub.card_facts import CardFacts, read_run, results_of_record
 from vaswani_transformer.hub.model_card import carry_over, escaped, may_be_replaced, render_card, seal
 from vaswani_transformer.hub.space import MOST_BYTES
-from vaswani_transformer.parsing.tokenizer import train_parser_tokenizer, tree_token_ids
 
 model = pushing.model
 push = pushing.push
@@ -102,14 +99,6 @@ def test_nothing_goes_up_that_is_not_on_the_list(push, hub, planted, model, scor
     assert json.loads(files["generation_config.json"])["num_beams"] == 3
     shown = "| train.en |", "pairs.tsv", "--source test.en --reference test.de --beams 2", "### test"
     assert all(words in card for words in shown)
-
-
-def test_a_parsers_tokenizer_keeps_what_makes_it_one(tmp_path):
-    tokenizer = train_parser_tokenizer(["the dog sees a cat"], ["(S", "(NP", ")NP", ")S", "XX"], 300)
-    tokenizer.save_pretrained(tmp_path)
-    before = tree_token_ids(tokenizer)
-    assert push_module._keep_what_may_be_published(tmp_path, tokenizer.get_vocab()) == []
-    assert tree_token_ids(load_tokenizer(tmp_path)) == before
 
 
 # Templates

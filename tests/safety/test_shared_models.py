@@ -3,22 +3,18 @@
 import copy
 import json
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from conftest import tiny_model
 from model_folders import PAIRS
-from transformers.utils import logging
 
 from vaswani_transformer import (
     Ensemble,
     Translator,
-    VaswaniForConditionalGeneration,
     align,
     attend,
-    load_model,
     name_heads,
     pipeline,
     score_pairs,
@@ -93,7 +89,7 @@ def test_reading_leaves_everything_as_it_was(tokenizer, reader, training):
     assert after == before
 
 
-@pytest.mark.parametrize("kind", ["as built", "window", "compiled"])
+@pytest.mark.parametrize("kind", ["as built", "window", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_translations_are_right_while_another_thread_looks(tokenizer, kind):
     """The other thread is stopped inside of its pass, where it would have changed what it changes."""
     model = new_model(tokenizer, attention_window=4 if kind == "window" else None)
@@ -129,28 +125,6 @@ def attend_as_lists(model, tokenizer):
     return [torch.tensor(array) for array in (weights.encoder, weights.decoder, weights.encoder_decoder)]
 
 
-def test_a_pipeline_of_a_model_in_training_serves_several_threads(tokenizer):
-    """The first call to end does not switch the dropout of the others on."""
-    model = new_model(tokenizer, dropout=0.5).train()
-    translate = pipeline("translation", model, tokenizer=tokenizer, device="cpu")
-    first_runs, second_runs, first_is_done = (threading.Event() for _ in range(3))
-
-    def meet(module, given):
-        event, awaited = (first_runs, second_runs) if len(given[0]) == 2 else (second_runs, first_is_done)
-        event.set()
-        assert awaited.wait(60)
-
-    alone = translate(SOURCES, batch_size=6, **SHORT)
-    model.model.encoder.layers[0].register_forward_pre_hook(meet)
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(translate, SOURCES[:2], batch_size=6, **SHORT)
-        assert first_runs.wait(60)
-        second = threads.submit(translate, SOURCES, batch_size=6, **SHORT)
-        assert first.result() == alone[:2]
-        first_is_done.set()
-        assert second.result() == alone
-
-
 def test_threads_that_cut_texts_do_not_cut_those_of_others(tokenizer):
     model, tokenizer = new_model(tokenizer), copy.deepcopy(tokenizer)
     tokenizer.model_max_length = 5
@@ -165,28 +139,3 @@ def test_threads_that_cut_texts_do_not_cut_those_of_others(tokenizer):
         for number, call in enumerate(calls):
             assert {row["input_ids"].shape[1] for row in call.result()} == {5 if number % 2 else whole}
     assert tokenizer.backend_tokenizer.truncation is None
-
-
-def test_loading_in_several_threads_leaves_the_settings_of_the_process(tokenizer, tmp_path, monkeypatch):
-    new_model(tokenizer, dtype=torch.bfloat16).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    loading, (first, second) = VaswaniForConditionalGeneration.from_pretrained, (threading.Event(), threading.Event())
-
-    def in_turns(*arguments, **options):  # the first thread ends after the second has begun, if that is possible
-        if first.is_set():
-            second.set()
-            time.sleep(0.3)
-        else:
-            first.set()
-            second.wait(0.3)
-        return loading(*arguments, **options)
-
-    def settings():
-        return logging.get_verbosity(), logging.is_progress_bar_enabled(), torch.get_default_dtype()
-
-    monkeypatch.setattr(VaswaniForConditionalGeneration, "from_pretrained", in_turns)
-    before = settings()
-    with ThreadPoolExecutor(2) as threads:
-        models = [load[0] for load in threads.map(load_model, [tmp_path] * 2, ["cpu"] * 2)]
-    assert settings() == before
-    assert all(torch.equal(*pair) for pair in zip(*(model.parameters() for model in models), strict=True))

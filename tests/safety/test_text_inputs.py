@@ -59,18 +59,6 @@ def test_a_line_without_end_is_refused_before_it_is_in_memory(refused, model, tm
     assert f"{path}, line 2: more than {LONGEST_LINE:,} characters" in line and not (tmp_path / "stdout").read_text()
 
 
-@pytest.mark.parametrize("reader", ["score", "tokenizer", "prepare"])
-def test_every_command_refuses_it_with_its_place(refused, model, tmp_path, reader):
-    path, out = long_line(tmp_path, "long.gz"), tmp_path / "out"
-    (tmp_path / "b").write_text("b")
-    words = {
-        "score": ["score", model, "--source", path, "--target", path],
-        "tokenizer": ["tokenizer", path, "--output", out],
-        "prepare": ["prepare", "small", "--train-source", path, "--train-target", path.with_name("b"), "--output", out],
-    }[reader]
-    assert f"{path}, line 1: more than" in refused(*words)
-
-
 @pytest.mark.parametrize("letter", ["a", "😀"])
 def test_the_limit_counts_characters_and_not_bytes(tmp_path, monkeypatch, letter):
     monkeypatch.setattr(text_files, "LONGEST_LINE", 10)
@@ -176,7 +164,6 @@ def test_offsets_beyond_the_text_are_refused(tmp_path):
     "words",
     [
         "train small --data-workers",
-        "prepare small --train-source a --train-target b --output o --workers",
         "translate m --input a --output o --workers",
     ],
 )

@@ -49,12 +49,6 @@ def test_a_training_that_ends_by_itself_is_an_error(tmp_path, process_clock):
         process_clock.watch(process, tmp_path / "log.jsonl", warm_up=1.0, seconds=1.0)
 
 
-def test_lines_of_joeynmt(process_clock):
-    line = "2026-11-21 12:00:00,000 - INFO - joeynmt.training - Epoch   1, Step:       10, Batch Loss:     7.9,"
-    assert process_clock.joey_line(line + " Batch Acc: 0.02, Tokens per Sec:     1034, Lr: 0.0003") == {"rate": 1034.0}
-    assert process_clock.joey_line("something else") is None
-
-
 SMALL = "--d-model 32 --d-ff 64 --heads 2 --layers 1 --vocab-size 400 --batch-tokens 512 --rounds 1 --threads 1"
 
 
@@ -89,22 +83,6 @@ def test_ours_by_the_clock_of_the_device(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {
         f"model-{name}-eager.{kind}" for name in ("padded", "without-padding") for kind in ("png", "json.gz")
     }
-
-
-def test_kinds_of_kernels(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    from training_on_device import kind_of
-
-    names = {
-        "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel": "attention",
-        "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTN": "matrix products",
-        "triton_per_fused_add_native_layer_norm_3": "fused by torch.compile",
-        "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>": "other element-wise",
-        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>": "optimizer",
-        "aten::addmm": "matrix products",
-        "aten::native_layer_norm": "layer norm",
-    }
-    assert {name: kind_of(name) for name in names} == names
 
 
 @pytest.mark.slow

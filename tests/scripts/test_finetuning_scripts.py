@@ -1,6 +1,5 @@
 """The scripts that show fine-tuning: their mistakes, their loops, and whole runs of them."""
 
-import datetime
 import importlib.util
 import json
 import os
@@ -8,7 +7,6 @@ import re
 import runpy
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import finetuning
@@ -16,7 +14,6 @@ import pytest
 import torch
 from conftest import ROOT, free_port
 from finetuning import assert_same
-from torch.multiprocessing import start_processes
 from torch.nn.functional import cross_entropy
 from training_runs import weights_of
 from transformers import AutoModelForSeq2SeqLM
@@ -56,12 +53,15 @@ MISTAKES = {
     "lines": ({}, {"--train-target": "validation.de"}, [], "has 200 lines and .* has 20"),
     "output": ({"output": "."}, {}, [], "is not empty: give another --output"),
     "too long": ({}, {}, ["--max-length", "3"], "no pair is left after filtering"),
+    "no checkpoint": ({}, {}, ["--resume"], "no checkpoint in .* to resume from"),
 }
 
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_found_before_training(folder, text, tmp_path, monkeypatch, name, mistake):
+    if mistake == "no checkpoint" and name == "finetune_accelerate":
+        pytest.skip("does not resume")
     places, replaced, more, message = MISTAKES[mistake]
     monkeypatch.chdir(text)
     where = {"model": str(folder), "output": str(tmp_path / "new"), **places}
@@ -111,13 +111,6 @@ def test_an_interrupted_script_says_so_in_one_line(folder, text, tmp_path, monke
     assert caught.value.code == 130 and capsys.readouterr().err == "interrupted\n"
 
 
-def test_nothing_to_resume_from(folder, text, tmp_path, monkeypatch):
-    module = script("finetune_seq2seq_trainer")
-    monkeypatch.setattr(sys, "argv", ["it", str(folder), "--output", str(tmp_path / "new"), *files(text), "--resume"])
-    with pytest.raises(vt.UserError, match=r"no checkpoint in .* to resume from"):
-        module.finetune(module.parse_options())
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_accelerate_loop_weighs_every_token_alike(folder, batch, smoothing):
     accelerate = pytest.importorskip("accelerate")
@@ -137,49 +130,6 @@ def test_accelerate_loop_weighs_every_token_alike(folder, batch, smoothing):
     expected = cross_entropy(model(**batch).logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=smoothing)
     assert loss == pytest.approx(expected.item(), rel=1e-5) and parts_loss == pytest.approx(loss, rel=1e-5)
     assert_same(whole, parts, 1e-5)
-
-
-COUNTS = (5, 2, 1)  # pairs
-
-
-def validate(rank: int, number: int, folder: Path, port: int) -> None:
-    """Leave what one process of a number finds in validation, and the texts that it compared."""
-    if number > 1:
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(number), LOCAL_WORLD_SIZE=str(number))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    module, options = script("finetune_accelerate"), types.SimpleNamespace(seed=0, bf16=False, ddp_timeout=77)
-    accelerator = module.new_accelerator(options)
-    model, tokenizer = vt.load_model(folder, device="cpu")
-    scores, batches, metric = [], [], vt.TranslationMetric()
-    noting = types.SimpleNamespace(compute=lambda **texts: batches.append(texts) or metric.compute(**texts))
-    vt.TranslationMetric = lambda: noting
-    for count in COUNTS:
-        sources, targets = zip(*generate_corpus(100, 10, 10).train[:count], strict=True)
-        scores.append(module.validate(accelerator, model, tokenizer, {"source": sources, "target": targets}))
-    if number > 1:
-        assert torch.distributed.get_world_size() == number
-        timeout = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
-        assert timeout == datetime.timedelta(seconds=77), timeout
-        torch.distributed.destroy_process_group()
-    Path(f"{number}-{rank}.json").write_text(json.dumps([scores, batches]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [2, 3])
-def test_processes_that_share_the_validation_find_what_one_finds(forked, folder, tmp_path, monkeypatch, number):
-    """Uneven shares, and fewer pairs than processes."""
-    monkeypatch.chdir(tmp_path)
-    for processes in (1, number):
-        arguments = (processes, folder, free_port())
-        done = forked.run(lambda: start_processes(validate, arguments, processes, start_method="fork"))  # noqa: B023
-        assert done.status == 0, done.err
-    scores, texts = json.loads((tmp_path / "1-0.json").read_text())
-    assert [len(text["predictions"]) for text in texts] == [*COUNTS] and len(set(texts[0]["predictions"])) > 1
-    for rank in range(number):
-        others, other_texts = json.loads((tmp_path / f"{number}-{rank}.json").read_text())
-        assert other_texts == texts
-        for one, other in zip(scores, others, strict=True):
-            assert other == pytest.approx(one, rel=1e-6)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "noam"])
@@ -205,7 +155,7 @@ def test_schedules_of_the_accelerate_loop_peak_at_the_learning_rate(monkeypatch,
 def style(tmp_path_factory) -> Path:
     """Text whose German has a style of its own: no capitals, and exclamation marks."""
     path = tmp_path_factory.mktemp("style")
-    write_corpus(generate_corpus(2000, 40, 40), path)
+    write_corpus(generate_corpus(2000, 41, 40), path)  # of an odd number each of two processes takes another share
     for file in path.glob("*.de"):
         file.write_text(file.read_text(encoding="utf-8").lower().replace(".\n", "!\n"), encoding="utf-8")
     return path
@@ -286,21 +236,3 @@ def test_accelerate_script_on_two_processes_takes_the_steps_of_one(trained, styl
     assert before_and_after(two.stdout, "loss") == pytest.approx(before_and_after(one.stdout, "loss"), rel=1e-3)
     model, _ = vt.load_model(tmp_path / "two", device="cpu")
     assert model.lm_head.weight is model.get_input_embeddings().weight
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("finetune_seq2seq_trainer", ["--torch-compile", "--evaluate-every", 40]),
-        ("finetune_accelerate", ["--schedule", "noam"]),
-    ],
-)
-def test_scripts_in_bf16_compiled_and_with_the_schedule_of_the_paper(trained, style, tmp_path, name, options):
-    command = [SCRIPTS / f"{name}.py", trained, *files(style), "--output", tmp_path / "new", "--bf16", *options]
-    command += ["--steps", 40, "--warmup-steps", 10, "--learning-rate", 2e-3, "--batch-size", 16]
-    before, after = before_and_after(run(command).stdout, "loss")
-    assert after < 0.8 * before
-    weights = weights_of(tmp_path / "new")
-    assert weights.keys() == weights_of(trained).keys()
-    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}

@@ -230,17 +230,6 @@ def train_alone(recipe, tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.slow
-def test_launched_on_two_processes_trains_as_one(start, train_alone, tmp_path):
-    process, text = start.launched("--quiet")
-    assert process.wait(timeout=120) == 0, text.read_text()
-    assert (tmp_path / "run" / "model.safetensors").is_file()
-    checkpoint = complete_checkpoints(tmp_path / "run" / "checkpoints")[-1]
-    assert sorted(path.name for path in checkpoint.glob("rng_state*")) == ["rng_state_0.pth", "rng_state_1.pth"]
-    assert text.read_text().count("training data: ") == 1  # one of them reads and tokenizes
-    assert_same_run(train_alone(), tmp_path / "run")
-
-
 def children_of(launcher):
     """Ids of the processes that a launcher has started, by rank."""
     return [int(pid) for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]

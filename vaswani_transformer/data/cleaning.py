@@ -37,6 +37,7 @@ from .cleaning_rules import (
     check_rules,
     key_of,
     near_duplicates,
+    own_words,
     plain,
     read_scores,
 )
@@ -148,18 +149,19 @@ def _scores(rules: CleaningRules, pairs: int) -> np.ndarray | None:
 
 
 def _judge(text: datasets.Dataset, validation: datasets.Dataset | None, rules: CleaningRules, seed: int) -> Judge:
-    """Return the rules on a pair, with the lines that the text must not hold and its distribution of length ratios."""
+    """Return the rules on a pair, with the lines that the text must not hold, its length ratios and words."""
     lines = chain.from_iterable(pairs_of(validation)) if validation else ()
     lines = chain(lines, *(read_lines(home_path(name)) for name in rules.test))
     tests = frozenset(key_of(line) for line in (plain(line).casefold() for line in lines) if line)
-    if not rules.length_ratio:
+    if not (rules.length_ratio or rules.languages):
         return Judge(rules, None, tests)
     # Of a sample, as far as the rules before keep it.
     rows = range(len(text)) if len(text) <= SAMPLED else held_out_rows(len(text), SAMPLED, seed)
     before = Judge(replace(rules, length_ratio=0, languages=None))
-    judged = map(before.judge, pairs_of(text.select(rows)))
-    characters = [list(map(len, sides)) for status, _, sides in judged if status == KEPT]
-    return Judge(rules, LengthRatio.of(np.array(characters, np.int64).reshape(-1, 2)), tests)
+    sample = [sides for status, _, sides in map(before.judge, pairs_of(text.select(rows))) if status == KEPT]
+    characters = np.array([list(map(len, sides)) for sides in sample], np.int64).reshape(-1, 2)
+    own = own_words(dict.fromkeys(sample), rules.languages) if rules.languages else Judge.own
+    return Judge(rules, LengthRatio.of(characters) if rules.length_ratio else None, tests, own)
 
 
 def _rows(number: int, text: datasets.Dataset) -> range:

@@ -6,7 +6,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -33,6 +33,7 @@ _WORDS = regex.compile(r"\p{Han}|[\p{L}\p{M}--\p{Han}]+", regex.V1)
 # By a language the group of those that it is easily confused with.
 _ALIKE = ("da no nn sv", "hr sr bs sh", "cs sk", "id ms", "pt gl")
 _CONFUSABLE = {language: group for group in _ALIKE for language in group.split()}
+_OWN = 4  # lines with a word, at least
 _SHINGLE = 5  # characters
 _GROUPS, _OF_A_GROUP = 10, 1000  # of pairs of similar length: how many at most, and pairs of one at least
 _LEAST_DEVIATION = 0.05  # of the logarithm: a text whose lengths agree better than sentences do is not judged by that
@@ -126,6 +127,7 @@ class Judge:
     rules: CleaningRules
     ratio: LengthRatio | None = None  # the text's own distribution of lengths; None for no rule on it
     tests: frozenset[int] = frozenset()  # hashes of lines that must not be in the text
+    own: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())  # of `own_words`
 
     def judge(self, pair: tuple[str, str]) -> tuple[int, str, tuple[str, str]]:
         """Return `KEPT` or the first rule that drops the pair, why, and the pair as by `plain`."""
@@ -150,8 +152,8 @@ class Judge:
         for side, line in zip(SIDES, text, strict=True):
             if self.tests and key_of(line.casefold()) in self.tests:
                 yield TEST, f"the {side}"
-        for side, line, expected in zip(SIDES, text, rules.languages or (), strict=bool(rules.languages)):
-            if (language := other_language(line, text[side == SIDES[0]], expected)) is not None:
+        for side, line, *expected in zip(SIDES, text, rules.languages or (), self.own, strict=bool(rules.languages)):
+            if (language := other_language(line, text[side == SIDES[0]], *expected)) is not None:
                 yield LANGUAGE, f"the {side} is {language}"
 
 
@@ -168,15 +170,36 @@ def likely_languages(text: str, number: int = 1000) -> dict[str, float]:
     return {entry["lang"]: entry["score"] for entry in _detector().detect(text, model="lite", k=number)}
 
 
-def other_language(text: str, other_side: str, expected: str) -> str | None:
+def own_words(pairs: Iterable[tuple[str, str]], languages: tuple[str, str]) -> tuple[frozenset[str], ...]:
+    """Return for each side of a text's pairs, as by `plain`, the words that are of its language, in lower case.
+
+    They are in four lines or more that are most likely in it, and in fewer others, those of the other side included.
+    """
+    counts, others = (Counter(), Counter()), (Counter(), Counter())
+    for pair in pairs:
+        lines = [line.lower() for line in pair]
+        for side, (expected, line) in enumerate(zip(languages, lines, strict=True)):
+            likely = next(iter(likely_languages(line, 1)), "")
+            is_expected = _CONFUSABLE.get(likely, likely) == _CONFUSABLE.get(expected, expected)
+            (counts if is_expected else others)[side].update(words := set(_WORDS.findall(line)))
+            others[1 - side].update(words)
+    both = zip(counts, others, strict=True)
+    return tuple(frozenset(w for w, n in count.items() if n >= _OWN and n > other[w]) for count, other in both)
+
+
+def other_language(text: str, other_side: str, expected: str, own: Collection[str] = ()) -> str | None:
     """Return the language of one side of a pair if that is surely neither the expected one nor one confused with it.
 
     Names, which are on both sides, are of no language: of the other words, n of them, a group of languages has to be
-    3 * 1000^(1/n) times as likely as that of the expected one; ten times that in a text of such words alone, perhaps
-    left untranslated, whose words with capitals do not count.
+    3 * 20^(1/n) times as likely as that of the expected one, unless the text's `own_words` are more than three fifths
+    of them; ten times that in a text of such words alone, perhaps left untranslated, whose words with capitals do not
+    count.
     """
     words, copied, odds = _WORDS.findall(text), set(_WORDS.findall(other_side.lower())), 3
-    if not (judged := [word for word in words if word.lower() not in copied]):
+    if judged := [word for word in words if word.lower() not in copied]:
+        if sum(word.lower() in own for word in judged) > 0.6 * len(judged):
+            return None
+    else:
         judged, odds = [word for word in words if word == word.lower()], 30
     line, expected, groups = " ".join(judged).lower(), _CONFUSABLE.get(expected, expected), Counter()
     language = next(iter(likely_languages(line, 1)), expected)  # of most pairs the expected one, and all take longer
@@ -185,7 +208,7 @@ def other_language(text: str, other_side: str, expected: str) -> str | None:
     for name, probability in likely_languages(line).items():
         groups[_CONFUSABLE.get(name, name)] += probability
     right = groups.pop(expected, 0)
-    return language if max(groups.values()) > odds * 1000 ** (1 / len(judged)) * right else None
+    return language if max(groups.values()) > odds * 20 ** (1 / len(judged)) * right else None
 
 
 # Near duplicates

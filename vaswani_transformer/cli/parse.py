@@ -185,21 +185,12 @@ def evaluate(
         print(f"{scores['sentences']:,} sentences parsed in {extra['seconds']:.1f} s")
 
 
-_COLUMNS = {
-    "bracket_f1": "F1",
-    "bracket_precision": "precision",
-    "bracket_recall": "recall",
-    "exact_match": "exact",
-    "pos_accuracy": "POS",
-    "well_formed": "well-formed",
-    "bracket_f1_40": "F1 (40 words)",
-}
+_COLUMNS = {"bracket_f1": "F1", "bracket_precision": "precision", "bracket_recall": "recall", "exact_match": "exact"}
+_COLUMNS |= {"pos_accuracy": "POS", "well_formed": "well-formed", "bracket_f1_40": "F1 (40 words)"}
 
 
 def _print_table(rows: dict[str, dict]) -> None:
-    width = max(map(len, rows))
-    print("  ".join([" " * width, *_COLUMNS.values()]))
-    for name, scores in rows.items():
-        cells = [f"{scores[key]:.2f}" if key in scores else "-" for key in _COLUMNS]
-        cells = [cell.rjust(len(title)) for cell, title in zip(cells, _COLUMNS.values(), strict=True)]
-        print("  ".join([name.ljust(width), *cells]))
+    import pandas
+
+    table = pandas.DataFrame.from_dict(rows, "index").reindex(columns=list(_COLUMNS)).rename(columns=_COLUMNS)
+    print(table.to_string(float_format="{:.2f}".format, na_rep="-"))

@@ -24,23 +24,9 @@ from ..files import write_text, written_whole
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
+from . import cleaning_rules
 from .cleaning_options import CleaningRules
-from .cleaning_rules import (
-    DUPLICATE,
-    KEPT,
-    LANGUAGE,
-    NAMES,
-    NEAR_DUPLICATE,
-    SCORE,
-    Judge,
-    LengthRatio,
-    check_rules,
-    key_of,
-    near_duplicates,
-    own_words,
-    plain,
-    read_scores,
-)
+from .cleaning_rules import KEPT, NAMES, Judge, LengthRatio, check_rules, key_of, plain
 from .parallel_text import held_out_rows, pairs_of
 from .prepared import DATA_FIELDS
 from .recipe_data import data_sources
@@ -120,7 +106,7 @@ def clean(
             if validation is not None:
                 _write(validation, staging / "validation-00000.parquet", recipe)
             names = sorted(path.name for path in staging.iterdir())
-            samples = _samples(text, status, firsts, scores, judge, recipe.seed)
+            samples = _samples(text, (status, firsts), scores, judge, recipe.seed)
             write_text(staging / REPORT, _report(counts, samples))
             ratio = judge.ratio and asdict(judge.ratio)
             manifest = {"counts": counts, "length_ratio": ratio, "parts": names, "settings": settings}
@@ -141,7 +127,7 @@ def _scores(rules: CleaningRules, pairs: int) -> np.ndarray | None:
     """Return the scores of all pairs, if there are any."""
     if rules.scores is None:
         return None
-    scores = np.fromiter(read_scores(home_path(rules.scores), rules.score_key), np.float64)
+    scores = np.fromiter(cleaning_rules.read_scores(home_path(rules.scores), rules.score_key), np.float64)
     if len(scores) != pairs:
         problem = f"{rules.scores} has {len(scores):,} lines and the text {pairs:,} pairs"
         raise UserError(f"{problem}: line n must be of pair n")
@@ -160,7 +146,7 @@ def _judge(text: datasets.Dataset, validation: datasets.Dataset | None, rules: C
     before = Judge(replace(rules, length_ratio=0, languages=None))
     sample = [sides for status, _, sides in map(before.judge, pairs_of(text.select(rows))) if status == KEPT]
     characters = np.array([list(map(len, sides)) for sides in sample], np.int64).reshape(-1, 2)
-    own = own_words(dict.fromkeys(sample), rules.languages) if rules.languages else Judge.own
+    own = cleaning_rules.own_words(dict.fromkeys(sample), rules.languages) if rules.languages else Judge.own
     return Judge(rules, LengthRatio.of(characters) if rules.length_ratio else None, tests, own)
 
 
@@ -196,19 +182,19 @@ def _match(
         low = -np.inf if rules.minimum_score is None else rules.minimum_score
         high = np.inf if rules.maximum_score is None else rules.maximum_score
         is_within = (scores >= low) & (scores <= high)  # NaN never is
-        status[~is_within & np.isin(status, (KEPT, LANGUAGE))] = SCORE
+        status[~is_within & np.isin(status, (KEPT, cleaning_rules.LANGUAGE))] = cleaning_rules.SCORE
     if not rules.keep_duplicates:
         kept = np.flatnonzero(status == KEPT)
         _, first, group = np.unique(table["key"][kept], return_index=True, return_inverse=True)
         first = kept[first[group]]
-        status[kept[first < kept]] = DUPLICATE
+        status[kept[first < kept]] = cleaning_rules.DUPLICATE
         firsts = dict(zip(kept[first < kept].tolist(), first[first < kept].tolist(), strict=True))
     if rules.near_duplicates is not None:
         kept = np.flatnonzero(status == KEPT)
         texts = (tuple(map(plain, pair)) for pair in pairs_of(text.select(kept)))
         pairs = zip(kept.tolist(), texts, strict=True)
-        for row, first in near_duplicates(pairs, rules.near_duplicates, rules.near_side):
-            status[row], firsts[row] = NEAR_DUPLICATE, first
+        for row, first in cleaning_rules.near_duplicates(pairs, rules.near_duplicates, rules.near_side):
+            status[row], firsts[row] = cleaning_rules.NEAR_DUPLICATE, first
     return status, firsts
 
 
@@ -220,14 +206,10 @@ def _write(text: datasets.Dataset, path: Path, recipe: Recipe) -> None:
 
 
 def _samples(
-    text: datasets.Dataset,
-    status: np.ndarray,
-    firsts: dict[int, int],
-    scores: np.ndarray | None,
-    judge: Judge,
-    seed: int,
-) -> dict[str, list[str]]:
-    """Return by rule some of the pairs that it has dropped, in words."""
+    text: datasets.Dataset, matched: tuple, scores: np.ndarray | None, judge: Judge, seed: int
+) -> dict[str, list]:
+    """Return by rule some of the pairs that it has dropped, in words; `matched` is what `_match` returns."""
+    status, firsts = matched
     samples, random = {}, np.random.default_rng(seed)
     for rule in range(KEPT + 1, len(NAMES)):
         rows = np.flatnonzero(status == rule)
@@ -236,7 +218,7 @@ def _samples(
             if row in firsts:
                 reason = f"as pair {firsts[row] + 1:,}"
             else:
-                reason = f"{scores[row]:g}" if rule == SCORE else judge.judge(pair)[1]
+                reason = f"{scores[row]:g}" if rule == cleaning_rules.SCORE else judge.judge(pair)[1]
             lines = f"pair {row + 1:,}{reason and ': '}{reason}", *map(_shown, pair)
             samples.setdefault(NAMES[rule], []).append("\n".join(f"    {line}" for line in lines))
     return samples

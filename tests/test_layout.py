@@ -99,7 +99,7 @@ ROOM_LINES = {
     "attention": 777, "recipes": 435, "evaluation": 300,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1572, 25000, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27537, 3055, 14599
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27560, 3055, 14599
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

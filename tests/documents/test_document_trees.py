@@ -6,7 +6,7 @@
 import os
 import random
 import re
-from itertools import count
+from itertools import count, pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -25,7 +25,7 @@ KEPT = [
 ]  # fmt: skip
 POINTS = {
     "html": ['<img n="{}"/>', "<code>f({})</code>", "<!--{}-->", '<br n="{}"/>', "<sup>[{}]</sup>", '<wbr n="{}"/>'],
-    "markdown": ["`f({})`", " ![i](u{}) ", "<!--{}-->", " $x_{}$ "],
+    "markdown": ["`f({})`", " ![i](u{}) ", "<!--{}-->", " $x_{}$ ", "<https://a.b/{}>"],
     "vtt": ["<00:{}.000>", "\n\nNOTE {}\n\n00:01.000 --> 00:02.000\n"],
     "docx": [
         '<w:bookmarkStart w:id="{}"/>', '<w:r><w:footnoteReference w:id="{}"/></w:r>', '<w:r><w:br w:n="{}"/></w:r>',
@@ -98,7 +98,10 @@ def verify(format, tree, seed):
         found = (result if "<" in mark else shown).count(mark)
         assert found == 1 or (is_style and found), (mark, found, text, result)
     if format in ("html", "docx"):
-        ElementTree.fromstring(f'<x xmlns:w="{WORD}">{result}</x>')
+        root = ElementTree.fromstring(f'<x xmlns:w="{WORD}">{result}</x>')
+        assert format == "html" or not any(n.tail or (n.text and not n.tag.endswith("}t")) for n in root.iter()), result
+        for first, second in (pair for node in root.iter() for pair in pairwise(node)):  # pieces side by side are one
+            assert not first.attrib or first.attrib != second.attrib or (first.tail or "").strip(), result
 
 
 @pytest.mark.parametrize("format", POINTS)

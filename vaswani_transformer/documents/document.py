@@ -10,21 +10,22 @@ see it, and in the translation it follows the word that it followed. Four rules 
   emoji separate words instead.
 - Elements separate words where they are a list: links with nothing but signs around them or that touch each other,
   and spans between which the case says that a word begins.
-- Spans surround whole words and what is between two of theirs. No span is lost; one that has an identity (links, what
-  has an id) is there once.
+- Spans surround whole words and what is between two of theirs. No span is lost. A style whose words are torn apart is
+  there in pieces; anything else (links, quotations, what has an id) is there once.
 
 A sentence stays byte for byte as it is where its translation is empty or the sentence itself.
 """
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise, zip_longest
 
+from ..data.words import is_inner
 from ..model.language_codes_vaswani import typed_code
 from ..model.sentence_splitting_vaswani import sentence_parts, space_behind
 from .kept import STAND_IN
-from .markup import Fragment, Links, Stack, project, written
+from .markup import Fragment, Links, Stack, project, runs_of, written
 from .pieces import Document, Kind, Piece, closes_of, cut, in_blocks, with_points
 
 # The longest sentence in characters; beyond it is text without full stops, or made to be slow.
@@ -46,7 +47,7 @@ class _Sentence:
             self._read()
             filled = [number for number, atom in enumerate(self.atoms) if atom.text.strip()]
             if filled and not all(atom.text for atom in self.atoms[: filled[0]]):  # punctuation stays with a point
-                filled = [n for n in filled if self.atoms[n].text.isalnum()][:1] + filled[-1:] or filled
+                filled = [n for n in filled if is_inner(self.atoms[n].text)][:1] + filled[-1:] or filled
             self.start, self.end = (filled[0], filled[-1] + 1) if filled else (0, 0)  # of what is translated
             text = "".join(atom.text for atom in self.atoms[self.start : self.end])
         self.text = " ".join(text.split())
@@ -75,13 +76,13 @@ class _Sentence:
             self.atoms[place], self.last = self.atoms[place]._replace(text=""), self.solid
             place -= 1
         self.atoms.append(Fragment(piece.raw, self.after))
-        self.takes_punctuation = bool(piece.text) and not self.last.isalnum() and not self.last.isspace()
-        if piece.text == " " and self.last.isalnum() and follower.isalnum():
+        self.takes_punctuation = bool(piece.text) and not is_inner(self.last) and not self.last.isspace()
+        if piece.text == " " and is_inner(self.last) and is_inner(follower):
             self._read_character(" ", "")
 
     def _read_character(self, character: str, raw: str) -> None:
         """Add a character; punctuation goes with a point before it that itself follows punctuation."""
-        self.takes_punctuation = self.takes_punctuation and not (character.isalnum() or character.isspace())
+        self.takes_punctuation = self.takes_punctuation and not (is_inner(character) or character.isspace())
         self.atoms.append(Fragment(raw, self.after, "" if self.takes_punctuation else character))
         self.last, self.solid = character, self.solid if character.isspace() else character
 
@@ -89,7 +90,7 @@ class _Sentence:
         """Return the sentence as it is; `rewritten`: with its tags as translations have them."""
         return "".join((rewritten and piece.again) or piece.raw for piece in self.pieces)
 
-    def render(self, translation: str, links: Links, tags: Callable[[Piece], tuple[str, str]]) -> str:
+    def render(self, translation: str, links: Links, closes: dict[Piece, Piece]) -> str:
         """Return a translation, with the sentence's markup at the words that it belongs to."""
         document = self.document
         if self.is_plain:
@@ -103,10 +104,10 @@ class _Sentence:
             if not (space := space_behind(translation, gap)):
                 tail = [atom for atom in tail if atom.raw.strip(" ")]
             elif not gap:
-                tail.insert(0, Fragment(space, self.atoms[self.end - 1].spans if document.in_spans else self.after))
+                tail.insert(0, Fragment(space, runs_of(self.atoms[self.end - 1].spans)))
         outside = {*self.before, *self.after, *(span for atom in head + tail for span in atom.spans)}
-        body = project(body, translation, links, document, outside)
-        return document.finish(written([*head, *body, *tail], self.before, self.after, tags, document.in_spans))
+        body = project(body, translation, links, document.escape, outside)
+        return document.finish(written([*head, *body, *tail], self.before, self.after, closes))
 
 
 class _Block:
@@ -125,16 +126,11 @@ class _Block:
         for sentence, following in pairwise(self.sentences):
             sentence.has_next = following.text != ""
 
-    def tags(self, span: Piece) -> tuple[str, str]:
-        """Return the two tags of a span in a translation."""
-        second = self.closes[span]
-        return span.again or span.raw, second.again or second.raw
-
     def render(self, translated: dict["_Sentence", tuple[str, Links]]) -> str:
         """Return the block with the sentences that have changed."""
         rewritten = any(sentence in translated for sentence in self.sentences)
         return "".join(
-            s.render(*translated[s], self.tags) if s in translated else s.unchanged(rewritten) for s in self.sentences
+            s.render(*translated[s], self.closes) if s in translated else s.unchanged(rewritten) for s in self.sentences
         )
 
 

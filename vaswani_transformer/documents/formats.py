@@ -7,8 +7,7 @@ from typing import Any
 from ..errors import UserError
 
 Translate = Callable[[list[str]], Iterable[str]]  # sentences to their translations
-Links = list[tuple[int, int]]  # (source word, target word), both counted from 0
-Align = Callable[[list[str], list[str]], Iterable[Links]]  # sentences and translations to word alignments
+Align = Callable[[list[str], list[str]], Iterable[list[tuple[int, int]]]]  # to links of words, counted from 0
 
 _READERS = {  # the function of each format, whose module is imported when it is needed: commands list the names
     "paragraphs": "plain_text:read_paragraphs",
@@ -70,7 +69,7 @@ def aligner(model: Any, tokenizer: Any) -> Align:
         return _in_order
     from ..attention.alignments import align
 
-    def links(sources: list[str], targets: list[str]) -> list[Links]:
+    def links(sources: list[str], targets: list[str]) -> list[list[tuple[int, int]]]:
         try:
             return align(model, tokenizer, sources, targets)
         except UserError:
@@ -81,7 +80,7 @@ def aligner(model: Any, tokenizer: Any) -> Align:
     return links
 
 
-def _in_order(sources: list[str], targets: list[str]) -> list[Links]:
+def _in_order(sources: list[str], targets: list[str]) -> list[list[tuple[int, int]]]:
     """Return links from each target word to the source word at the same share of the sentence."""
     from ..data.words import word_places
     from ..model.language_codes_vaswani import typed_code

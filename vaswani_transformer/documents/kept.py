@@ -2,7 +2,7 @@
 
 import regex
 
-from ..data.words import word_places
+from ..data.words import is_inner, word_places
 
 #: Stands for a point that is like a word, also where sentences are split.
 STAND_IN = "\ufffc" * 4
@@ -11,7 +11,7 @@ INVISIBLE = regex.compile(r"(?V1)([\p{Default_Ignorable_Code_Point}--[\p{L}\p{M}
 _LETTER = r"a-zA-Z\u00aa-\u1fff\u2c00-\u2fff\u3040-\ud7ff"  # all others of the patterns below are ASCII's
 _IN_URL = r"[^\s\xa0\u2000-\u200a\u202f\u3000-\u303f\uff00-\uff65<>"
 _URL = rf'{_IN_URL}"]*{_IN_URL}"\'.,;:!?)\]}}*_]'
-# URLs; handles and tags; addresses; templates and ICU's messages; printf; variables; shortcodes.
+# URLs; handles and tags; addresses; templates and ICU's messages; printf; variables; Pandoc's marks; shortcodes.
 _KEPT = regex.compile(
     rf"""(?:
       \b(?:[a-zA-Z][\w+.-]{{1,20}}+://|www\.|(?:mailto|tel):){_URL}
@@ -25,7 +25,7 @@ _KEPT = regex.compile(
     | [\#$%]?\{\s{0,3}[^{}\s]{0,100}+\s{0,3}\}
     | (?<!%)(?:(?<!\d)|(?=%(?:\d+\$|[(<]\w)))
       (?:%(?:\(\w{1,60}\)|<\w{1,60}>|\d+\$)?[-+\#0']*[\d*]*(?:\.[\d*]+)?(?:[a-zA-Z]\w*|@))+%{0,2}
-    | (?<![\w%])%L?\d{1,2}(?![\w%]) | %%
+    | (?<![\w%])%L?\d{1,2}(?![\w%]) | %% | (?<=\S)(?:(?<!~)~[\w+-]{1,6}~(?!~)|\^[\w+-]{1,6}\^)
     | \$t?\((?:[^()\s]|(?<=,)\s|\([^()]{0,200}\)){1,200}+\) | (?<![\w$])\$[a-zA-Z_]\w*
     | (?<![^\s(\[]):[a-zA-Z_][\w+-]*+:? | (?<!\w)__\w+?__(?!\w) | \ufffc+"""
     rf"""
@@ -66,7 +66,7 @@ def has_words(text: str) -> bool:
 
 def _of_word(text: str, begin: int, end: int, kept: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
     """Return what is kept of a word, of which at least this is."""
-    places = [index for index in range(begin, end) if text[index].isalnum()]  # of its other letters
+    places = [index for index in range(begin, end) if is_inner(text[index])]  # of its other letters
     if places and any(places[0] < start and stop <= places[-1] for start, stop, _ in kept):
         return [(min(places[0], kept[0][0]), max(places[-1] + 1, kept[-1][1]), STAND_IN)]
     result: list[tuple[int, int, str]] = []

@@ -15,8 +15,9 @@ _EXTENSIONS = (
 )  # fmt: skip
 _OPAQUE = {"CodeBlock", "HtmlBlock", "MetadataBlock", "Image"}
 _DELIMITERS = {"Emphasis": 1, "Strong": 2, "Strikethrough": 2, "Link": 1}  # signs that begin such a span, at most
-_WORDS = ("Code", "InlineMath", "DisplayMath", "Link")
-_POINTS = {"FootnoteReference": "", "Image": " ", **dict.fromkeys(_WORDS, STAND_IN)}
+_POINTS = {"FootnoteReference": "", "Image": " "} | dict.fromkeys(
+    ("Code", "InlineMath", "DisplayMath", "Link"), STAND_IN
+)
 _TAG = re.compile(r"<(/?)([a-zA-Z][\w-]*)[^>]*>", re.DOTALL)
 _SPECIAL = re.compile(r"[\\`*_\[\]<~|$]|&(?=#?(?:\w+;|$))")  # at the end, the rest of a reference may follow
 _LINE_START = re.compile(r"^(\s*\d{0,9})(?:(?<!\d)[-+=#>:]|(?<=\d)[.)])")
@@ -68,7 +69,7 @@ class _Reader:
         self.block_end = 0  # of the last block that has begun
         self.opaque_end = -1  # of the last element whose content is not read
         self.is_broken = False  # whether a line break has been read that is not among the pieces yet
-        self.links: list[tuple[str, int]] = []  # kind of each open link, and where its text begins
+        self.opened: list[tuple[str, int]] = []  # of each open span the kind of link, and where its text begins
 
     def take(self, end: int) -> str:
         """Return the source from the last offset to this one, which is the last from then on."""
@@ -92,7 +93,12 @@ class _Reader:
         elif name == "SoftBreak":
             self.is_broken = bool(self.pieces) and self.pieces[-1].kind is not Kind.FIXED
         elif name == "End" and element in _DELIMITERS:
-            self.end_span(element, end)
+            (link_type, start), again = self.opened.pop(), None
+            if link_type in ("Shortcut", "Collapsed"):  # found by its text, which a translation changes
+                again = f"][{self.source[start : self.place].decode()}]"
+                end += 2 * (link_type == "Collapsed")
+            self.pieces.append(Piece(self.take(end), Kind.CLOSE, name=element, again=again))
+            self.is_broken = False
         else:
             self.fix(start)
             self.pieces.append(self.element(name, element, value, start, end))
@@ -107,24 +113,13 @@ class _Reader:
         elif element in _DELIMITERS:
             length = _DELIMITERS[element] - (element == "Strikethrough" and self.source[start + 1 : start + 2] != b"~")
             opening = Piece(self.take(start + length), Kind.OPEN, name=element)
-            self.links += [(link_type, self.place)] if element == "Link" else []
+            self.opened.append((link_type, self.place))
             return opening
         elif name in ("Start", "End"):
             self.block_end = end if name == "Start" else self.block_end
             return Piece("")
         raw = self.take(end)
         return Piece(raw, Kind.POINT, _POINTS[name]) if name in _POINTS else Piece(raw)
-
-    def end_span(self, element: str, end: int) -> None:
-        """Read the event that ends a span."""
-        again = None
-        if element == "Link":
-            link_type, start = self.links.pop()
-            if link_type in ("Shortcut", "Collapsed"):  # found by its text, which a translation changes
-                again = f"][{self.source[start : self.place].decode()}]"
-                end += 2 * (link_type == "Collapsed")
-        self.pieces.append(Piece(self.take(end), Kind.CLOSE, name=element, again=again))
-        self.is_broken = False
 
     def text(self, value: str, start: int, end: int) -> None:
         """Read text, before which there may be a sign that takes its first character's meaning away."""

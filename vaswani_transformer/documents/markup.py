@@ -1,18 +1,19 @@
 """Markup that follows the words of a translation: spans around them, points between them.
 
 Spans are copied from word to word, as Bergamot does for web pages: a target word is in the spans of the source word
-that it is aligned with, so that a span whose words are torn apart appears twice; unless it is `single`, as links are,
-which keeps the most words that are together. What is between two words of a span and no word itself is in it too.
+that it is aligned with, and so is what is no word between two such words. A style whose words are torn apart comes in
+pieces; of a span that is `single`, as links are, the piece with the most words remains. Spans that contain each other
+or nothing in common in the source do so in the translation too, so that all of them nest.
 """
 
-import re
 from collections import Counter, deque
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field
-from itertools import accumulate, chain, pairwise, takewhile
+from collections.abc import Callable, Mapping, Sequence, Set
+from itertools import accumulate, chain, groupby, pairwise, takewhile
 from typing import Any, NamedTuple
 
-from ..data.words import word_places
+import regex
+
+from ..data.words import is_inner, word_places
 
 #: Source word and target word, both counted from 0, as `vaswani_transformer.align` gives them.
 Links = list[tuple[int, int]]
@@ -20,7 +21,8 @@ Links = list[tuple[int, int]]
 Stack = tuple[Any, ...]
 #: What stands for a line break that is kept.
 LINE_BREAK = "\u2028"
-_WORD = re.compile(r"([\W_]*)(.*?)([\W_]*)", re.DOTALL)  # punctuation, the rest, punctuation
+_SIGNS = r"([[\W_]--\p{N}]*)"
+_WORD = regex.compile(rf"{_SIGNS}(.*?){_SIGNS}", regex.DOTALL | regex.V1)  # punctuation, the rest, punctuation
 
 
 class Fragment(NamedTuple):
@@ -31,184 +33,143 @@ class Fragment(NamedTuple):
     text: str = ""
 
 
-@dataclass
-class _Word:
-    """A word of the source: the spans of its three parts, None for a part that it lacks."""
-
-    stacks: list[Stack | None]
-    inner: list[Stack]  # those of all its characters, which may be more
-    line_break: str  # before it
-    points: list[tuple[int, Fragment]] = field(default_factory=list)  # each with the number of its seam
-
-
-def split_word(word: str) -> tuple[str, str, str]:
-    """Return a word as punctuation, the rest, punctuation; punctuation alone is all rest."""
-    before, core, after = _WORD.fullmatch(word).groups()
-    return (before, core, after) if core else ("", word, "")
-
-
 def project(
-    atoms: Sequence[Fragment], translation: str, links: Links, document: Any, outside: Set[Any]
+    atoms: Sequence[Fragment], translation: str, links: Links, escape: Callable[[str], str], outside: Set[Any]
 ) -> list[Fragment]:
     """Return a translation in fragments, each in the spans and among the points that belong to its words.
+
+    A span that no target word got is put around the nearest one, by source words, that has none of its kind.
 
     Args:
         atoms: the characters that were translated, without white space at the ends, and the points between them.
         translation: words and single spaces, at least a word.
         links: source word, target word; a target word without a link belongs where the one before it does.
-        document: has `escape`, which writes text so that it means itself, and `in_spans`: all text, white space too,
-            stands in innermost spans of one kind (runs), which may get lost.
+        escape: writes text so that it means itself.
         outside: spans that are around something beside these characters.
     """
-    words = _words(atoms)
+    words, starts, points, breaks = _words(atoms)
     places = word_places(translation)
-    targets = [split_word(translation[start:end]) for start, end in places]
+    targets = [_split_word(translation[start:end]) for start, end in places]
     linked = {target: source for source, target in reversed(links) if source < len(words)}  # else that before it
     sources = list(accumulate(range(len(targets)), lambda last, target: linked.get(target, last), initial=0))[1:]
-    stacks = [[stack if stack is not None else words[s].stacks[1] for stack in words[s].stacks] for s in sources]
-    if words[-1].stacks[2] is not None and words[sources[-1]].stacks[2] is None:
-        stacks[-1][2] = words[-1].stacks[2]  # the full stop of a sentence, wherever its last word has gone
-    _fill_missing_parts(targets, stacks)
-    placed = _add_missing_spans(words, sources, stacks, outside, document.in_spans)
-    _fill_missing_parts(targets, stacks)
-    targets_of: dict[int, list[int]] = {}
-    for target, source in enumerate(sources):
-        targets_of.setdefault(source, []).append(target)
-    line_breaks, behind = {}, (0, 0)  # the place behind the last word that a target word is linked with
-    for number, word in enumerate(words):
-        if word.line_break:  # at the same share of the sentence, and never at its ends
-            line_breaks[max(1, min(number * len(targets) // len(words), len(targets) - 1))] = word.line_break
-        own = targets_of.get(number, ())
-        behind = (own[-1], 3) if own else behind
-        for seam, point in word.points:
-            placed.setdefault((own[0 if seam < 2 else -1], seam) if own else behind, []).append(point)
+    stacks = [
+        [words[s][n if part and words[s][n] is not None else 1] for n, part in enumerate(parts)]
+        for parts, s in zip(targets, sources, strict=True)
+    ]
+    if targets[-1][2] and words[-1][2] is not None and words[sources[-1]][2] is None:
+        stacks[-1][2] = words[-1][2]  # the full stop of a sentence, wherever its last word has gone
+    present = {span for stack in (*chain(*stacks), *(point.spans for *_, point in points)) for span in stack}
+    empty: list[Fragment] = []  # spans around nothing, which Markdown's signs cannot be
+    for span, (number, stack) in starts.items():
+        if span in present or span.again:
+            continue
+        free = [t for t, parts in enumerate(stacks) if all(other.name != span.name for other in parts[1])]
+        if free:
+            word = stacks[min(free, key=lambda t: (abs(sources[t] - number), abs(t - number)))]
+            word[1] = (*(other for other in word[1] if not other.again), span, *runs_of(stack))
+        elif span.raw[:1] in "<[" and span not in outside:
+            empty.append(Fragment("", (*(s for s in stack if s in outside and not s.again), span)))
+    first_of = {source: target for target, source in reversed([*enumerate(sources)])}
+    last_of = {source: target for target, source in enumerate(sources)}
+    # For each word the place behind the last one before it that a target word is linked with.
+    behind = [*accumulate(range(len(words)), lambda p, n: (last_of[n], 3) if n in last_of else p, initial=(0, 0))]
+    placed: dict[tuple[int, int], list[Fragment]] = {}
+    for number, seam, point in points:
+        place = ((first_of if seam < 2 else last_of)[number], seam) if number in last_of else behind[number]
+        placed.setdefault(place, []).append(point)
+    # At the same share of the sentence, and never at its ends.
+    line_breaks = {max(1, min(n * len(targets) // len(words), len(targets) - 1)): raw for n, raw in breaks}
     fragments: list[Fragment] = []
     for place, parts in enumerate(targets):
         if place:
-            left, right = stacks[place - 1][2], stacks[place][0]
             space = line_breaks.get(place) or translation[places[place - 1][1] : places[place][0]]
-            fragments.append(Fragment(space, left if document.in_spans else left[: _shared(left, right)]))
+            fragments.append(Fragment(space, runs_of(stacks[place - 1][2])))
         for seam in range(4):
             fragments += placed.get((place, seam), [])
             if seam < 3 and parts[seam]:
-                fragments.append(Fragment(document.escape(parts[seam]), stacks[place][seam], parts[seam]))
-    return fragments
+                fragments.append(Fragment(escape(parts[seam]), stacks[place][seam], parts[seam]))
+    return fragments + empty
 
 
-def _words(atoms: Sequence[Fragment]) -> list[_Word]:
-    characters, text = [atom for atom in atoms if atom.text], "".join(atom.text for atom in atoms)
-    offsets = accumulate((len(atom.text) for atom in atoms), initial=0)
-    points = deque((offset, atom) for offset, atom in zip(offsets, atoms, strict=False) if not atom.text)
-    words, last = [], 0
-    for begin, end in word_places(text):
-        before, core, _ = split_word(text[begin:end])
-        seams = (begin, middle := begin + len(before), middle + len(core), end)
-        stacks = [_stack_of(characters[start:stop]) for start, stop in pairwise(seams)]
-        line_break = "".join(atom.raw for atom in characters[last:begin] if atom.text == LINE_BREAK)
-        word = _Word(stacks, list(dict.fromkeys(atom.spans for atom in characters[begin:end])), line_break)
-        while points and points[0][0] <= end:
-            place, point = points.popleft()
-            is_first = place <= seams[1] or point.spans == characters[seams[1]].spans != characters[seams[2] - 1].spans
-            seam = 0 if place <= begin else 3 if place == end else 1 if is_first and place < seams[2] else 2
-            in_space = words and place < begin  # before it
-            (words[-1] if in_space else word).points.append((3 if in_space else seam, point))
-        words.append(word)
-        last = end
-    return words
-
-
-def _stack_of(section: Sequence[Fragment]) -> Stack | None:
-    """Return the spans of most characters, but of the innermost ones where a span ends within a word."""
-    counts = Counter(atom.spans for atom in section)
-    return max(counts, key=lambda stack: (len(stack), counts[stack]), default=None)
-
-
-def _fill_missing_parts(targets: list[tuple[str, str, str]], stacks: list[list[Stack]]) -> None:
-    """Put the missing parts of a target word into the spans of its core."""
-    for (before, _, after), stack in zip(targets, stacks, strict=True):
-        stack[::2] = stack[0] if before else stack[1], stack[2] if after else stack[1]
-
-
-def _add_missing_spans(
-    words: list[_Word], sources: list[int], stacks: list[list[Stack]], outside: Set[Any], in_spans: bool
-) -> dict[tuple[int, int], list[Fragment]]:
-    """Put each span that no target word got around the nearest one, by source words, that has none of its kind.
+def _words(atoms: Sequence[Fragment]) -> tuple[list[list[Stack | None]], dict, list, list]:
+    """Return what the source has.
 
     Returns:
-        those for which there is none, where tags around nothing can stand, as fragments at seams of target words.
+        of each word the spans of its three parts, None for a part that it lacks; of each span the word that it begins
+        with and the spans there; of each point its word, seam and fragment; of each line break the word behind it.
     """
-    present = {span for word in stacks for stack in word for span in stack}
-    present.update(span for word in words for _, point in word.points for span in point.spans)
-    first: dict[Any, tuple[int, Stack]] = {}  # of each span the source word that it begins with
-    for number, word in enumerate(words):
-        for stack in word.inner:
-            for span in stack:
-                first.setdefault(span, (number, stack))
-    empty: dict[tuple[int, int], list[Fragment]] = {}
-    for span, (number, stack) in first.items():
-        if span in present or (in_spans and span is stack[-1]):
-            continue
-        targets = sorted(range(len(sources)), key=lambda t: (abs(sources[t] - number), abs(t - number)))
-        names = [{other.name for other in chain(*(stacks[t] if in_spans else stacks[t][1:2]))} for t in targets]
-        free = [t for t, taken in zip(targets, names, strict=True) if span.name not in taken]
-        if free and in_spans:  # with the run that it is around
-            outer = [part[:-1] for part in stacks[free[0]]]
-            stacks[free[0]] = [tuple(dict.fromkeys(chain(*outer, stack)))] * 3
-        elif free:
-            stacks[free[0]][1] += (span,)
-        elif span.raw[:1] in "<[" and span not in outside:  # Markdown's signs cannot stand around nothing
-            nearest = stacks[targets[0]][1]
-            around = takewhile(lambda other, name=span.name: other.name != name and not other.is_run, nearest)
-            empty.setdefault((targets[0], 3), []).append(Fragment("", (*around, span)))
-    return empty
+    characters, text = [atom for atom in atoms if atom.text], "".join(atom.text for atom in atoms)
+    offsets = accumulate((len(atom.text) for atom in atoms), initial=0)
+    waiting = deque((offset, atom) for offset, atom in zip(offsets, atoms, strict=False) if not atom.text)
+    words, starts, points, breaks, last = [], {}, [], [], 0
+    for number, (begin, end) in enumerate(word_places(text)):
+        before, core, _ = _split_word(text[begin:end])
+        seams = (begin, middle := begin + len(before), middle + len(core), end)
+        words.append([])
+        for start, stop in pairwise(
+            seams
+        ):  # those of most characters, or the innermost where a span ends within a word
+            counts = Counter(atom.spans for atom in characters[start:stop])
+            words[-1].append(max(counts, key=lambda stack: (len(stack), counts[stack]), default=None))
+        starts |= {span: (number, c.spans) for c in characters[begin:end] for span in c.spans if span not in starts}
+        breaks += [(number, atom.raw) for atom in characters[last:begin] if atom.text == LINE_BREAK]
+        while waiting and waiting[0][0] <= end:
+            place, point = waiting.popleft()
+            seam = 0 if place <= begin else 3 if place == end else 1 if place <= middle else 2
+            points.append((number - 1, 3, point) if number and place < begin else (number, seam, point))
+        last = end
+    return words, starts, points, breaks
 
 
-def _shared(left: Stack, right: Stack) -> int:
+def _split_word(word: str) -> tuple[str, str, str]:
+    """Return a word as punctuation, the rest, punctuation; punctuation alone is all rest."""
+    before, core, after = _WORD.fullmatch(word).groups()
+    return (before, core, after) if core else ("", word, "")
+
+
+def runs_of(stack: Stack) -> Stack:
+    """Return the innermost span if it is a run of a Word file, in which white space has to be too."""
+    return tuple(span for span in stack if span.again)
+
+
+def _shared(left: Sequence[Any], right: Sequence[Any]) -> int:
     """Return the number of spans, from the outermost, that two stacks share."""
     return sum(1 for _ in takewhile(lambda spans: spans[0] is spans[1], zip(left, right, strict=False)))
 
 
-def _joined(fragments: list[Fragment], in_spans: bool) -> list[Fragment]:
-    """Return fragments with spans around what is no word between two of theirs, and single ones in one place.
+def _joined(fragments: Sequence[Fragment]) -> list[Stack]:
+    """Return the spans of fragments, also around what is no word between two of theirs, and single ones in one piece.
 
     The first and the last are those before and behind the sentence: where a single span is there, it stays.
     """
-    stacks = [fragment.spans for fragment in fragments]
-    words = [0, *accumulate(any(map(str.isalnum, fragment.text)) for fragment in fragments)]  # before each
-    last = len(fragments) - 1
-    for span in dict.fromkeys(span for stack in stacks for span in stack if not (in_spans and span.is_run)):
+    words = [0, *accumulate(any(map(is_inner, fragment.text)) for fragment in fragments)]  # before each
+    stacks = [[span for span in fragment.spans if not span.again] for fragment in fragments]
+    for span in dict.fromkeys(chain(*stacks)):
         numbers = [number for number, stack in enumerate(stacks) if span in stack]
-        runs = [[numbers[0], numbers[0]]]
-        for number in numbers[1:]:
-            gap = range(runs[-1][1] + 1, number)
-            others = {other for between in gap for other in stacks[between] if other.single}
-            is_bridged = words[number] == words[gap.start] and others.issubset(stacks[number])
-            if is_bridged or (span.single and (numbers[0], numbers[-1]) == (0, last)):
-                runs[-1][1] = number
-            else:
-                runs.append([number, number])
-        best = max(runs, key=lambda run: (0 in run or last in run, words[run[1] + 1] - words[run[0]]))
-        for first, end in runs:
-            around = stacks[end if end == last else first]
-            around = around[: around.index(span) + 1]
-            for number in range(first, end + 1):
-                if span.single and [first, end] != best:
-                    stacks[number] = tuple(other for other in stacks[number] if other is not span)
-                elif stacks[number][: len(around)] != around:
-                    near = {*around, *chain(*stacks[first - 1 : first], *stacks[end + 1 : end + 2])}
-                    stacks[number] = (*around, *(other for other in stacks[number] if other not in near))
-    return [fragment._replace(spans=stack) for fragment, stack in zip(fragments, stacks, strict=True)]
+        for number, following in pairwise(numbers):
+            gap, around = stacks[number + 1 : following], stacks[number]
+            is_near = words[number + 1] == words[following]  # and no other one of its kind is between
+            if is_near and all(span.name != other.name or other in around for stack in gap for other in stack):
+                for stack in gap:
+                    stack.insert(_shared(stack, around), span)
+        if span.single:
+            within = range(numbers[0], numbers[-1] + 1)
+            ways = {n: stacks[n][: stacks[n].index(span) + 1] for n in within if span in stacks[n]}
+            pieces = [[*piece] for way, piece in groupby(within, ways.get) if way]
+            ends = {0, len(stacks) - 1}
+            best = max(pieces, key=lambda piece: (not ends.isdisjoint(piece), words[piece[-1] + 1] - words[piece[0]]))
+            for number in ways.keys() - best:
+                stacks[number].remove(span)
+    return [(*stack, *runs_of(fragment.spans)) for stack, fragment in zip(stacks, fragments, strict=True)]
 
 
-def written(
-    fragments: Sequence[Fragment], before: Stack, after: Stack, tags: Callable[[Any], tuple[str, str]], in_spans: bool
-) -> str:
+def written(fragments: Sequence[Fragment], before: Stack, after: Stack, closes: Mapping[Any, Any]) -> str:
     """Return fragments with the tags between them, from the spans open before them to those open after them."""
     parts, stack = [], before
-    for raw, wanted, _ in _joined([Fragment("", before), *fragments, Fragment("", after)], in_spans)[1:]:
+    fragments = [Fragment("", before), *fragments, Fragment("", after)]
+    for fragment, wanted in zip(fragments, _joined(fragments), strict=True):
         shared = _shared(stack, wanted)
-        parts += [tags(span)[1] for span in reversed(stack[shared:])]
-        parts += [tags(span)[0] for span in wanted[shared:]]
-        parts.append(raw)
+        parts += [closes[span].again or closes[span].raw for span in reversed(stack[shared:])]
+        parts += [*(span.again or span.raw for span in wanted[shared:]), fragment.raw]
         stack = wanted
     return "".join(parts)

@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import groupby
+from itertools import accumulate, groupby
 
-from .kept import INVISIBLE, STAND_IN, kept_places
+from ..data.words import is_inner
+from .kept import INVISIBLE, STAND_IN, has_words, kept_places
 
 _DEEPEST = 50  # of spans; more are made to be slow
 _LINKS = {"a", "Link", "hyperlink"}
@@ -34,17 +35,12 @@ class Piece:
     kind: Kind = Kind.FIXED
     text: str = ""  # of a TEXT its characters; of a POINT `STAND_IN` if it is like a word, a space if it separates
     name: str = ""  # of the tags of a span, by which they find each other
-    again: str | None = None  # of a tag of a span: how a translation has it, if not as it is
+    again: str | None = None  # how a translation has a tag of a span, if not as it is; of first tags only Word's runs
 
     @property
     def single(self) -> bool:
-        """Return whether a span that begins with this has an identity, and can be there only once."""
-        return self.name in _LINKS or _ID.search(self.raw) is not None
-
-    @property
-    def is_run(self) -> bool:
-        """Return whether a span is a run of a Word file, which is there for its text alone."""
-        return self.again is not None
+        """Return whether a span that begins with this is no mere style, and can be there only once."""
+        return self.name in (*_LINKS, "q") or _ID.search(self.raw) is not None
 
 
 @dataclass(frozen=True)
@@ -55,13 +51,11 @@ class Document:
         pieces: all of it.
         escape: writes text so that it means itself.
         finish: changes a translated sentence so that it means itself where a line begins with it.
-        in_spans: text and white space have to be in spans, as in Word's runs.
     """
 
     pieces: list[Piece]
     escape: Callable[[str], str] = str
     finish: Callable[[str], str] = str
-    in_spans: bool = False
 
 
 def text_piece(raw: str, text: str | None = None) -> Piece:
@@ -101,15 +95,12 @@ def closes_of(pieces: list[Piece]) -> dict[Piece, Piece]:
 
 def _separated(run: list[Piece]) -> list[Piece]:
     """Return the pieces of a run, with empty fixed ones where the edge of an element separates words."""
-    inside, links, has_others = 0, 0, False
-    for piece in run:
-        if piece.name in _LINKS:
-            inside += 1 if piece.kind is Kind.OPEN else -1
-            links += piece.kind is Kind.OPEN
-        has_others |= not inside and any(map(str.isalpha, piece.text))
-    if links > 1 and not has_others:
-        edges = {Kind.OPEN: lambda tag: (Piece(""), tag), Kind.CLOSE: lambda tag: (tag, Piece(""))}
-        return [part for p in run for part in (edges[p.kind](p) if p.name in _LINKS else [p])]
+    links = [piece.name in _LINKS for piece in run]
+    depths = accumulate(
+        is_tag * (1 if piece.kind is Kind.OPEN else -1) for piece, is_tag in zip(run, links, strict=True)
+    )
+    outside = "".join(piece.text for piece, depth in zip(run, depths, strict=True) if not depth)
+    is_list = sum(links) > 2 and not has_words(outside)
     result: list[Piece] = []
     before, tags = " ", []  # the last character, and what is behind it
     for piece in run:
@@ -118,10 +109,12 @@ def _separated(run: list[Piece]) -> list[Piece]:
         if piece.kind is Kind.TEXT:
             edge = max((number for number, tag in enumerate(tags, 1) if tag.kind is Kind.CLOSE), default=0)
             opened = [tag for tag in tags[edge:] if tag.kind is Kind.OPEN]
-            if edge and opened and before.isalnum() and piece.text[0].isalnum():
+            is_edge = is_list and any(tag.name in _LINKS for tag in tags)
+            if edge and opened and is_inner(before) and is_inner(piece.text):
                 is_new = before.islower() and piece.text[0].isupper() and opened[-1].name != "r"
-                if is_new or all(any(tag.name in _LINKS for tag in part) for part in (tags[:edge], opened)):
-                    result.insert(len(result) - len(tags) + edge, Piece(""))
+                is_edge |= is_new or all(any(tag.name in _LINKS for tag in part) for part in (tags[:edge], opened))
+            if is_edge and (place := len(result) - len(tags) + edge):
+                result.insert(place, Piece(""))
             before, tags = piece.text[-1], []
     return result
 
@@ -144,24 +137,22 @@ def _with_marks(pieces: list[Piece]) -> list[Piece]:
     """Return the pieces with characters without a width, spans without words, and marks at words as points."""
     number_of, closes = {piece: number for number, piece in enumerate(pieces)}, closes_of(pieces)
     result: list[Piece] = []
-    number, before = 0, " "
-    while number < len(pieces):
-        piece = pieces[number]
-        number += 1
+    end, before = 0, " "  # of the last mark; the last character
+    for number, piece in enumerate(pieces):
+        if number < end:
+            continue
+        parts = [piece]
         if piece.kind is Kind.OPEN:
             last = number_of[closes[piece]]
-            text = _text_of_mark(piece.name, pieces[number:last], before, pieces[last + 1 : last + 9])
+            text = _text_of_mark(piece.name, pieces[number + 1 : last], before, pieces[last + 1 : last + 9])
             if text is not None:
-                piece = Piece("".join(part.raw for part in pieces[number - 1 : last + 1]), Kind.POINT, text)
-                number = last + 1
-        elif piece.kind is Kind.TEXT and piece.raw == piece.text:
-            result += [text_piece(part, INVISIBLE.sub("", part)) for part in INVISIBLE.split(piece.text) if part]
-            before = piece.text[-1]
-            continue
+                end = last + 1
+                parts = [Piece("".join(part.raw for part in pieces[number:end]), Kind.POINT, text)]
         elif piece.kind is Kind.TEXT:
-            piece = text_piece(piece.raw, INVISIBLE.sub("", piece.text))
-        before = piece.text[-1:] or before
-        result.append(piece)
+            raws = INVISIBLE.split(piece.raw) if piece.raw == piece.text else [piece.raw]
+            parts = [text_piece(raw, INVISIBLE.sub("", raw if len(raws) > 1 else piece.text)) for raw in raws if raw]
+        before = "".join(part.text for part in parts)[-1:] or before
+        result += parts
     return result
 
 
@@ -178,9 +169,9 @@ def _text_of_mark(name: str, inner: list[Piece], before: str, behind: list[Piece
     if name in _MARKS:
         is_mark = not before.isspace() or rest or not any(map(str.isalpha, text))
     else:  # a note, or a figure in a name; Word's runs say nothing
-        touches = before.isalpha() or (text[0] in "[(" and before in '.,;:!?…”’»")')
+        touches = (is_inner(before) and not before.isnumeric()) or (text[0] in "[(" and before in '.,;:!?…”’»")')
         is_mark = touches and name != "r" and _NOTE.fullmatch(text)
-    return (STAND_IN if any(map(str.isalnum, rest)) else "") if is_mark else None
+    return (STAND_IN if any(map(is_inner, rest)) else "") if is_mark else None
 
 
 def cut(pieces: list[Piece], places: list[int]) -> list[list[Piece]]:

@@ -2,7 +2,6 @@
 
 import html
 import re
-from functools import partial
 
 from ..errors import UserError
 from .markup import LINE_BREAK
@@ -64,4 +63,4 @@ def read_subtitles(text: str) -> Document:
                 pieces.append(Piece(part, Kind.CLOSE if part[1] == "/" else Kind.OPEN, name=name[1].lower()))
         pieces.append(Piece(line[len(inner) :]))
         in_text = True
-    return Document(pieces, escape=partial(html.escape, quote=False) if is_vtt else str)
+    return Document(pieces, escape=(lambda part: html.escape(part, quote=False)) if is_vtt else str)

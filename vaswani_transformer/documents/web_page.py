@@ -16,9 +16,8 @@ SPANS = {
     "a", "abbr", "b", "bdi", "bdo", "big", "cite", "del", "dfn", "em", "font", "i", "ins", "label", "mark", "q", "s",
     "small", "span", "strike", "strong", "sub", "sup", "u",
 }  # fmt: skip
-_WORDS = {"code", "kbd", "samp", "var", "tt", "math", "time", "data", "output"}
 _PICTURES = {"img", "input", "svg", "button", "select", "meter", "progress"}
-_POINTS = {*_WORDS, *_PICTURES, "wbr"}
+_POINTS = {"code", "kbd", "samp", "var", "tt", "math", "time", "data", "output", "wbr", *_PICTURES}
 _OPAQUE = {
     "script", "style", "pre", "textarea", "iframe", "noembed", "noframes", "noscript", "xmp", "plaintext", "template",
     "object", "audio", "video", "canvas", "applet", "listing", *_POINTS,

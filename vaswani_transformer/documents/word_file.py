@@ -75,7 +75,7 @@ def _read_part(data: bytes, name: str) -> Document:
         in_text = events[number][1:3] == ("<", "t") or (in_text and events[number].kind == "text")
         pieces += taken or [_piece(events[number], in_text)]
         number = _end(events, number) + 1 if taken else number + 1
-    return Document(pieces, escape=lambda text: html.escape(text, quote=False), in_spans=True)
+    return Document(pieces, escape=lambda text: html.escape(text, quote=False))
 
 
 def _events(data: bytes) -> list[_Event]:
@@ -129,10 +129,9 @@ def _run(events: list[_Event], number: int) -> list[Piece]:
     first, last = shown[0], _end(events, shown[0])
     before, tag = _raw(events[number:first]), events[first].raw
     kept = tag if "xml:space" in tag or tag.endswith("/>") else f'{tag[:-1]} xml:space="preserve">'
-    content = [_piece(event) for event in events[first + 1 : last]]
     name = "sup" if _RAISED.search(before) else "r"
     opening = Piece(before + tag, Kind.OPEN, name=name, again=before + kept)
-    return [opening, *content, Piece(_raw(events[last : end + 1]), Kind.CLOSE, name=name)]
+    return [opening, *map(_piece, events[first + 1 : last]), Piece(_raw(events[last : end + 1]), Kind.CLOSE, name=name)]
 
 
 def _piece(event: _Event, in_text: bool = True) -> Piece:

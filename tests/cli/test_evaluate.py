@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,30 @@ def test_a_translation_memory_is_a_test_set(model, evaluate, tmp_path, capsys):
         command[5] = reference
         assert main([str(word) for word in [*command, *columns]]) == 2
         assert f"error: {memory} holds pairs" in capsys.readouterr().err
+
+
+def test_models_and_files_are_compared_and_checked(model, evaluate, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_check.py").write_text("def german(source, output, reference):\n    return 'Hund' in reference\n")
+    assert evaluate("--output", "out", "--checker", "my_check:german", "--json", "scores.json") == 0
+    assert "\ngerman 1.0000\n" in capsys.readouterr().out
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["checked"] == {"german": 1.0} and "--checker my_check:german" in scores["command"]
+    assert evaluate("out", write_model(tmp_path / "other", seed=1), "--json", "scores.json") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{model}: BLEU ") and len(lines) == 6 + 4 + 2
+    assert lines[6] == f"out shows no difference on this test set from {model}: BLEU +0.00"
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert [row["name"] for row in scores["systems"]] == [str(model), "out", str(tmp_path / "other")]
+    assert scores["sentences"] == 3 and scores["verdicts"] == lines[6:10]
+    (tmp_path / "short").write_text("Ein Hund.\n")
+    refused = {
+        ("short",): "short has 1 lines for 3 references", ("none",): "no model folder none",
+        ("out", "--json", "out"): "--json", ("out", "--output", "x"): "several models and --output cannot be combined",
+        ("--checker", "my_check"): "--checker my_check: module 'my_check' has no attribute ''",
+    }  # fmt: skip
+    for words, reason in refused.items():
+        assert evaluate(*words) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and reason in error

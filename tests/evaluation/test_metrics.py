@@ -1,7 +1,11 @@
 """BLEU and chrF as sacreBLEU computes them, and perplexity, without a network."""
 
 import math
+import re
+import shlex
 import socket
+import subprocess
+import sys
 
 import pytest
 import sacrebleu
@@ -10,7 +14,7 @@ from hypothesis import strategies as st
 
 from vaswani_transformer import PerplexityMetric, TranslationMetric, UserError
 from vaswani_transformer.evaluation import metrics
-from vaswani_transformer.evaluation.metrics import score_translations
+from vaswani_transformer.evaluation.metrics import check_outputs, score_translations
 
 PREDICTIONS = ["ein Hund läuft durch den Schnee .", "zwei Katzen schlafen", "Das ist gut!", ""]
 REFERENCES = ["ein Hund rennt durch den Schnee .", "zwei Katzen schlafen", "Das ist sehr gut!", "nichts"]
@@ -46,6 +50,56 @@ def test_equals_sacrebleu(pairs):
     assert result["bleu"] == sacrebleu.corpus_bleu(predictions, [references]).score
     assert result["chrf"] == sacrebleu.corpus_chrf(predictions, [references]).score
     assert result["exact_match"] == pytest.approx(100 * sum(a == b for a, b in pairs) / len(pairs))
+
+
+@pytest.mark.parametrize("sentences", [60, 29, 1])
+def test_a_comparison_is_that_of_sacrebleus_command(tmp_path, sentences):
+    """Of systems that are the same, and of few sentences, nothing is said to be shown, however small p is."""
+    references = [f"der Hund Nummer {n} sieht heute {n * n} kleine Katzen im Garten {n + 7}" for n in range(sentences)]
+    words = [list(enumerate(line.split(), n)) for n, line in enumerate(references)]
+    fewer, more = ([" ".join(word for m, word in line if m % every) for line in words] for every in (3, 7))
+    texts = {"a": fewer, "b": more, "c": fewer, "d": fewer[:2] + more[2:3] + fewer[3:]}
+    for name, lines in {"reference": references, **texts}.items():
+        (tmp_path / name).write_text("\n".join(lines))
+    words = [sys.executable, *shlex.split("-m sacrebleu reference -i a b c d -m bleu chrf --paired-bs -w 4")]
+    # Not as JSON, which fails over numpy's numbers.
+    printed = subprocess.run([*words, "-f", "text"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    scores = metrics.compare_systems(list(texts.items()), references, metrics.bleu_metric(references))
+    cells = [(row[name], *row[f"{name}_interval"]) for row in scores["systems"] for name in ("bleu", "chrf")]
+    expected = re.findall(r"([\d.]+) \(([\d.]+) ± ([\d.]+)\)", printed)
+    for (score, low, high), numbers in zip(cells, expected, strict=True):
+        assert (score, (low + high) / 2, (high - low) / 2) == pytest.approx(tuple(map(float, numbers)), abs=1e-4)
+    ps = [row[f"{name}_p"] for row in scores["systems"][1:] for name in ("bleu", "chrf")]
+    assert ps == pytest.approx(list(map(float, re.findall(r"\(p = ([\d.]+)\)", printed))), abs=1e-4)
+    assert all(scores[f"{name}_signature"] in printed for name in ("bleu", "chrf"))
+    better = [" is better than a: " in verdict for verdict in scores["verdicts"]]
+    assert better == [sentences == 60, False, False] * 2 and "c shows no difference on this" in scores["verdicts"][1]
+    assert ["p = " in verdict for verdict in scores["verdicts"]] == [sentences == 60, False, sentences == 60] * 2
+
+
+def test_a_checkers_numbers_are_averaged_and_its_fractions_summed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "json.py").write_text("raise SystemExit")  # no module of Python's own is replaced
+    (tmp_path / "checks_of_mine.py").write_text(
+        "import json\n"
+        "def all_of(s, o, r):\n    return {'equal': o == r, 'long': len(o), 'errors': (o != r, len(r.split()))}\n"
+        "def one(s, o, r):\n    return o if r == 'a' else float(s) / (r != 'c')\n"
+        "def two(s, o):\n    return 1\n"
+    )
+    texts = [("1", "a b c", "a b c"), ("2", "a", "b"), ("3", "", "c d")]
+    assert check_outputs("checks_of_mine:all_of", texts) == pytest.approx({"equal": 1 / 3, "long": 2, "errors": 2 / 6})
+    assert check_outputs("checks_of_mine:one", [("4", "", "b"), ("7", "", "d")]) == {"one": 5.5}
+    refused = {
+        "nowhere:one": "No module named", "checks_of_mine:nothing": "has no attribute 'nothing'",
+        "checks_of_mine:two": "too many positional arguments", "checks_of_mine:one": "line 1: could not convert string",
+    }  # fmt: skip
+    for name, reason in refused.items():
+        with pytest.raises(UserError, match=rf"^--checker {name}(, |: .*){reason}"):
+            check_outputs(name, [("1", "x", "a")])
+    for reference, reason in (("b", "NaN"), ("c", "division by zero")):
+        with pytest.raises(UserError, match=f"line 1: .*{reason}"):
+            check_outputs("checks_of_mine:one", [("nan", "", reference)])
 
 
 # Sentences, the name of sacreBLEU's tokenizer for them, and that with MeCab.

@@ -3,8 +3,11 @@
 import sys
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from ..errors import UserError
 from ..recipes.recipe import BLEU_TOKENIZERS
@@ -16,7 +19,7 @@ from .options import AnyModel, Computing, Path_, Search, Together, setting
 def evaluate(
     model: AnyModel,
     /,
-    *,
+    *others: Annotated[Path_, Parameter(help="further models, or files of translations, to compare with the first")],
     source: Path_,
     reference: Path_,
     source_column: str = "source",
@@ -26,12 +29,13 @@ def evaluate(
     test_set: str | None = None,
     bleu_tokenizer: Literal[BLEU_TOKENIZERS] | None = None,
     paper_bleu: str | None = None,
+    checker: str | None = None,
     stress: bool = False,
     target_language: str | None = None,
     search: Search = Search(),  # noqa: B008 (of cyclopts)
     computing: Computing = Computing(),  # noqa: B008
 ) -> None:
-    """Evaluate a model on a test set by BLEU, chrF and perplexity.
+    """Evaluate a model on a test set by BLEU, chrF and perplexity, or compare several, or files of translations.
 
     Args:
         source: sources, one a line (.gz works)
@@ -44,6 +48,8 @@ def evaluate(
         bleu_tokenizer: sacreBLEU's (default: by the target language, or the script of the references)
         paper_bleu: also BLEU as the paper computed it: Moses' tokens of this language (de, fr, ...), German compounds
             split
+        checker: MODULE:FUNCTION, Python of yours, called with each source, output and reference; what it returns, a
+            number, a boolean or a dict of them, is averaged
         stress: also translate the test set with capitals, typing errors, emoji and the like, and print what that costs
         target_language: as of translate
     """
@@ -53,13 +59,18 @@ def evaluate(
     from ..decoding.scoring import score_pairs
     from ..decoding.stress import stress as stress_rows
     from ..decoding.translator import Translator
-    from ..evaluation.metrics import bleu_metric, moses_tokenizer, perplexity, score_translations
-    from ..evaluation.metrics import paper_bleu as score_as_the_paper
+    from ..evaluation import metrics
     from ..hub.card_facts import known_languages
 
     files.check_files({"source": source, "reference": reference}, {"output": output, "json": json})
+    for name in (model, *others):
+        files.check_files({"model": name}, {"json": json})
+    one_only = {"output": output, "test_set": test_set, "paper_bleu": paper_bleu, "checker": checker, "stress": stress}
+    options.exclude("several models", others, one_only)
     if paper_bleu:
-        moses_tokenizer(paper_bleu)  # before the work, if it is not installed
+        metrics.moses_tokenizer(paper_bleu)  # before the work, if it is not installed
+    if checker:
+        metrics.load_checker(checker)
     columns = {"source_column": source_column, "target_column": target_column}
     tables = [name for name in (source, reference) if suffix(name) in FORMATS]
     if tables and files.are_same_file(Path(source), Path(reference)):
@@ -73,12 +84,19 @@ def evaluate(
         raise UserError(f"{source} and {reference} hold blank lines only: nothing to evaluate")
     sources, references = map(list, zip(*pairs, strict=True))
     language = target_language or [*known_languages(model), None, None][1]
-    bleu = bleu_metric(references, bleu_tokenizer, language)
-    loaded, tokenizer = computing.load(model)
-    asked = options.generate_options(loaded, search) | {"target_language": target_language}
-    translator = Translator(loaded, tokenizer, computing.tokens_per_batch, **asked)
+    bleu = metrics.bleu_metric(references, bleu_tokenizer, language)
+
+    def load(name: str) -> Translator:
+        loaded, tokenizer = computing.load(name)
+        asked = options.generate_options(loaded, search) | {"target_language": target_language}
+        return Translator(loaded, tokenizer, computing.tokens_per_batch, **asked)
+
+    if others:
+        return files.write_json(json, _compare([model, *others], sources, references, bleu, load))
+    translator = load(model)
+    loaded, tokenizer = translator.model, translator.tokenizer
     settings = vars(search) | {"precision": computing.precision, "paper_bleu": paper_bleu, "stress": stress or None}
-    settings |= {"bleu_tokenizer": bleu_tokenizer, "target_language": target_language}
+    settings |= {"bleu_tokenizer": bleu_tokenizer, "checker": checker, "target_language": target_language}
     settings |= {name: value for name, value in columns.items() if f"{value}_column" != name}
     if computing.tokens_per_batch != Computing.tokens_per_batch:
         settings["tokens_per_batch"] = computing.tokens_per_batch
@@ -89,9 +107,12 @@ def evaluate(
     ranked, seconds = files.timed("translating", partial(translator.hypotheses, sources), len(sources))
     outputs = [hypotheses[0] for hypotheses in ranked]
     translations = [output.text for output in outputs]
-    scores = score_translations(translations, references, bleu) | {"perplexity": perplexity(losses, counts)}
+    scores = metrics.score_translations(translations, references, bleu)
+    scores["perplexity"] = metrics.perplexity(losses, counts)
     if paper_bleu:
-        scores["paper_bleu"] = score_as_the_paper(translations, references, paper_bleu)
+        scores["paper_bleu"] = metrics.paper_bleu(translations, references, paper_bleu)
+    if checker:
+        scores["checked"] = metrics.check_outputs(checker, zip(sources, translations, references, strict=True))
     if stress:
         clean = [each for each, pair in zip(outputs, pairs, strict=True) if pair in filled]
         changed = partial(stress_rows, translator, filled, clean)
@@ -108,7 +129,30 @@ def evaluate(
 
         print(pandas.DataFrame(scores["stress"]).T.to_string(float_format="%.1f", na_rep=""))
     print(f"perplexity {scores['perplexity']:.3f} a target token, {scores['exact_match']:.1f}% of sentences exact")
+    for name, value in scores.get("checked", {}).items():
+        print(f"{name} {value:.4f}")
     print(f"{len(sources):,} sentences translated in {seconds:.1f} s")
+
+
+def _compare(systems: list[str], sources: list[str], references: list[str], bleu: Any, load: Any) -> dict:
+    """Compare models and files of translations with the first of them; prints and returns the scores."""
+    from ..data.text_files import read_lines
+    from ..evaluation.metrics import compare_systems
+
+    texts = {}
+    for name in sorted(systems, key=lambda name: Path(name).is_dir()):  # models take longer: files, and mistakes, first
+        if Path(name).is_file():
+            texts[name] = list(read_lines(Path(name)))
+        else:
+            texts[name], _ = files.timed(name, partial(load(name).translate, sources), len(sources))
+        if len(texts[name]) != len(references):
+            raise UserError(f"{name} has {len(texts[name]):,} lines for {len(references):,} references: give as many")
+    scores = compare_systems([(name, texts[name]) for name in systems], references, bleu)
+    for row, (metric, label) in product(scores["systems"], (("bleu", "BLEU"), ("chrf", "chrF"))):
+        low, high = row[f"{metric}_interval"]
+        print(f"{row['name']}: {label} {row[metric]:.2f}, 95% from {low:.2f} to {high:.2f}")
+    print(*scores["verdicts"], scores["bleu_signature"], scores["chrf_signature"], sep="\n")
+    return scores | {"sentences": len(sources)}
 
 
 def _load_scorer(model: str, computing: Together, target_language: str | None, length_penalty: float | None, *how: Any):

@@ -2,10 +2,16 @@
 
 import contextlib
 import functools
+import importlib
+import inspect
 import math
 import re
+import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import datasets
 import evaluate
@@ -16,6 +22,7 @@ from ..errors import UserError, reading, texts_in
 
 # Of writing without spaces between words, of which sacreBLEU's default, 13a, takes a whole clause for one.
 _LANGUAGES = {"zh": "zh zho cmn yue wuu", "ja": "ja jpn", "ko": "ko kor", "char": "th tha lo lao km khm my bo dz"}
+_FEWEST_TO_COMPARE = 30  # sentences
 _KANA, _CHAR = r"\p{Hiragana}\p{Katakana}", r"\p{Line_Break=SA}\p{Line_Break=AK}\p{Tibetan}"
 _WORDS = regex.compile(
     rf"(?V1)(?P<ja>[{_KANA}])|(?P<zh>\p{{Han}})|(?P<char>[{_CHAR}])|(?P<ko>\p{{Hangul}}+)"
@@ -110,6 +117,62 @@ def score_translations(predictions: Sequence[str], references: Sequence[str], bl
         "bleu_signature": str(bleu.get_signature()),
         "chrf_signature": str(chrf.get_signature()),
     }
+
+
+def compare_systems(systems: Sequence[tuple[str, Sequence[str]]], references: Sequence[str], bleu: BLEU) -> dict:
+    """Compare named lists of translations with the first of them by paired bootstrap resampling (Koehn, 2004).
+
+    Returns:
+        `systems`: for each its `name`, `bleu` and `chrf`, the ends of their 95% intervals, `bleu_interval` and
+        `chrf_interval`, and `bleu_p` and `chrf_p`, None for the first: as `sacrebleu --paired-bs` prints them;
+        `verdicts`: of each metric and further system, in words; and the signatures.
+    """
+    from sacrebleu.significance import PairedTest
+
+    signatures, results = PairedTest(systems, {"bleu": bleu, "chrf": CHRF()}, [references], "bs")()
+    first, *others = rows = [{"name": name} for name, _ in systems]
+    scores = {"systems": rows, "verdicts": []}
+    for metric, name in (("bleu", "BLEU"), ("chrf", "chrF2")):
+        scores[f"{metric}_signature"] = str(signatures[name])
+        for row, result in zip(rows, results[name], strict=True):
+            interval = [float(result.mean - result.ci), float(result.mean + result.ci)]  # of numpy's floats
+            row |= {metric: float(result.score), f"{metric}_interval": interval, f"{metric}_p": result.p_value}
+        for row in others:
+            difference, p = row[metric] - first[metric], row[f"{metric}_p"]
+            # Of a few sentences, or of systems that score the same, sacreBLEU's p is small though nothing is shown.
+            counts = difference and len(references) >= _FEWEST_TO_COMPARE
+            words = f"is {'better' if difference > 0 else 'worse'} than"
+            words = words if counts and p < 0.05 else "shows no difference on this test set from"
+            p_value = f", p = {p:.3f}" if counts else ""
+            scores["verdicts"].append(f"{row['name']} {words} {first['name']}: {name[:4]} {difference:+.2f}{p_value}")
+    return scores
+
+
+def load_checker(name: str) -> Callable[[str, str, str], Any]:
+    """Import a function of three texts, `MODULE:FUNCTION`, of an installed module or one in the current folder."""
+    module, _, function = name.partition(":")
+    with reading(f"--checker {name}"):
+        sys.path.append(str(Path.cwd()))  # last: no file of this folder is imported in place of an installed module
+        check = getattr(importlib.import_module(module), function)
+        inspect.signature(check).bind("source", "output", "reference")
+    return check
+
+
+def check_outputs(name: str, texts: Iterable[tuple[str, str, str]]) -> dict[str, float]:
+    """Return the means, by name, of the numbers that a checker returns for each source, output and reference.
+
+    It returns a dict of numbers or booleans, or one alone, which gets the name of the function. A tuple `(part, whole)`
+    counts as a fraction: the sums of both are divided, as a corpus's errors by its words.
+    """
+    check, parts, wholes = load_checker(name), Counter(), Counter()
+    for line, triple in enumerate(texts, 1):
+        with reading(f"--checker {name}, line {line}"):
+            values = check(*triple)
+            for key, value in (values if isinstance(values, dict) else {name.rpartition(":")[2]: values}).items():
+                part, whole = value if isinstance(value, tuple) else (value, 1)
+                parts[str(key)] += Fraction(float(part))  # which refuses what is not finite
+                wholes[str(key)] += Fraction(float(whole))
+    return {key: float(part / (wholes[key] or 1)) for key, part in parts.items()}
 
 
 def _check_pairs(predictions: Sequence[str], references: Sequence[str]) -> None:

@@ -113,6 +113,7 @@ def test_what_a_model_sees(text, sentences):
         ("<b>犬</b>と<i>猫</i>", "「犬」と（猫）", [(0, 0), (1, 1), (2, 2)], "<b>「犬」</b>と<i>（猫）</i>"),
         ("<b>A <q>b c</q></b>, d", "X, y, Z", [(1, 0), (3, 1), (2, 2)], "<b><q>X,</q></b> y, <b>Z</b>"),
         ("See the <b>river</b>, now", "नदी, देखो", [(2, 0), (0, 1)], "<b>नदी</b>, देखो"),
+        ("<b>A</b> <a>x <i>dog.Cats</i></a>", "Y", [(0, 0)], "<b><i>Y</i></b> <a><i>Y</i></a>"),
         # The space that goes between two sentences of Chinese was the only part of a span that had its place.
         ("<b>big</b><b id=x>dog. </b>Yes.", "狗", [(0, 0)], "<b>狗</b><b id=x></b>狗"),
     ],
@@ -236,11 +237,10 @@ def test_paragraphs():
     assert asked == ["One dog.", "Two.", "Three", "four"]
 
 
-def test_word_runs_follow_their_words():
+def test_word_runs_and_links_follow_their_words():
     xml = f"<w:p>{run('A ')}{run('big', True)}{run(' dog')}</w:p>"
     result = translate_document(word_file(xml), "docx", backwards, turned)
     assert body(result) == f"<w:p>{run('DOG ')}{run('BIG ', True)}{run('A')}</w:p>"
-    # A link is kept too.
     link = f'<w:hyperlink r="x">{run("here", True)}</w:hyperlink>'
     data = word_file(f"<w:p>{run('Click ')}{link}{run(' now.')}</w:p>")
     result = translate_document(data, "docx", lambda _: ["Jetzt klicken."], lambda *pairs: [[(0, 0), (2, 1)]])

@@ -147,8 +147,9 @@ def _joined(fragments: Sequence[Fragment]) -> list[Stack]:
     for span in dict.fromkeys(chain(*stacks)):
         numbers = [number for number, stack in enumerate(stacks) if span in stack]
         for number, following in pairwise(numbers):
-            gap, around = stacks[number + 1 : following], stacks[number]
-            is_near = words[number + 1] == words[following]  # and no other one of its kind is between
+            gap, around = stacks[number + 1 : following], stacks[number][: stacks[number].index(span) + 1]
+            is_near = words[number + 1] == words[following] and stacks[following][: len(around)] == around
+            # No other one of its kind is between them.
             if is_near and all(span.name != other.name or other in around for stack in gap for other in stack):
                 for stack in gap:
                     stack.insert(_shared(stack, around), span)

@@ -80,7 +80,7 @@ def test_evaluation_of_a_model_with_baselines(model, trees, run, tmp_path):
     assert record["command"] == "vaswani parse evaluate run --trees dev.trees --beams 2"
     assert {"bracket_f1", "bracket_precision", "bracket_recall", "exact_match"} <= METRICS.keys() & record.keys()
     assert set(record["baselines"]) == {"right-branching", "most-frequent-label"}
-    rows = dict(re.findall(r"^([\w-]+)  +([\d.]+)", out, re.MULTILINE))
+    rows = dict(re.findall(r"^([\w-]+) +([\d.]+)", out, re.MULTILINE))
     assert rows["run"] == f"{record['bracket_f1']:.2f}" and set(record["baselines"]) < set(rows)
     # The predicted file scored by itself has the same scores.
     again = tmp_path / "again.json"

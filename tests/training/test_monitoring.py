@@ -16,7 +16,7 @@ from training_runs import complete_checkpoints, kill_before_selection, log_of, s
 from vaswani_transformer import train
 from vaswani_transformer.data.batching import IGNORE_INDEX
 from vaswani_transformer.training import run as training
-from vaswani_transformer.training.callbacks import plot_learning_curve
+from vaswani_transformer.training.run_folder import plot_learning_curve
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 without_pictures = training_runs.without_pictures
@@ -118,7 +118,7 @@ def test_tensorboard_holds_what_the_log_holds(recipe):
 
 def test_the_curve_is_drawn_when_training_stops_and_when_it_ends(recipe, monkeypatch):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(training.callbacks, "plot_learning_curve", plot_learning_curve)
+    monkeypatch.setattr(training.run_folder, "plot_learning_curve", plot_learning_curve)
     picture = Path(recipe.output) / "learning_curve.png"
     stop_after(4, recipe)
     assert picture.read_bytes()[:4] == b"\x89PNG"

@@ -203,7 +203,6 @@ class TrainingRun:
 
     def __init__(self, recipe: Recipe, progress: bool = True):
         self.recipe, self.progress = recipe, progress
-        check_recipe(recipe)
         self.folder = Path(recipe.output)
 
     def run(self, processes: Processes) -> TrainingResult:
@@ -379,6 +378,7 @@ def train(recipe: Recipe, progress: bool = True) -> TrainingResult:
         UserError: for mistakes in the recipe or its data.
         TrainingStopped: when Ctrl-C or SIGTERM ended training after a checkpoint.
     """
+    check_recipe(recipe)
     if not progress or (sys.stderr is not None and not sys.stderr.isatty()):
         datasets.disable_progress_bars()
     if on_cpu():

@@ -95,8 +95,8 @@ def test_each_room_says_what_lives_there(room):
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
     "model": 4197, "data": 3352, "training": 2579, "importing": 1407, "cli": 2052, "decoding": 1951,
-    "experiments": 688, "serving": 1479, "hub": 843, "export": 964, "parsing": 1131, "documents": 1210,
-    "attention": 777, "recipes": 435, "evaluation": 363,
+    "experiments": 688, "serving": 1479, "hub": 845, "export": 964, "parsing": 1131, "documents": 1210,
+    "attention": 777, "recipes": 431, "evaluation": 363,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1572, 25000, 11.5
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27642, 3055, 14655

@@ -114,7 +114,7 @@ def evaluate(
     if checker:
         scores["checked"] = metrics.check_outputs(checker, zip(sources, translations, references, strict=True))
     if stress:
-        clean = [each for each, pair in zip(outputs, pairs, strict=True) if pair in filled]
+        clean = [each for each, pair in zip(outputs, pairs, strict=True) if all(side.strip() for side in pair)]
         changed = partial(stress_rows, translator, filled, clean)
         scores["stress"] = dict(files.timed("changed", changed, len(filled) * len(CHANGES))[0])
     if output:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError, reading
 from ..json_and_yaml import read_json, read_yaml
 from ..output_folder import RECIPE
-from ..recipes.recipe import DEFAULT_AUGMENTATION, Recipe, convert, languages_of
+from ..recipes.recipe import Recipe, convert, languages_of
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -109,10 +109,12 @@ def results_of_record(record: Mapping, path: str | Path) -> list["EvalResult"]:
     """
     from huggingface_hub import EvalResult
 
+    from ..data.augmentation import CHANGES
+
     with reading(path):
         numbers = {name: record[name] for name in (*METRICS, "sentences") if name in record}
         for kind, row in record.get("stress", {}).items():
-            columns = _STRESS if kind in (*DEFAULT_AUGMENTATION, "word") else ()
+            columns = _STRESS if kind in CHANGES else ()
             numbers |= {f"{kind}: {name}": row[name] for name in columns if row[name] is not None}
         if not METRICS.keys() & numbers.keys() or not all(map(is_number, numbers.values())):
             raise UserError(f"{path} must hold a score, and finite numbers only: evaluate again with --json")

@@ -29,10 +29,6 @@ def _option(default, help_text: str, group: str, flag: str | None = None):
 
 AUTO = "auto"  # the machine decides
 BLEU_TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "spm", "flores101", "flores200", "spBLEU-1K")
-DEFAULT_AUGMENTATION = {
-    "upper": 0.07, "title": 0.04, "lower": 0.03, "punctuation": 0.04, "typos": 0.08, "emoji": 0.05, "numbers": 0.03,
-    "fragments": 0.03, "repeat": 0.02,
-}  # fmt: skip
 DATA, TOKENIZER, MODEL, BATCHES = "data", "tokenizer", "model", "batches"
 OPTIMIZER, CHECKS, DECODING, OUTPUT = "optimizer", "validation and checkpoints", "decoding", "output"
 
@@ -218,8 +214,8 @@ class Recipe:
 #: Fields that `auto` leaves to the text and the time (`training/settings.py`).
 CHOSEN = (
     "validation_size", "vocab_size", "d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers", "dropout",
-    "tokens_per_batch",
-    "max_steps", "warmup_steps", "decline_steps", "learning_rate_scale", "label_smoothing", "evaluate_every",
+    "tokens_per_batch", "max_steps", "warmup_steps", "decline_steps", "learning_rate_scale", "label_smoothing",
+    "evaluate_every",
 )  # fmt: skip
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 PATHS = (

@@ -54,7 +54,7 @@ def test_more_text_has_no_smaller_a_vocabulary_nor_model(sizes):
     less, more = sorted(sizes)
     assert 500 <= vocabulary_size(less) <= vocabulary_size(more) <= 37_000
     rows = [next(row for row in ROWS if size <= row.words) for size in (less, more)]
-    for name in ("d_model", "d_ff", "layers", "tokens_per_batch"):
+    for name in ("d_model", "d_ff", "encoder_layers", "tokens_per_batch"):
         assert getattr(rows[0], name) <= getattr(rows[1], name)
 
 
@@ -80,6 +80,17 @@ def test_the_steps_fit_into_the_minutes(data, tmp_path, monkeypatch, minutes):
     monkeypatch.setattr(rules, "trial_seconds", lambda *_: 60.0)
     problem = error_of(chosen, data, tmp_path / "out", max_minutes=minutes)
     assert "give it more minutes" in problem
+
+
+def test_few_times_through_the_text_make_a_smaller_model(tmp_path, monkeypatch):
+    data = write_pairs(tmp_path / "more.tsv", [(words(30, n), words(30, -n - 1)) for n in range(2000)])
+    widths = []
+    for seconds in (1e-9, 0.1):
+        monkeypatch.setattr(rules, "trial_seconds", lambda *_, seconds=seconds: seconds)
+        recipe = chosen(data, tmp_path / "out", max_minutes=1)
+        widths.append((recipe.d_model, recipe.dropout, recipe.max_steps > 510))
+    assert widths == [(256, 0.3, True), (128, 0.1, False)]
+    assert chosen(data, tmp_path / "out", max_minutes=1, d_model=64, num_heads=2).d_model == 64
 
 
 @pytest.mark.parametrize(

@@ -172,9 +172,8 @@ def read_recipe(name: str, options: Any, chooses: bool = False, **more: Any) -> 
     """Return a recipe with the fields that the options give, and `more`; `chooses`: fields may be `auto`."""
     recipe = load_recipe(name, {name: value for name, value in vars(options).items() if value is not None} | more)
     if open_fields := [field for field in CHOSEN if getattr(recipe, field) == AUTO and not chooses]:
-        raise UserError(
-            f"{open_fields[0]} is auto, which `vaswani train` alone chooses: give another recipe, or a value"
-        )
+        problem = f"{open_fields[0]} is auto, which `vaswani train` alone chooses"
+        raise UserError(f"{problem}: give another recipe, or a value")
     return recipe
 
 

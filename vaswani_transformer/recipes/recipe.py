@@ -126,9 +126,7 @@ class Recipe:
     learning_rate_scale: float | Literal["auto"] = _option(
         1.0, "factor on the learning rate of the paper's Equation 3", OPTIMIZER
     )
-    label_smoothing: float | Literal["auto"] = _option(
-        0.1, "share of the target probability spread over the vocabulary", OPTIMIZER
-    )
+    label_smoothing: float = _option(0.1, "share of the target probability spread over the vocabulary", OPTIMIZER)
     adam_beta1: float = _option(0.9, "Adam's beta 1", OPTIMIZER)
     adam_beta2: float = _option(0.98, "Adam's beta 2", OPTIMIZER)
     adam_epsilon: float = _option(1e-9, "Adam's epsilon", OPTIMIZER)
@@ -214,8 +212,7 @@ class Recipe:
 #: Fields that `auto` leaves to the text and the time (`training/settings.py`).
 CHOSEN = (
     "validation_size", "vocab_size", "d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers", "dropout",
-    "tokens_per_batch", "max_steps", "warmup_steps", "decline_steps", "learning_rate_scale", "label_smoothing",
-    "evaluate_every",
+    "tokens_per_batch", "max_steps", "warmup_steps", "decline_steps", "learning_rate_scale", "evaluate_every",
 )  # fmt: skip
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 PATHS = (

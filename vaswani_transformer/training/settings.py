@@ -1,7 +1,7 @@
 """Choice of the settings that a recipe leaves to the text and the time: `auto`.
 
 The rules are in `ROWS`, `vocabulary_size` and the constants below. `scripts/benchmarks/small_text.py` is there to
-measure them; so far only the highest rate of the second row was, on 16,000 strings of an office program.
+measure them; so far only the rates of the first two rows and `FEW_PASSES` were, each by a training or two.
 """
 
 import logging
@@ -40,7 +40,8 @@ class Row(NamedTuple):
     d_model: int
     d_ff: int
     num_heads: int
-    layers: int  # of each stack
+    encoder_layers: int
+    decoder_layers: int
     dropout: float
     tokens_per_batch: int
     rate: float  # the highest learning rate; with 2.8e-3 and little warmup models never attend to the source
@@ -48,17 +49,18 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row(100_000, 128, 512, 4, 3, 0.3, 1024, 2e-3, 100),
-    Row(1_000_000, 256, 1024, 4, 3, 0.3, 1024, 1.6e-3, 60),
-    Row(4_000_000, 256, 1024, 4, 3, 0.2, 2048, 1.6e-3, 40),
-    Row(20_000_000, 384, 1536, 6, 4, 0.1, 4096, 1e-3, 20),
-    Row(100_000_000, 512, 2048, 8, 6, 0.1, 12_500, 7e-4, 15),
-    Row(math.inf, 512, 2048, 8, 6, 0.1, 25_000, 7e-4, 10),
+    Row(100_000, 128, 512, 4, 3, 3, 0.3, 1024, 2e-3, 100),
+    Row(1_000_000, 256, 1024, 4, 3, 3, 0.3, 1024, 1.6e-3, 60),
+    Row(4_000_000, 256, 1024, 4, 3, 3, 0.2, 2048, 1.6e-3, 40),
+    Row(20_000_000, 384, 1536, 6, 4, 4, 0.1, 4096, 1e-3, 20),
+    Row(100_000_000, 512, 2048, 8, 6, 6, 0.1, 12_500, 7e-4, 15),
+    Row(math.inf, 512, 2048, 8, 6, 6, 0.1, 25_000, 7e-4, 10),
 )
 WARMUP, DECLINE = 0.2, 0.5  # shares of the steps
 TRAINED = 0.85  # share of the minutes for steps: the rest is for validations and for what comes after them
 VALIDATIONS, MINUTES_APART = 12, 2.0  # at most so many, at least so far apart
 LEAST_STEPS = 50
+FEW_PASSES = 10  # through the text: if the minutes allow fewer, a smaller model with little dropout learns more
 TRIAL_STEPS, TRIAL_SECONDS = 10, 20.0  # the trial ends with whichever is reached first
 TOKENS_PER_WORD = 1.3  # in prepared data
 _SAMPLE = 20_000  # pairs whose words and tokens are counted
@@ -97,14 +99,15 @@ class _Choice:
     def __init__(self, recipe: Recipe, left: list[str]):
         self.recipe, self.left = recipe, left
         pairs, words, tokens, entries = self._prepared() if recipe.prepared is not None else self._text()
-        row = next(row for row in ROWS if words <= row.words)
-        for name in ("d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers"):
-            value = getattr(row, "layers" if "layers" in name else name)
-            self.choose(name, value, f"for up to {row.words / 1e6:g} million words")
-        self.choose("dropout", row.dropout, "the less text, the more of it")
-        self.choose("label_smoothing", 0.1, "the paper's")
-        self.choose("tokens_per_batch", row.tokens_per_batch, "the less text, the smaller the steps")
-        self._choose_steps(row, entries, tokens, pairs * tokens / self.recipe.tokens_per_batch)
+        place = next(place for place, row in enumerate(ROWS) if words <= row.words)
+        row, reason = ROWS[place], f"for up to {ROWS[place].words / 1e6:g} million words"
+        fit = self._steps_that_fit(row, entries, tokens)
+        if fit and fit[2] < FEW_PASSES * pairs * tokens:
+            row, reason = ROWS[max(0, place - 1)]._replace(dropout=0.1), "few minutes for so much text"
+            fit = self._steps_that_fit(row, entries, tokens)
+        for name, value in row._asdict().items():
+            self.choose(name, value, reason)
+        self._choose_steps(row, fit, pairs * tokens / self.recipe.tokens_per_batch)
         check_recipe(self.recipe)
 
     def choose(self, name: str, value: float, reason: str) -> None:
@@ -123,8 +126,7 @@ class _Choice:
         self.choose("validation_size", max(1, min(1000, len(text) // 10)), "a tenth of the pairs, at most 1,000")
         size = f"{len(text):,} pairs of {words / 2 / len(text):.1f} words"
         self.choose("vocab_size", vocabulary_size(words), f"{size}: each entry has to be seen often")
-        recipe = self.recipe
-        folder = recipe.tokenizer_folder
+        recipe, folder = self.recipe, self.recipe.tokenizer_folder
         tokenizer = new_tokenizer(recipe, sample) if folder is None else load_tokenizer(folder)
         limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
         kept, _ = tokenize_pairs(sample, tokenizer, **limits, description="counting tokens")
@@ -139,14 +141,12 @@ class _Choice:
         pairs, means = len(prepared.train), np.mean(prepared.train.lengths, axis=1)
         return pairs, float(pairs * means.sum() / TOKENS_PER_WORD), float(means.max()), len(prepared.tokenizer)
 
-    def _choose_steps(self, row: Row, entries: int, tokens: float, epoch: float) -> None:
-        """Set the fields for steps; `epoch` is the steps that one pass through the text takes."""
+    def _choose_steps(self, row: Row, fit: tuple | None, epoch: float) -> None:
+        """Set the fields for steps; `fit` is of `_steps_that_fit`, `epoch` the steps of one pass through the text."""
         minutes = self.recipe.max_minutes
         steps, reason = max(LEAST_STEPS, row.epochs * epoch), "where the text has been seen often enough"
-        if minutes and "max_steps" in self.left:
-            processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun
-            seconds = trial_seconds(self.recipe, model_config(self.recipe, entries), tokens, processes)
-            fitting = TRAINED * 60 * minutes / seconds
+        if fit:
+            fitting, seconds, _ = fit
             if fitting < LEAST_STEPS:
                 problem = f"max_minutes {minutes:g} is enough for {fitting:.0f} steps of {seconds:.2g} s"
                 raise UserError(f"{problem}, and a training needs {LEAST_STEPS} or more: give it more minutes")
@@ -162,6 +162,16 @@ class _Choice:
         number = np.clip(minutes / MINUTES_APART if minutes else VALIDATIONS, 3, VALIDATIONS)
         self.choose("evaluate_every", max(1, math.ceil(steps / number)), f"{number:.0f} validations")
 
+    def _steps_that_fit(self, row: Row, entries: int, tokens: float) -> tuple | None:
+        """Return by a trial the steps that fit into the minutes with a row's settings, their seconds and tokens."""
+        if not self.recipe.max_minutes or "max_steps" not in self.left:
+            return None
+        trial = replace(self.recipe, **{name: value for name, value in row._asdict().items() if name in self.left})
+        processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun
+        seconds = trial_seconds(trial, model_config(trial, entries), tokens, processes)
+        steps = TRAINED * 60 * self.recipe.max_minutes / seconds
+        return steps, seconds, steps * trial.tokens_per_batch
+
 
 def micro_batches_of(recipe: Recipe, processes: int) -> int:
     """Return the parts of an optimizer step, over all processes and accumulation."""
@@ -174,13 +184,8 @@ def micro_batches_of(recipe: Recipe, processes: int) -> int:
 def trial_seconds(recipe: Recipe, config: VaswaniConfig, tokens: float, processes: int) -> float:
     """Time steps of a new model, each of one random micro-batch; returns the seconds of an optimizer step.
 
-    The first is not counted where there are more: memory is taken and kernels are chosen in it.
-
-    Args:
-        recipe: of which batches, precision and loss are taken.
-        config: of the model.
-        tokens: of a sentence, on each side.
-        processes: of this launch.
+    Sentences have so many `tokens` on each side, and `processes` share a step. The first is not counted where there are
+    more: memory is taken and kernels are chosen in it.
     """
     device, length = accelerator() or torch.device("cpu"), math.ceil(tokens)
     micro_batches = micro_batches_of(recipe, processes)

@@ -82,6 +82,19 @@ def test_the_steps_fit_into_the_minutes(data, tmp_path, monkeypatch, minutes):
     assert "give it more minutes" in problem
 
 
+def test_the_trial_computes_what_the_training_does(data, tmp_path, monkeypatch):
+    kinds, forward = [], VaswaniForConditionalGeneration.forward
+    monkeypatch.setattr(rules, "TRIAL_STEPS", 1)
+    monkeypatch.setattr(
+        VaswaniForConditionalGeneration,
+        "forward",
+        lambda self, **inputs: (kinds.append(self.config._attn_implementation), forward(self, **inputs))[1],
+    )
+    for attention in ("auto", "eager", "sdpa"):
+        chosen(data, tmp_path / "out", max_minutes=1, attention=attention, **SMALL)
+    assert list(dict.fromkeys(kinds)) == (["eager", "sdpa"] if rules.on_cpu() else ["sdpa", "eager"])
+
+
 def test_few_times_through_the_text_make_a_smaller_model(tmp_path, monkeypatch):
     data = write_pairs(tmp_path / "more.tsv", [(words(30, n), words(30, -n - 1)) for n in range(2000)])
     widths = []

@@ -28,6 +28,7 @@ from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import RECIPE
 from ..recipes.recipe import AUTO, CHOSEN, Recipe, check_recipe, field_type, model_config
 from .checkpoints import WEIGHTS
+from .initial_model import with_attention
 from .run_folder import CHECKPOINTS, changed_settings
 
 logger = logging.getLogger(__name__)
@@ -189,7 +190,7 @@ def trial_seconds(recipe: Recipe, config: VaswaniConfig, tokens: float, processe
     """
     device, length = accelerator() or torch.device("cpu"), math.ceil(tokens)
     micro_batches = micro_batches_of(recipe, processes)
-    model = VaswaniForConditionalGeneration(config).to(device).train()
+    model = with_attention(VaswaniForConditionalGeneration(config), recipe).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     precision = choose_precision(recipe.precision)
     dtype = torch.float16 if precision["fp16"] else torch.bfloat16

@@ -169,9 +169,7 @@ def test_without_matplotlib_there_is_still_the_page(folder, tmp_path, monkeypatc
     ("arguments", "message"),
     [
         (["a dog", "--layer", "3"], "there is no layer 3: encoder self-attention has 2 layers, numbered from 1"),
-        (["a dog", "--alignments", "x"], "SENTENCE and --alignments cannot be combined"),
         (["dog " * 1000], "tokens, too many to show, at most 400"),
-        (["--report", "missing"], "missing: No such file"),
     ],
 )
 def test_mistakes_in_the_command_are_one_line_and_write_nothing(

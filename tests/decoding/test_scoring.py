@@ -15,7 +15,6 @@ from vaswani_transformer import (
     PerplexityMetric,
     align,
     load_model,
-    name_heads,
     score_pairs,
     score_tokens,
     train_tokenizer,
@@ -74,7 +73,6 @@ def test_one_string_is_one_text_and_what_is_no_text_is_refused(loaded):
     for table in ({"en": [source]}, pandas.DataFrame({"en": [source]})):  # which yield names of columns
         for function, *more in ((align, *loaded, table, [target]), (next, Translator(*loaded).translate(table))):
             assert error_of(function, *more).endswith("is given in place of texts: give one of its columns")
-    assert "there is no entry 0" in error_of(name_heads, *loaded, [{"en": source, "de": target}])
     for wrong in (None, math.nan, {"en": source}, [source, target, 3], (source, None)):
         translations = Translator(*loaded).translate(text for text in (source, wrong))
         assert next(translations)

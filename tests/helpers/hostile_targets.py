@@ -50,7 +50,6 @@ _PAIRS = (
     "prepare recipe.yaml --output new --quiet --train-source none --train-target none --data-dir none"
     " --validation-source none --validation-target none --validation-size 5 --train-data pairs/pairs."
 )
-_LINKS = "attention model --report in.txt --target reference.txt --output new --alignments alignments.txt"
 _TUNE = "train finetune --from imported-marianmt --output new --quiet --max-steps 1 --validation-size 2"
 _MODEL_SETTINGS = ("config.json", "generation_config.json")
 _MODEL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
@@ -96,7 +95,6 @@ TARGETS = [
     *_reads("translate model --input in.txt --prefix prefix.txt", "in.txt", "prefix.txt", tolerant=True),
     *_reads("score model --source in.txt --target reference.txt", "in.txt", "reference.txt", tolerant=True),
     *_reads("evaluate model --source in.txt --reference reference.txt", "reference.txt", tolerant=True),
-    *_reads(_LINKS, "alignments.txt", "in.txt", tolerant=True, **_NEW),
     # An output that is continued.
     *_reads(_CONTINUE, "out.txt.unfinished.json", writes=("out.txt", "out.txt.unfinished.json")),
     *_reads(_CONTINUE, "out.txt", writes=("out.txt", "out.txt.unfinished.json", "nothing"), tolerant=True),

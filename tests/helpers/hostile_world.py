@@ -55,7 +55,6 @@ def _write_texts() -> None:
     Path("in.txt.gz").write_bytes(gzip.compress(SENTENCES.encode()))
     Path("reference.txt").write_text(SENTENCES)
     Path("prefix.txt").write_text("A\n\nThe\n")
-    Path("alignments.txt").write_text("0-0 1-1\n\n0-0\n")
     rows = [{"source": source, "target": target} for source, target in corpus.train]
     Path("pairs").mkdir()
     Path("pairs/pairs.tsv").write_text("source\ttarget\n" + "".join(f"{s}\t{t}\n" for s, t in corpus.train))

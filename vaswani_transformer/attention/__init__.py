@@ -1,1 +1,1 @@
-"""Attention of the heads: attention weights, measures of heads, word alignments, pictures and the page to explore."""
+"""What the heads attend to: attention weights, word alignments made of them, pictures and the page to explore them."""

@@ -72,8 +72,8 @@ def align(
     return links
 
 
-def tokenized_pairs(config, tokenizer, sources: Sequence[str], targets: Sequence[str], first: int = 1) -> list[Pair]:
-    """Return the pairs of which no side is blank; errors call them lines, from `first` on."""
+def tokenized_pairs(config, tokenizer, sources: Sequence[str], targets: Sequence[str]) -> list[Pair]:
+    """Return the pairs of which no side is blank; errors call them lines, from 1 on."""
     texts = enumerate(zip(sources, targets, strict=True))
     filled = [index for index, (source, target) in texts if source.strip() and target.strip()]
     if not filled:
@@ -86,7 +86,7 @@ def tokenized_pairs(config, tokenizer, sources: Sequence[str], targets: Sequence
     ]
     pairs = [Pair(index, *source, *target) for index, source, target in zip(filled, *sides, strict=True)]
     for pair in pairs:
-        check_length(config, first + pair.index, pair.length)
+        check_length(config, 1 + pair.index, pair.length)
     return pairs
 
 
@@ -135,15 +135,15 @@ def _words_at(tokenizer, text: str, begin: int, offsets: list[tuple[int, int]]) 
 
 
 def parts_in_words(words: Sequence[range]) -> np.ndarray:
-    """Return `(tokens, words + 1)` float32: 1 where a token has a part in a word; the last column is for no word."""
-    parts = np.zeros((len(words), max((each.stop for each in words), default=0) + 1), np.float32)
+    """Return `(tokens, words)` float32: 1 where a token has a part in a word."""
+    parts = np.zeros((len(words), max((each.stop for each in words), default=0)), np.float32)
     for row, numbers in zip(parts, words, strict=True):
-        row[numbers if numbers else -1] = 1
+        row[numbers.start : numbers.stop] = 1
     return parts
 
 
 def strongest_links(weights: np.ndarray, source_words: Sequence[range], target_words: Sequence[range]) -> Links:
     """Return for each target word the source word with the largest sum of `(target_length, source_length)` weights."""
-    source, target = (parts_in_words(words)[:, :-1] for words in (source_words, target_words))
+    source, target = map(parts_in_words, (source_words, target_words))
     sums = target.T @ weights[: len(target_words), : len(source_words)] @ source
     return [(best, word) for word, best in enumerate(sums.argmax(axis=1).tolist())]

@@ -36,7 +36,7 @@ class AttentionWeights:
     """The attention weights of one sentence pair, float32.
 
     Rows are queries, the tokens that look, and each sums to 1; columns are keys, the tokens that are looked at. Arrays
-    are indexed from 0 as all arrays are; commands, pictures and reports count layers and heads from 1, as the paper.
+    are indexed from 0 as all arrays are; commands and pictures count layers and heads from 1, as the paper.
 
     While it predicts token i of the target the decoder reads token i - 1, the first time the start token. In decoder
     self-attention a query is the token that is read; in encoder-decoder attention it is shown as the one predicted.
@@ -61,20 +61,18 @@ class AttentionWeights:
         }[kind]
 
     def visible(self, kind: str) -> np.ndarray:
-        """Return which keys each query of a kind may look at: booleans, `(queries, keys)`."""
+        """Return which keys each query of a kind may look at: booleans, `(queries, keys)`.
+
+        In the decoder these are the keys up to the query, in self-attention those in the window.
+        """
         _, queries, keys = self.of(kind)
-        return visible(kind, len(queries), len(keys), self.window)
-
-
-def visible(kind: str, queries: int, keys: int, window: int | None = None) -> np.ndarray:
-    """Return which keys a query may look at: those up to itself in the decoder, in self-attention in the window."""
-    steps = np.arange(keys) - np.arange(queries)[:, None]  # key minus query
-    seen = np.ones(steps.shape, bool)
-    if window is not None and kind != "encoder-decoder":
-        seen &= abs(steps) <= reach(window)
-    if kind == "decoder":
-        seen &= steps <= 0
-    return seen
+        steps = np.arange(len(keys)) - np.arange(len(queries))[:, None]  # key minus query
+        seen = np.ones(steps.shape, bool)
+        if self.window is not None and kind != "encoder-decoder":
+            seen &= abs(steps) <= reach(self.window)
+        if kind == "decoder":
+            seen &= steps <= 0
+        return seen
 
 
 def check_choice(name: str, chosen: Sequence[int] | None, number: int, where: str) -> list[int]:

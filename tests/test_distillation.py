@@ -17,7 +17,7 @@ import translating
 import yaml
 from conftest import ROOT, TINY_RECIPE, free_port
 from model_folders import change, write_model
-from training_runs import equal, weights_of
+from training_runs import equal, stop_after_step, weights_of
 
 import vaswani_transformer as vt
 from vaswani_transformer import distillation
@@ -29,7 +29,6 @@ from vaswani_transformer.distillation import TeacherOptions, distill, student_re
 from vaswani_transformer.hub.card_facts import facts_of
 from vaswani_transformer.hub.model_card import render_card
 from vaswani_transformer.recipes.recipe import Recipe, load_recipe
-from vaswani_transformer.training import run as training
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 fails = translating.fails
@@ -207,25 +206,6 @@ def test_the_command_resumes_in_every_step(teachers, student, tmp_path, monkeypa
 
 def nothing_is_translated(monkeypatch):
     monkeypatch.setattr(distillation, "load_for_decoding", lambda *_, **__: pytest.fail("loaded a teacher"))
-
-
-def stop_after_step(step, monkeypatch):
-    """A signal, as of a cluster, ends trainings at this step."""
-    make = training.TrainingRun._make_trainer
-
-    def make_and_stop(self, *arguments):
-        trainer = make(self, *arguments)
-
-        def stop(args, state, control, **_):
-            if state.global_step == step:
-                self.stopper.received = signal.SIGTERM
-                control.should_save = control.should_training_stop = True
-            return control
-
-        self.stopper.on_step_end = stop
-        return trainer
-
-    monkeypatch.setattr(training.TrainingRun, "_make_trainer", make_and_stop)
 
 
 @pytest.fixture(scope="module")

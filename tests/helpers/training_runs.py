@@ -55,6 +55,25 @@ def stop_after(step: int, recipe: Recipe, number: int = signal.SIGTERM) -> None:
     assert (stopped.value.step, stopped.value.signal_number) == (step, number)
 
 
+def stop_after_step(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal, as of a cluster, ends trainings at this step."""
+    make = training.TrainingRun._make_trainer
+
+    def make_and_stop(self, *arguments):
+        trainer = make(self, *arguments)
+
+        def stop(args, state, control, **_):
+            if state.global_step == step:
+                self.stopper.received = signal.SIGTERM
+                control.should_save = control.should_training_stop = True
+            return control
+
+        self.stopper.on_step_end = stop
+        return trainer
+
+    monkeypatch.setattr(training.TrainingRun, "_make_trainer", make_and_stop)
+
+
 def kill_before_selection(recipe: Recipe) -> None:
     """Train to the end, as if killed between the last checkpoint and model selection."""
     with pytest.MonkeyPatch.context() as patch:

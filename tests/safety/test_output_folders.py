@@ -27,7 +27,7 @@ from vaswani_transformer.importing.importing import import_model
 from vaswani_transformer.output_folder import LOCK, OWN, RECORD, OutputFolder, locked, locked_together
 from vaswani_transformer.recipes.recipe import PATHS, load_recipe
 from vaswani_transformer.training import run as training
-from vaswani_transformer.training.run_folder import CURVE, LOG, MODEL_FILES, RECIPE
+from vaswani_transformer.training.run_folder import CURVE, LOG, MODEL_FILES, RECIPE, VERDICT
 
 fails = translating.fails
 without_pictures = training_runs.without_pictures
@@ -109,7 +109,7 @@ def test_checkpoints_that_no_run_of_ours_wrote_are_refused(recipe, trained, tmp_
 def test_all_that_a_run_writes_is_known_beforehand(trained):
     """What is checked before the training is what is placed after it."""
     files = {path.name for path in trained.iterdir() if path.is_file()}
-    assert files <= {RECIPE, LOG, CURVE, *MODEL_FILES, *OWN}
+    assert files <= {RECIPE, LOG, CURVE, VERDICT, *MODEL_FILES, *OWN}
 
 
 def test_overwriting_removes_what_is_ours_and_nothing_else(recipe, trained, tmp_path, fails):

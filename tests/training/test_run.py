@@ -202,7 +202,8 @@ def test_the_time_limit_includes_what_comes_after_training(recipe, monkeypatch, 
         monkeypatch.setattr(training.VaswaniTrainer, name, slow)
     fields = {"max_steps": 10**6, "evaluate_every": evaluate_every, "max_minutes": 5, "validation_bleu": 2}
     recipe = dataclasses.replace(recipe, **fields, length_penalty="auto", max_extra_tokens=1)
-    monkeypatch.setattr(training, "_scores", lambda *_: {"bleu": 9.0, "bleu_error": 0.5, "chrf": 9.0})
+    scores = {"bleu": 9.0, "bleu_error": 0.5, "chrf": 9.0, "chrf_error": 0.5}
+    monkeypatch.setattr(training, "_scores", lambda *_: scores)
     result = train(recipe, progress=False)
     assert 240 <= result.seconds <= 300 and result.seconds == now[0]
     assert log_of(result.folder)[-1]["step"] == result.steps

@@ -24,6 +24,7 @@ def train(
     quiet: Quiet = False,
     dry_run: bool = False,
     target_text: Path_ | None = None,
+    forecast: bool = False,
     fields: RecipeOptions = RecipeOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
     """Train a model from a recipe, by default one that chooses settings by the text and the time.
@@ -34,6 +35,8 @@ def train(
     Args:
         target_text: also learn from this text of the target language alone (or a pattern: a.*.de.gz), which a model of
             the reverse direction, trained first, translates back
+        forecast: also train on a half and a quarter of the pairs, which takes three times as long with --max-minutes,
+            and print what twice as many would bring
         dry_run: print what the training will need (tokens, FLOPs, memory, and time, from ten trial steps), and exit
     """
     import datasets
@@ -42,11 +45,17 @@ def train(
     from ..training.run import train as train_recipe
 
     settings = options.read_recipe(recipe, fields, chooses=True)
-    options.exclude("--target-text", target_text, {"dry_run": dry_run, "prepared": settings.prepared})
+    others = {"dry_run": dry_run, "prepared": settings.prepared}
+    options.exclude("--target-text", target_text, others)
+    options.exclude("--forecast", forecast, others | {"target_text": target_text})
     if target_text is not None:
         from ..distillation import train_with_target_text
 
         _print_trained(train_with_target_text(settings, target_text, not quiet))
+    elif forecast:
+        from ..training.forecast import train_with_forecast
+
+        _print_trained(train_with_forecast(settings, not quiet))
     elif not dry_run:
         _print_trained(train_recipe(settings, progress=not quiet))
     elif is_first_process():
@@ -62,6 +71,7 @@ def _print_trained(result: Any) -> None:
     labels = {"eval_loss": "loss", "eval_perplexity": "perplexity", "eval_bleu": "BLEU (greedy)", "eval_chrf": "chrF"}
     shown = ", ".join(f"{labels[key]} {result.metrics[key]:.2f}" for key in labels if key in result.metrics)
     print(f"trained {result.steps:,} steps in {duration(result.seconds)}; kept the {result.kept}: validation {shown}")
+    print("\n".join([*result.verdict, f"learning curve: {result.folder}/learning_curve.png"]))
     print(f"model: {result.folder}")
     print(f"translate with it: vaswani translate {result.folder} 'a sentence'")
 

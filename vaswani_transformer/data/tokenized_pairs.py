@@ -135,11 +135,16 @@ def tokenize_pairs(
     return tokenized, counts
 
 
+def kept_rows(tokenized: datasets.Dataset) -> np.ndarray:
+    """Return which of the pairs that were read `tokenize_pairs` has kept, in order."""
+    return np.arange(len(tokenized)) if tokenized._indices is None else tokenized._indices.column(0).to_numpy()
+
+
 def pair_lengths(tokenized: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Return source and target lengths of all pairs of `tokenize_pairs`, int32 `(pairs,)` each.
 
     Not by the dataset's columns: once pairs are filtered, they take hundreds of times as long and 800 bytes a pair.
     """
-    rows = slice(None) if tokenized._indices is None else tokenized._indices.column(0).to_numpy()
+    rows = kept_rows(tokenized)
     source, target = (tokenized.data.column(f"{side}_length").to_numpy()[rows] for side in ("source", "target"))
     return source, target

@@ -116,7 +116,7 @@ def _epoch(recipe: Recipe, config: VaswaniConfig, micro_batches: int, prepared: 
         size = sum(file.stat().st_size for file in files)
         origin = f"{size / 1e6:,.0f} MB are too much to read" if files else "nothing is downloaded for a plan"
         if files and size <= LARGEST_READ:
-            _, train, _, origin = tokenized_pairs(recipe, lambda train: make_tokenizer(recipe, train))
+            _, train, _, origin, _ = tokenized_pairs(recipe, lambda train: make_tokenizer(recipe, train))
             lengths = pair_lengths(train)
     if lengths is not None:
         sampler = TokenBatchSampler(*lengths, recipe.tokens_per_batch, micro_batches=micro_batches)

@@ -1,9 +1,10 @@
 """One training run: from a recipe to a model folder that is complete."""
 
+import json
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -14,7 +15,6 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from sacrebleu.metrics import BLEU
-from sacrebleu.significance import PairedTest
 from transformers import PreTrainedTokenizerBase, PrinterCallback
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 from transformers.trainer_callback import TrainerState
@@ -26,7 +26,7 @@ from ..data.tokenization import TOKENIZER_FILES, load_tokenizer
 from ..data.tokenized_pairs import tokenize_pairs
 from ..distributed import Processes, joined_processes
 from ..errors import UserError, reading
-from ..evaluation.metrics import bleu_metric, score_translations
+from ..evaluation.metrics import bleu_metric, compare_systems
 from ..files import is_local
 from ..hardware import choose_precision, default_num_workers, keep_freed_memory, on_cpu, use_tf32
 from ..model.checkpoint_vaswani import check_finite
@@ -34,10 +34,10 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.packed_sentences_vaswani import can_use_flash_attention
 from ..output_folder import locked_together
 from ..recipes.recipe import AUTO, Recipe, check_recipe, languages_of
-from . import callbacks, run_folder
+from . import callbacks, run_folder, verdict
 from .checkpoints import WEIGHTS, averaged_from, read_state, step_of
 from .initial_model import merged_adapters, model_of_folder, new_model, origin, read_model_of
-from .run_folder import ADAPTER, CHECKPOINTS, LOG, PREPARED, TOKENIZER
+from .run_folder import ADAPTER, CHECKPOINTS, LOG, PREPARED, TOKENIZER, VERDICT
 from .selection import choose_length_penalty, select_weights
 from .settings import choose_settings
 from .trainer import VaswaniTrainer, VaswaniTrainingArguments
@@ -63,6 +63,7 @@ class TrainingResult:
     metrics: dict  # validation of the selected weights
     averaged: int  # how many checkpoints they are the average of; 0 if they are of one
     kept: str = "best checkpoint"  # which they are, in words
+    verdict: Sequence[str] = ()  # on text and scores
 
 
 def make_tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool = False) -> PreTrainedTokenizerBase:
@@ -76,8 +77,8 @@ def make_tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool = Fals
 
 def tokenized_pairs(
     recipe: Recipe, tokenizer_of: Callable[[datasets.Dataset], PreTrainedTokenizerBase]
-) -> tuple[PreTrainedTokenizerBase, datasets.Dataset, datasets.Dataset, str]:
-    """Return tokenizer, training and validation pairs of a recipe's text, and in words how many training pairs.
+) -> tuple[PreTrainedTokenizerBase, datasets.Dataset, datasets.Dataset, str, tuple[datasets.Dataset, datasets.Dataset]]:
+    """Return tokenizer, training and validation pairs, in words how many training pairs, and the text of both.
 
     `tokenizer_of` makes the tokenizer, of the training text.
     """
@@ -89,7 +90,7 @@ def tokenized_pairs(
         logger.info("%s data: %s", name, count)
         parts.append(pairs)
         counts.append(str(count))
-    return tokenizer, *parts, counts[0]
+    return tokenizer, *parts, counts[0], texts
 
 
 def join_process_group(recipe: Recipe) -> None:
@@ -170,16 +171,23 @@ def is_padding_free(recipe: Recipe, config: VaswaniConfig, arguments: VaswaniTra
     return recipe.padding_free
 
 
+def validation_sample(pairs: datasets.Dataset, recipe: Recipe) -> datasets.Dataset:
+    """Return the pairs to validate on: those that are translated, if any, a fixed sample in every run of this seed."""
+    if not 0 < recipe.validation_bleu < len(pairs):
+        return pairs
+    return pairs.shuffle(seed=recipe.seed).select(range(recipe.validation_bleu))
+
+
 def _scores(tokenizer, bleu: BLEU, prediction) -> dict[str, float]:
-    """`compute_metrics` for the Trainer: generated ids and labels to BLEU, its standard error, and chrF."""
+    """`compute_metrics` for the Trainer: generated ids and labels to BLEU and chrF, each with its standard error."""
     texts = [
         tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
         for ids in (prediction.predictions, prediction.label_ids)
     ]
-    scores = score_translations(*texts, bleu)
+    [row] = compare_systems([("", texts[0])], texts[1], bleu)["systems"]
     # Half of the 95% interval of samples of the sentences (Koehn, 2004), as sacreBLEU estimates it.
-    _, results = PairedTest([("", texts[0])], {"BLEU": bleu}, [texts[1]], "bs", n_samples=1000)()
-    return {"bleu": scores["bleu"], "bleu_error": results["BLEU"][0].ci / 1.96, "chrf": scores["chrf"]}
+    errors = {f"{name}_error": np.ptp(row[f"{name}_interval"]).item() / 2 / 1.96 for name in ("bleu", "chrf")}
+    return {"bleu": row["bleu"], "chrf": row["chrf"]} | errors
 
 
 def check_trainable(recipe: Recipe, tokenizer) -> None:
@@ -237,8 +245,11 @@ class TrainingRun:
             kept, averaged, metrics = select_weights(trainer, recipe, self.folder / CHECKPOINTS, processes)
             if recipe.length_penalty == AUTO and recipe.validation_bleu:
                 choose_length_penalty(trainer, self.stopper.seconds_left)
-            self._finish(trainer)
-            return TrainingResult(self.folder, trainer.state.global_step, self.log.seconds(), metrics, averaged, kept)
+            lines = [*self.text_verdict, *verdict.of_scores(metrics)]
+            steps, seconds = trainer.state.global_step, self.log.seconds()
+            result = TrainingResult(self.folder, steps, seconds, metrics, averaged, kept, lines)
+            self._finish(trainer, result)
+            return result
         finally:
             _end_workers(trainer)
 
@@ -254,7 +265,7 @@ class TrainingRun:
         return processes.share("prepared", lambda: prepare_if_large(self.recipe, made_here, self.progress))
 
     def _load_data(self, processes: Processes, resumed: bool) -> tuple:
-        """Return training and validation pairs as token ids; sets the tokenizer."""
+        """Return training and validation pairs as token ids; sets the tokenizer, and the verdict on the text."""
         recipe = self.recipe
         if (folder := self._prepared_folder(processes, resumed)) is not None:
             prepared = open_prepared(folder)
@@ -266,10 +277,12 @@ class TrainingRun:
             self.tokenizer = prepared.tokenizer
             for name, part in (("training", TRAIN), ("validation", VALIDATION)):
                 logger.info("%s data: %s", name, prepared.counts(part))
+            self.text_verdict = [f"training text: {prepared.counts(TRAIN)}"]
             return prepared.train, prepared.validation.as_dataset()
-        self.tokenizer, train, validation, _ = tokenized_pairs(
+        self.tokenizer, train, validation, counts, texts = tokenized_pairs(
             recipe, lambda train: processes.share("tokenizer", lambda: make_tokenizer(recipe, train, resumed))
         )
+        self.text_verdict = [] if processes.rank else verdict.of_text(counts, *texts, self.tokenizer)
         return train, validation
 
     def _train(self, trainer: VaswaniTrainer, checkpoint: Path | None) -> None:
@@ -310,9 +323,7 @@ class TrainingRun:
 
     def _make_trainer(self, model, train, validation) -> VaswaniTrainer:
         recipe = self.recipe
-        if recipe.validation_bleu and len(validation) > recipe.validation_bleu:
-            # Loss is computed on what is translated too: a fixed sample, the same in every run of this seed.
-            validation = validation.shuffle(seed=recipe.seed).select(range(recipe.validation_bleu))
+        validation = validation_sample(validation, recipe)
         longest = max(max(validation["source_length"]), max(validation["target_length"]))
         validation = validation.sort("source_length").select_columns(["input_ids", "labels"])
         if recipe.validation_bleu:
@@ -346,7 +357,7 @@ class TrainingRun:
             trainer.add_callback(callbacks.TrainingProgressCallback(self.log, recipe.max_minutes))
         return trainer
 
-    def _finish(self, trainer: VaswaniTrainer) -> None:
+    def _finish(self, trainer: VaswaniTrainer, result: TrainingResult) -> None:
         """Write the model folder, its weights last: their presence marks a finished run."""
         recipe, sharded = self.recipe, trainer.is_fsdp_enabled  # then all processes have to gather the weights
         weights = trainer.accelerator.get_state_dict(trainer.model) if sharded else None
@@ -364,6 +375,7 @@ class TrainingRun:
             with self.output.placing(last=WEIGHTS, stale=TOKENIZER_FILES) as staging:
                 model.save_pretrained(staging, state_dict=weights)
                 self.tokenizer.save_pretrained(staging)
+                (staging / VERDICT).write_text(json.dumps(vars(result), default=str, indent=1), encoding="utf-8")
         trainer.accelerator.wait_for_everyone()
 
 

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 CHECKPOINTS, LOG, CURVE = "checkpoints", "training_log.jsonl", "learning_curve.png"
 TOKENIZER = "tokenizer"  # a folder beside the checkpoints, for a resumed run
 PREPARED = "prepared"  # a folder: what `vaswani prepare` makes, of large text; it has a record of its own
+VERDICT = "verdict.json"  # of a finished run: what came of it, with its verdict in words
+FORECAST = "forecast"  # a folder: models of parts of the text, and these parts, with its mark
 REVERSE = "reverse"  # a folder: the model of the reverse direction of a training with back-translation, with its mark
 ADAPTER = "adapter"  # a folder: what LoRA has trained, beside the model that it is merged into
 ORIGIN = "started_from.json"  # of a run that started from a model: its name and a hash of its weights
@@ -39,7 +41,8 @@ MODEL_FILES = (
     WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
     *(path.name for path in Path(configuration_vaswani.__file__).parent.glob("*_vaswani.py")),
 )  # fmt: skip
-_FILES = (RECIPE, LOG, CURVE, ORIGIN, IMPORT, *MODEL_FILES, f"{CHECKPOINTS}/{RECIPE}", f"{CHECKPOINTS}/{CONTENTS}")
+_OF_RUN = (LOG, CURVE, VERDICT, ORIGIN, IMPORT)
+_FILES = (RECIPE, *_OF_RUN, *MODEL_FILES, f"{CHECKPOINTS}/{RECIPE}", f"{CHECKPOINTS}/{CONTENTS}")
 _OURS_WITHIN = (f"{CHECKPOINTS}/", f"{ADAPTER}/", f"{TENSORBOARD}/")
 SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are compared for all
 # Fields that a resumed run may change: what has been computed so far does not depend on them.
@@ -158,7 +161,7 @@ def claim_output(
         for path in checkpoint_folders(checkpoints):
             remove_checkpoint(path)
         ours = [name for name in output.names if name.startswith(_OURS_WITHIN)]
-        output.remove([*ours, WEIGHTS, "config.json", LOG, CURVE, ORIGIN, IMPORT])
+        output.remove([*ours, WEIGHTS, "config.json", *_OF_RUN])
     output.write_text(RECIPE, text)
     for name, content in origin.items():
         output.write_text(name, content)

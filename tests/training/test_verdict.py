@@ -1,0 +1,154 @@
+"""The verdict on a finished training, and the forecast of what more text would bring."""
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+
+import datasets
+import pytest
+import training_runs
+import translating
+import yaml
+from conftest import ROOT, TINY_RECIPE, free_port
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from training_runs import stop_after_step
+from transformers import PreTrainedTokenizerFast
+
+from vaswani_transformer import train_tokenizer
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.training import run as training
+from vaswani_transformer.training import verdict
+from vaswani_transformer.training.forecast import gain_of_doubling
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+fails = translating.fails
+without_pictures = training_runs.without_pictures
+points = st.floats(0, 100)
+
+
+@given(points, st.floats(0.1, 50), st.floats(0.01, 0.5), st.integers(8, 10**6))
+def test_on_a_power_law_the_forecast_is_exact(limit, factor, exponent, pairs):
+    def score(number):
+        return limit - factor * number**-exponent
+
+    scores = [score(number) for number in (pairs / 4, pairs / 2, pairs)]
+    assume(scores[2] - scores[1] > 1e-6)
+    assert gain_of_doubling(*scores) == pytest.approx(score(2 * pairs) - score(pairs), rel=1e-3)
+
+
+@given(points, points, points)
+def test_a_forecast_is_no_loss_and_no_more_than_the_last_doubling_brought(quarter, half, whole):
+    assert 0 <= gain_of_doubling(quarter, half, whole) <= max(0, min(whole - half, 100 - whole))
+
+
+def test_the_verdict_on_a_text_counts_what_is_likely_wrong():
+    texts = [
+        datasets.Dataset.from_dict(dict(zip(("source", "target"), map(list, zip(*pairs, strict=True)), strict=True)))
+        for pairs in (
+            [("a b", "c d"), ("a b", "c d"), ("a b", "d"), ("e", "e"), ("", "")],
+            [("a b", "x"), ("a b", "c"), ("a", "ç a"), ("e b", "cd")],
+        )
+    ]
+    ours = train_tokenizer(itertools.chain(*(text[side] for text in texts for side in ("source", "target"))))
+    assert verdict.of_text("5 pairs read", *texts, ours) == [
+        "training text: 5 pairs read",
+        "of the pairs read 20.0% repeat another, 20.0% have two equal sides",
+        "of 4 validation sources 2 are in the training text word for word (warning: new text will score lower)",
+        "of the characters to validate on 11.76% are unknown (warning: train on text that has them)",  # x and ç of 17
+    ]
+    words = Tokenizer(models.WordLevel({**dict.fromkeys("ab cdx", 0), "<unk>": 1}, unk_token="<unk>"))
+    words = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    lines = verdict.of_text("", texts[0].select([3, 4, 4, 4]), texts[1].select([3]), words)
+    assert lines[1].startswith("of the pairs read 50.0% repeat another, 25.0% have two equal sides (warning: ")
+    assert lines[2:] == [
+        "of 1 validation sources 0 are in the training text word for word",
+        "of the characters to validate on 100.00% are unknown (warning: train on text that has them)",
+    ]
+
+
+def test_the_verdict_on_scores_has_their_intervals():
+    metrics = {"eval_bleu": 0.9, "eval_bleu_error": 0.5, "eval_chrf": 20.0, "eval_chrf_error": 1.0}
+    bleu, chrf = verdict.of_scores(metrics)
+    assert bleu.startswith("validation BLEU 0.9, with 95% confidence 0.0 to 1.9 (warning: the model has learned noth")
+    assert chrf == "validation chrF 20.0, with 95% confidence 18.0 to 22.0"
+    assert verdict.of_scores({"eval_loss": 1.0}) == []
+
+
+# Whole trainings
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory, text):
+    """Some of the text, every eighth pair of which is too long, with three pairs to validate on of five held out."""
+    folder = tmp_path_factory.mktemp("recipe")
+    for side in ("en", "de"):
+        lines = (text / f"train.{side}").read_text().splitlines()[:48]
+        lines = [line * 8 if number % 8 == 7 else line for number, line in enumerate(lines)]
+        (folder / f"train.{side}").write_text("".join(line + "\n" for line in lines))
+    values = {name: value for name, value in TINY_RECIPE.items() if not name.startswith("validation")}
+    values |= {"data_dir": str(folder), "validation_size": 5, "validation_bleu": 3, "max_extra_tokens": 2}
+    values |= {"max_steps": 2, "evaluate_every": 2, "precision": "fp32", "vocab_size": "auto", "dropout": 0.0}
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(values))
+    return folder / "tiny.yaml"
+
+
+def test_a_forecast_is_of_nested_parts_and_the_same_validation_however_often_it_is_resumed(
+    recipe, tmp_path, monkeypatch, capsys
+):
+    references, compare = [], training.compare_systems
+
+    def recorded(systems, texts, bleu):
+        references.append(sorted(texts))
+        return compare(systems, texts, bleu)
+
+    command = ["train", str(recipe), "--forecast", "--quiet", "--output"]
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "compare_systems", recorded)
+        assert main([*command, str(tmp_path / "straight")]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(references) == 2 * 3 and references == references[:1] * 6 and len(references[0]) == 3
+    stop_after_step(1, monkeypatch)
+    out = tmp_path / "out"
+    assert [main([*command, str(out)]) for _ in range(4)] == [128 + signal.SIGTERM] * 3 + [0]
+    first, again = (json.loads((folder / "verdict.json").read_text()) for folder in (tmp_path / "straight", out))
+    assert first["verdict"] == again["verdict"] and set(shown) > set(first["verdict"])
+    assert first["verdict"][-1].startswith("forecast: twice the pairs would bring about +")
+    assert main([*command, str(out)]) == 0  # nothing is left to do
+    assert json.loads((out / "verdict.json").read_text()) == again
+
+    files = (out / "forecast" / f"{name}.parquet" for name in ("quarter", "half"))
+    parts = [list(datasets.Dataset.from_parquet(str(path))) for path in files]
+    assert list(map(len, parts)) == [10, 21] and all(pair in parts[1] for pair in parts[0])
+    sides = [recipe.with_name(f"train.{side}").read_text().splitlines() for side in ("en", "de")]
+    assert {(pair["source"], pair["target"]) for pair in parts[1]} < set(zip(*sides, strict=True))
+    assert not {pair["target"] for pair in parts[1]} & set(references[0])
+
+
+def test_what_no_forecast_is_made_of(recipe, tmp_path, fails):
+    few = tmp_path / "few.tsv"
+    few.write_text("".join(f"{n}\t{n}\n" for n in range(39)))
+    command = ["train", recipe, "--forecast", "--output", tmp_path / "out"]
+    for words, message in {
+        ("--train-source", "none", "--train-target", "none", "--train-data", few): "a forecast takes from 40 to ",
+        ("--validation-bleu", 0): "and a validation_bleu above 0: leave --forecast out",
+        ("--prepared", few): "--forecast and --prepared cannot be combined",
+        ("--target-text", few): "--forecast and --target-text cannot be combined",
+    }.items():
+        assert message in fails(*command, *words)
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_verdict_of_one(recipe, tmp_path):
+    words = ["train", str(recipe), "--forecast", "--quiet", "--output"]
+    assert main([*words, str(tmp_path / "one")]) == 0
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+    command = [*launch, "-m", "vaswani_transformer", *words, str(tmp_path / "two")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    one, two = (json.loads((tmp_path / name / "verdict.json").read_text())["verdict"] for name in ("one", "two"))
+    assert one == two and done.stdout.count(two[0]) == 1

@@ -1,0 +1,111 @@
+"""What more text would bring: a training, and two more on parts of its text (`vaswani train --forecast`)."""
+
+import json
+import logging
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+
+from ..data.prepare import LARGE
+from ..data.recipe_data import data_sources
+from ..data.tokenization import load_tokenizer
+from ..data.tokenized_pairs import kept_rows
+from ..distributed import is_first_process, joined_processes
+from ..errors import UserError
+from ..json_and_yaml import read_json
+from ..output_folder import RECIPE, OutputFolder, locked_together
+from ..recipes.recipe import AUTO, CHOSEN, DATA, Recipe, load_recipe
+from .checkpoints import WEIGHTS
+from .run import TrainingResult, join_process_group, tokenized_pairs, train, validation_sample
+from .run_folder import CHECKPOINTS, FORECAST, VERDICT, check_contents, content_hashes
+from .verdict import NOTHING, warned
+
+logger = logging.getLogger(__name__)
+
+FEWEST = 40  # training pairs
+
+
+def gain_of_doubling(quarter: float, half: float, whole: float) -> float:
+    """Extrapolate a score, 0 to 100, of models of a quarter, half and all of n pairs to what 2n would add.
+
+    By the power law c - a * n^-b, which Kolachina et al. (2012, Prediction of Learning Curves in Machine Translation)
+    found to fit best of six families. Three points determine it: each doubling adds 2^-b times what the one before
+    added. The points are noisy, so b is taken to be between 0 (every doubling adds as much) and 1/2.
+    """
+    first, second = half - quarter, whole - half
+    if second <= 0:
+        return 0.0
+    share = float(np.clip(second / first, 0.5**0.5, 1)) if first > 0 else 1.0
+    return min(share * second, 100 - whole)
+
+
+def train_with_forecast(recipe: Recipe, progress: bool = True) -> TrainingResult:
+    """Train, then on a quarter and a half of the pairs too, and add to the verdict what twice as many would bring.
+
+    These models, in the folder `forecast` of the output, are trained by the same recipe, where it leaves settings open
+    by those that fit their text, and validated on the same pairs. What is finished is not trained again: after an
+    interruption the same call resumes, and the forecast of a finished run can be had later.
+
+    Raises:
+        UserError, TrainingStopped: as `train`, and for a recipe or a text of which there can be no forecast.
+    """
+    pairs = len(data_sources(recipe)[0].load())
+    if not (FEWEST <= pairs < LARGE and recipe.validation_bleu):  # before hours are spent
+        limits = f"from {FEWEST} to {LARGE:,} training pairs, here {pairs:,}"
+        raise UserError(f"a forecast takes {limits}, and a validation_bleu above 0: leave --forecast out")
+    OutputFolder(Path(recipe.output) / FORECAST).check_ours()
+    join_process_group(recipe)
+    with locked_together(recipe.output):
+        whole = _trained(recipe, progress)
+        with joined_processes() as processes:
+            parts = processes.share("parts of the text", lambda: _write_parts(recipe))
+        results = [*(_trained(part, progress) for part in parts), whole]
+        scores = [result.metrics["eval_chrf"] for result in results]
+        gain = f"{FORECAST}: twice the pairs would bring about {gain_of_doubling(*scores):+.1f} chrF"
+        line = gain + " (a quarter {:.1f}, half {:.1f}, all {:.1f})".format(*scores)
+        is_nothing = min(result.metrics["eval_bleu"] for result in results) < NOTHING
+        line = warned(line, is_nothing, "one of these models has learned nothing")
+        others = [each for each in whole.verdict if not each.startswith(FORECAST)]
+        whole = replace(whole, verdict=[*others, line])
+        if is_first_process():
+            OutputFolder(recipe.output).write_text(VERDICT, json.dumps(vars(whole), default=str, indent=1))
+    return whole
+
+
+def _trained(recipe: Recipe, progress: bool) -> TrainingResult:
+    """Train, unless there is a finished run of the same settings; return what came of it."""
+    with joined_processes() as processes:
+        result = processes.share("result", lambda: _finished(recipe))
+    logger.info("%s: %s", "training" if result is None else "trained before", recipe.output)
+    return train(recipe, progress) if result is None else result
+
+
+def _finished(recipe: Recipe) -> TrainingResult | None:
+    """Return the result of a finished run of the same settings, those aside that were chosen; None if there is none."""
+    folder = Path(recipe.output)
+    if not all((folder / name).exists() for name in (WEIGHTS, VERDICT)):
+        return None
+    made = load_recipe(str(folder / CHECKPOINTS / RECIPE))
+    chosen = {name: getattr(made, name) for name in CHOSEN if getattr(recipe, name) == AUTO}
+    is_same = replace(recipe, overwrite=False, **chosen) == made
+    return TrainingResult(**read_json(folder / VERDICT) | {"folder": folder}) if is_same else None
+
+
+def _write_parts(recipe: Recipe) -> list[Recipe]:
+    """Write a quarter and a half of the text, and the pairs that the whole was validated on; return their recipes."""
+    made, folder = load_recipe(f"{recipe.output}/{CHECKPOINTS}/{RECIPE}"), Path(recipe.output).absolute() / FORECAST
+    tokenizer, train, validation, _, texts = tokenized_pairs(made, lambda _: load_tokenizer(made.output))
+    check_contents(folder.parent, content_hashes(tokenizer, train, validation))
+    folder.mkdir(exist_ok=True)
+    data = {each.name: each.default for each in fields(Recipe) if each.metadata["group"] == DATA}
+    data |= {name: getattr(made, name) for name in ("max_length", "max_length_ratio", "validation_size")}
+    data["validation_data"] = str(folder / "validation.parquet")
+    order, parts = np.random.default_rng([made.seed, 2]).permutation(len(texts[0])), []
+    with OutputFolder(folder).placing() as staging:
+        validation_sample(texts[1].select(kept_rows(validation)), made).to_parquet(staging / "validation.parquet")
+        for name, pairs in (("quarter", len(order) // 4), ("half", len(order) // 2)):
+            texts[0].select(np.sort(order[:pairs])).to_parquet(staging / f"{name}.parquet")
+            data["train_data"] = str(folder / f"{name}.parquet")
+            parts.append(replace(recipe, **data, output=str(folder / name)))
+    return parts

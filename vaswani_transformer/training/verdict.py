@@ -1,0 +1,54 @@
+"""The verdict on a finished training, in words: what its text was, how well the model does, what is likely wrong."""
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import datasets
+
+from ..data.parallel_text import pairs_of
+from ..data.tokenization import SIDES, encoder
+
+OVERLAP, COPIES, UNKNOWN = 0.05, 0.2, 0.001  # shares above which there is a warning
+NOTHING = 1.0  # BLEU below this is that of a model that has learned nothing
+
+
+def of_text(counts: str, train: datasets.Dataset, validation: datasets.Dataset, tokenizer: Any) -> list[str]:
+    """Describe the text of a training; `counts` are of its filter, in words, the others include what that drops.
+
+    An unknown character is one that the training text does not have, or for which the tokenizer has no token.
+    """
+    copied = sum(source == target != "" for source, target in pairs_of(train)) / len(train)
+    repeated = 1 - len({hash(pair) for pair in pairs_of(train)}) / len(train)
+    sources, characters = Counter(validation["source"]), set(chain.from_iterable(chain.from_iterable(pairs_of(train))))
+    overlap = sum(sources.pop(source, 0) for source, _ in pairs_of(train))
+    unknown = number = 0
+    for side in SIDES:
+        used = Counter("".join(validation[side]))
+        number += used.total()
+        for (character, times), ids in zip(used.items(), encoder(tokenizer, side)(list(used)), strict=True):
+            unknown += times * (character not in characters or tokenizer.unk_token_id in ids)
+    share = unknown / max(1, number)
+    copies = f"of the pairs read {repeated:.1%} repeat another, {copied:.1%} have two equal sides"
+    copies = warned(copies, copied > COPIES, "models of such text learn to copy")
+    same = f"of {len(validation):,} validation sources {overlap:,} are in the training text word for word"
+    same = warned(same, overlap > OVERLAP * len(validation), "new text will score lower")
+    new = f"of the characters to validate on {share:.2%} are unknown"
+    new = warned(new, share > UNKNOWN, "train on text that has them")
+    return [f"training text: {counts}", copies, same, new]
+
+
+def of_scores(metrics: Mapping[str, float]) -> list[str]:
+    """Describe a validation by BLEU and chrF, if its pairs were translated, each with its 95% interval."""
+    lines = []
+    for name, label, least in (("bleu", "BLEU", NOTHING), ("chrf", "chrF", 0)) if "eval_bleu" in metrics else ():
+        score, half = metrics[f"eval_{name}"], 1.96 * metrics[f"eval_{name}_error"]
+        line = f"validation {label} {score:.1f}, with 95% confidence {max(0, score - half):.1f} to {score + half:.1f}"
+        lines.append(warned(line, score < least, "the model has learned nothing, give it more minutes or text"))
+    return lines
+
+
+def warned(fact: str, is_wrong: bool, warning: str) -> str:
+    """Return a fact, with a warning where something is likely wrong."""
+    return f"{fact} (warning: {warning})" if is_wrong else fact

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 import translating
@@ -101,7 +102,8 @@ def test_what_ctranslate2_cannot_follow_is_computed_in_float32(
 
 
 def test_the_extra_is_named(folder, monkeypatch, fails):
-    monkeypatch.setattr("vaswani_transformer.export.facts.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    monkeypatch.delitem(sys.modules, "vaswani_transformer.export.to_ctranslate2", raising=False)
     line = fails("translate", folder, "A dog.", "--precision", "int8", "--device", "cpu")
     assert "pip install 'vaswani_transformer[ctranslate2]'" in line
 

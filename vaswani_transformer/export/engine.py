@@ -10,10 +10,10 @@ from typing import Any
 
 from ..decoding.fast_tokenizer import open_tokenizer
 from ..decoding.translator import Translator
-from ..errors import UserError
+from ..errors import UserError, reading
 from ..evaluation.records import model_sha256
 from ..exported import is_exported
-from .facts import NotExpressibleError, require
+from .facts import NotExpressibleError
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +80,8 @@ def load_exported(
     Raises:
         UserError: for a folder that holds no such model, or a device or precision that CTranslate2 has not.
     """
-    require("ctranslate2")
-    import ctranslate2
+    with reading("exported models (pip install 'vaswani_transformer[ctranslate2]')"):
+        import ctranslate2
 
     from .ctranslate2_model import CTranslate2Model
 
@@ -101,7 +101,6 @@ def int8_folder(folder: str | Path) -> Path:
         UserError: as `export_model`.
         NotExpressibleError: for a model that CTranslate2 has nothing for.
     """
-    require("ctranslate2")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     final = cache / "vaswani_transformer" / "int8" / model_sha256(folder)
     if not final.is_dir():

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 
 from ..data.batching import PairCollator
-from ..errors import UserError
+from ..errors import UserError, reading
 from ..exported import FACTS
 from ..loading import load_model
 from ..model.layers_vaswani import VaswaniSinusoidalPositions, sinusoidal_positions
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import written_at_once
-from .facts import NUMBERS, QUANTIZATIONS, require
+from .facts import NUMBERS, QUANTIZATIONS
 
 _TOLERANCE = 0.01  # of log-probabilities and logits in float32; differences seen are below 0.001
 
@@ -66,7 +66,8 @@ def export_model(
         UserError: for a model that cannot be loaded or expressed, naming the setting; a format that is unknown or not
             installed; an output that is there.
     """
-    require(format)
+    with reading(f"the format {format} (pip install 'vaswani_transformer[{format}]')"):
+        writer = import_module(f".to_{format}", __package__)
     quantization, output = quantization or "float32", Path(output)
     if quantization not in (known := QUANTIZATIONS if format == "ctranslate2" else ("float32",)):
         raise UserError(f"quantization is {quantization!r}: weights exported to {format} are {' or '.join(known)}")
@@ -74,13 +75,13 @@ def export_model(
         model, tokenizer = load_model(model, "cpu")
         model = model.float()
         rows = set_positions(model, positions)
-        difference = _write(format, model, tokenizer, staging, rows, quantization)
+        difference = _write(writer, format, model, tokenizer, staging, rows, quantization)
         size = sum(path.stat().st_size for path in staging.iterdir())
     return Export(output.absolute(), rows, size, difference)
 
 
 @torch.no_grad()
-def _write(format: str, model, tokenizer, staging: Path, rows: int, quantization: str) -> float | None:
+def _write(writer, format: str, model, tokenizer, staging: Path, rows: int, quantization: str) -> float | None:
     """Write all files of an export; returns the largest difference from the model, where that can be computed."""
     from .. import __version__
 
@@ -90,7 +91,6 @@ def _write(format: str, model, tokenizer, staging: Path, rows: int, quantization
     sample = PairCollator(config.pad_token_id)([{"input_ids": ids, "labels": ids} for ids in sentences])
     sample["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(sample.pop("labels"))
     logits = model(**sample).logits  # first: writing changes the model
-    writer = import_module(f".to_{format}", __package__)
     writer.write(model, tokenizer, staging, quantization)
     tokenizer.save_pretrained(staging)
     model.generation_config.save_pretrained(staging)

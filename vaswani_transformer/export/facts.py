@@ -1,6 +1,5 @@
 """The files of an exported model beside its weights; imports no torch, so that such a model runs without."""
 
-import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,8 +7,6 @@ from ..errors import UserError, reading
 from ..exported import FACTS
 from ..json_and_yaml import parse_json, read_json, read_text
 
-#: Formats, the extra of this package that each needs, and the modules that the extra brings.
-EXTRAS = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime", "onnxscript"), "marian": ()}
 #: Types that CTranslate2 stores weights in. What they are computed in is decided where the model is used.
 QUANTIZATIONS = ("float32", "int8", "int8_float32", "bfloat16", "float16", "int16")
 #: Numbers of a configuration that `export.json` has, for programs that use the exported model.
@@ -44,11 +41,3 @@ def read_vocabularies(folder: str | Path) -> tuple[list[str], list[str]]:
         with reading(path):
             tokens.append(list(parse_json(read_text(path))))
     return tokens[0], tokens[-1]
-
-
-def require(format: str) -> None:
-    """Refuse a format whose libraries are not installed."""
-    missing = [name for name in EXTRAS[format] if importlib.util.find_spec(name) is None]
-    if missing:
-        problem = f"{' and '.join(missing)} not installed, which models exported to {format} need"
-        raise UserError(f"{problem}: pip install 'vaswani_transformer[{format}]'")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
+import onnxscript  # noqa: F401 - torch's exporter needs it
 import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache

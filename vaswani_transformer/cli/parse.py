@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from ..distributed import is_first_process
 from ..durations import duration
-from ..errors import UserError, reading
+from ..errors import UserError
 from ..recipes.recipe import DATA
 from . import files, options
 from .files import Writing
@@ -85,7 +85,6 @@ def predict(
     *sentences: str,
     input: Path_ | None = None,
     text: bool = False,
-    pictures: Path_ | None = None,
     constrained: Constrained = True,
     writing: Writing = Writing(),  # noqa: B008 (of cyclopts)
     search: Search = Search(),  # noqa: B008
@@ -101,7 +100,6 @@ def predict(
         sentences: if none, standard input is read
         input: parse the lines of this file (.gz works)
         text: draw the trees with lines instead of brackets
-        pictures: also draw each tree as FOLDER/NUMBER.svg
     """
     from ..parsing.parser import FileParser
 
@@ -109,13 +107,9 @@ def predict(
     options.exclude("--text", text, {"resume": writing.resume})
     files.check_work({"input": input}, writing)
     scans = files.scan_files({"input": input})
-    folder = Path(pictures) if pictures else None
-    worker = FileParser(_load_parser(model, constrained, search, computing), text, folder, writing.window)
-    values = {"text": text, "constrained": constrained, "pictures": folder and str(folder.resolve())}
-    settings = partial(files.settings_of, model, computing, search, **values, window=writing.window)
-    if folder is not None:
-        with reading(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+    worker = FileParser(_load_parser(model, constrained, search, computing), text, writing.window)
+    values = {"text": text, "constrained": constrained, "window": writing.window}
+    settings = partial(files.settings_of, model, computing, search, **values)
     with files.open_output(writing, {} if text else scans, settings) as output:
         try:
             files.do_lines(worker, output, writing, {"input": input}, scans, sentences)

@@ -13,7 +13,6 @@ from ..decoding.streaming import WINDOW_LINES, Window
 from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
 from ..distributed import joined_processes
 from ..errors import UserError
-from ..files import write_text
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
 from ..training.run import check_trainable, join_process_group
@@ -21,9 +20,8 @@ from ..training.run_folder import check_output
 from .augmentation import Exchange
 from .grammar import BracketGrammar, BracketProcessor
 from .linearization import delinearize, is_tag_among_words, linearize, with_words, without_words
-from .pictures import tree_svg, tree_text
 from .tokenizer import sentence_text, split_words, train_parser_tokenizer, tree_token_ids, word_starts
-from .trees import Tree, checked, clean, escape, read_trees, words_of
+from .trees import Tree, checked, clean, escape, read_trees, tree_text, words_of
 
 logger = logging.getLogger(__name__)
 
@@ -213,29 +211,22 @@ def parsing_recipe(recipe: Recipe, train_trees: Sequence[Tree], dev_trees: Seque
 class FileParser(FileTranslator):
     """Parses lines, words separated by spaces, into a file: a tree on each line, a blank line for no words.
 
-    `drawn` writes trees drawn with lines, and a blank line after each, in place of brackets; `pictures` is the folder
-    for a picture of each tree, `NUMBER.svg`. `repaired` counts the outputs that were not trees over their words.
+    `drawn` writes trees drawn with lines, and a blank line after each, in place of brackets. `repaired` counts the
+    outputs that were not trees over their words.
     """
 
     doing = "parsing"
 
-    def __init__(self, parser: Parser, drawn: bool = False, pictures: Path | None = None, window: int = WINDOW_LINES):
+    def __init__(self, parser: Parser, drawn: bool = False, window: int = WINDOW_LINES):
         super().__init__(parser, window=window)
-        self.drawn, self.pictures, self.repaired = drawn, pictures, 0
+        self.drawn, self.repaired = drawn, 0
 
     def run(self, lines: Iterable[str], *arguments, **options) -> None:
         """Parse all lines; arguments and errors as of `FileTranslator.run`."""
         super().run(checked(map(words_of, lines)), *arguments, **options)
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:
-        records = []
-        for number, (words, ranked) in enumerate(zip(window.lines, hypotheses, strict=True), window.first):
-            parse = self.translator.read(words, ranked[0])
-            self.repaired += not parse.well_formed
-            if parse.tree is None:
-                records.append("\n")
-                continue
-            if self.pictures is not None:
-                write_text(self.pictures / f"{number:05}.svg", tree_svg(parse.tree))
-            records.append((tree_text(parse.tree) + "\n" if self.drawn else str(parse.tree)) + "\n")
-        return records
+        parses = list(map(self.translator.read, window.lines, (ranked[0] for ranked in hypotheses)))
+        self.repaired += sum(not parse.well_formed for parse in parses)
+        draw = (lambda tree: f"{tree_text(tree)}\n") if self.drawn else str
+        return [f"{'' if parse.tree is None else draw(parse.tree)}\n" for parse in parses]

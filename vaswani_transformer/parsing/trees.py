@@ -101,6 +101,23 @@ def unescape(word: str) -> str:
     return _UNESCAPES.get(word) or word.replace("\\/", "/").replace("\\*", "*")
 
 
+def tree_text(tree: Tree, indent: str = "") -> str:
+    """Return a tree drawn with lines, a line for each node, without a line break at the end.
+
+    `indent` comes before all lines but the first.
+
+    >>> print(tree_text(Tree("NP", (Tree("DT", word="the"), Tree("NN", word="dog")))))
+    NP
+    ├─ DT the
+    └─ NN dog
+    """
+    lines = [tree.label if tree.word is None else f"{tree.label} {unescape(tree.word)}"]
+    for number, child in enumerate(tree.children, 1):
+        branch, below = ("├─ ", "│  ") if number < len(tree.children) else ("└─ ", "   ")
+        lines.append(indent + branch + tree_text(child, indent + below))
+    return "\n".join(lines)
+
+
 def parse_trees(lines: Iterable[str], where: str, skipped: list[str] | None = None) -> Iterator[Tree]:
     """Yield the trees in lines, as `read_trees`; `where` names the source in messages."""
     for first, text in _paragraphs(lines):

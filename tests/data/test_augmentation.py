@@ -1,15 +1,22 @@
-"""Changes to text, compared with OpusTrainer's modifiers."""
+"""Changes to text, compared with OpusTrainer's modifiers, and the pairs of tokens that are changed as they are read."""
 
+import pickle
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vaswani_transformer.data.augmentation import CHANGES, changed
+from vaswani_transformer import train_tokenizer
+from vaswani_transformer.data.augmentation import CHANGES, AugmentedPairs, changed, choose_change
+from vaswani_transformer.data.batching import TokenBatchSampler
 from vaswani_transformer.data.synthetic import generate_corpus
+from vaswani_transformer.data.tokenized_pairs import pair_encoder
+from vaswani_transformer.recipes.recipe import DEFAULT_AUGMENTATION
 
 PAIRS = generate_corpus(300, 10, 10).train
+NEEDED = "an independent reference: pip install opustrainer"
 
 
 def change(kind, source, target="", seed=0):
@@ -64,13 +71,86 @@ def test_a_typing_error_is_one_edit_of_letters_and_insertions_are_the_same_on_bo
 def test_as_opustrainer_does(name, kind):
     """Ours also begins words behind brackets and quotes with a capital, keeps spaces, and leaves commas at an end.
 
-    Its typing errors are up to nine a sentence, spaces among them; its noise is whole lines without the sentence.
+    Its noise is whole lines without the sentence, emoji or words of another script, the same on both sides.
     """
-    pytest.importorskip("opustrainer")
     module, _, modifier = name.partition(".")
-    modifiers = pytest.importorskip(f"opustrainer.modifiers.{module}")
+    modifiers = pytest.importorskip(f"opustrainer.modifiers.{module}", reason=NEEDED)
     lines = [*map("\t".join, PAIRS), "Well...\tNun.", "is it?\tist es?", "a b\tc d.", "a  .\tb .", "gut!?\tgut!"]
     theirs = list(getattr(modifiers, f"{modifier}Modifier")(1.0)(lines))
     ours = ["\t".join(change(kind, *line.split("\t"))) for line in lines]
     differing = [line for line, one, other in zip(lines, ours, theirs, strict=True) if one.split() != other.split()]
     assert differing == []
+
+
+def test_typing_errors_are_some_of_opustrainers():
+    """Which makes up to nine in a sentence, of any character, spaces among them, and of keys above and below."""
+    modifiers = pytest.importorskip("opustrainer.modifiers.typos", reason=NEEDED)
+    random.seed(1)
+    kinds = ("char_swap", "missing_char", "repeated_char", "nearby_char")
+    theirs = [set(modifiers.TypoModifier(1.0, **{kind: 1.0})(["house\tHaus"] * 1000)) for kind in kinds]
+    ours = {"\t".join(change("typos", "house", "Haus", seed)) for seed in range(300)}
+    assert ours <= set().union(*theirs) and all(lines & ours for lines in theirs)
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    tokenizer = train_tokenizer((side for pair in PAIRS for side in pair), vocab_size=500)
+    batch = dict(zip(("source", "target"), map(list, zip(*PAIRS, strict=True)), strict=True))
+    columns = pair_encoder(tokenizer, 100, None)(batch)
+    rows = [
+        dict(zip(("input_ids", "labels"), ids, strict=True))
+        for ids in zip(columns["input_ids"], columns["labels"], strict=True)
+    ]
+    return tokenizer, rows
+
+
+def texts_of(tokenizer, rows):
+    sides = ([row[name] for row in rows] for name in ("input_ids", "labels"))
+    return list(zip(*(tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in sides), strict=True))
+
+
+def test_pairs_are_changed_by_their_number_alone(tokens):
+    """So by seed, epoch and pair: in any batch, process and worker, and again on a resume."""
+    tokenizer, rows = tokens
+    shares = {"upper": 0.2, "typos": 0.3}
+    pairs = AugmentedPairs(rows, tokenizer, shares, seed=4)
+    numbers = list(range(2 * len(rows)))
+    texts = texts_of(tokenizer, pairs.__getitems__(numbers))
+    for number, text in zip(numbers, texts, strict=True):
+        original = PAIRS[number % len(PAIRS)]
+        assert text == (choose_change(shares, 4, number) or (lambda *pair: pair))(*original)
+    epochs = texts[: len(rows)], texts[len(rows) :]
+    counts = [sum(text != pair for text, pair in zip(epoch, PAIRS, strict=True)) for epoch in epochs]
+    assert epochs[0] != epochs[1] and all(100 < count < 200 for count in counts)  # 150 of 300, in three deviations
+    arrays = [{name: np.array(ids, np.uint16) for name, ids in row.items()} for row in rows]  # as of prepared data
+    copy = pickle.loads(pickle.dumps(AugmentedPairs(arrays, tokenizer, shares, seed=4)))
+    assert texts_of(tokenizer, copy.__getitems__(numbers[::-7])) == texts[::-7]
+
+
+def test_a_batch_keeps_its_limits_and_what_is_not_text_stays(tokens):
+    tokenizer, rows = tokens
+    pairs = AugmentedPairs(rows, tokenizer, {"repeat": 1.0})
+    longest = max(len(ids) for row in rows for ids in row.values())
+    tokens = sum(len(row["labels"]) for row in rows[:50]) + 40
+    for limits in ((longest, 10**6, 10**6), (100, tokens, 10**6), (100, 10**6, 50 * (longest + 3))):
+        pairs.limits = limits
+        batch = pairs.__getitems__(range(50))
+        lengths = np.array([[len(ids) for ids in row.values()] for row in batch])
+        sizes = lengths.max(), lengths.sum(axis=0).max(), 50 * lengths.max()
+        assert all(np.array(sizes) <= limits) and 0 < sum(a != b for a, b in zip(batch, rows, strict=False)) < 50
+    split = [{"input_ids": [5, 2, 5, 2], "labels": [5, 2]}]  # no text is encoded so
+    assert AugmentedPairs(split, tokenizer, {"upper": 1.0}).__getitems__([0]) == split
+
+
+def test_numbers_of_pairs_count_on_from_epoch_to_epoch():
+    lengths = [list(range(2, 30))] * 2
+    plain, counting = (TokenBatchSampler(*lengths, 60, counts_on=counts_on) for counts_on in (False, True))
+    for epoch in (0, 3):
+        plain.set_epoch(epoch)
+        counting.set_epoch(epoch)
+        assert [[28 * epoch + index for index in batch] for batch in plain] == list(counting)
+    assert counting.statistics() == plain.statistics()
+
+
+def test_the_default_has_every_kind():
+    assert [*DEFAULT_AUGMENTATION, "word"] == list(CHANGES) and sum(DEFAULT_AUGMENTATION.values()) < 0.5

@@ -43,6 +43,14 @@ def test_a_text_of_the_users_is_refused_and_a_missing_one_is_made_again(trees, r
     assert (tmp_path / "run" / "text" / "train.words").read_text().startswith("the dog sees a cat .\n")
 
 
+@pytest.mark.parametrize("field", ["train_data: mine.tsv", "augment: default"])
+def test_what_is_for_pairs_of_text_is_refused(trees, run, tmp_path, field):
+    (tmp_path / "mine.yaml").write_text(field)
+    _, *options = training(trees, tmp_path / "run")
+    err = run("train", tmp_path / "mine.yaml", *options, status=2).err
+    assert "a parser is trained on --trees, leave it out" in err and not (tmp_path / "run").exists()
+
+
 def test_an_interrupted_training_goes_on_with_the_same_trees_only(model, trees, run, tmp_path):
     folder = shutil.copytree(model, tmp_path / "run")
     recipe = (folder / "recipe.yaml").read_text()

@@ -1,29 +1,30 @@
-"""Changes to a pair's text that a translation should survive, as `--stress` measures it.
+"""Changes to a pair's text that a translation should survive: training sees some of them, `--stress` measures them.
 
 OpusTrainer's modifiers do much the same; `tests/data/test_augmentation.py` says where these differ.
 """
 
+import math
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from random import Random
+from typing import Any
 
+import numpy as np
 import regex
 
 from ..model.language_codes_vaswani import typed_code
+from .tokenization import SIDES, side_of
 
+ROOM = 1.15  # most tokens of a batch of changed pairs, as a share of the limit that it was made for
 _SAME_PART = 0.15  # difference of two shares of a sentence up to which they are the same part of it
 _KEYBOARD = " qwertyuiop asdfghjkl zxcvbnm "
 _LONG_WORD = regex.compile(r"\p{L}{4,}")  # a shorter one is often another word with one letter changed
 _WORD_START = regex.compile(r"(?<!\S)[^\w\s]*\p{L}")
 _FINAL_MARK = regex.compile(r"(?<![\p{P}\s]\s*)\s*\p{Sentence_Terminal}$")  # the only one
 _CLAUSE_END = regex.compile(r"[,;:.!?،؛](?=\s)|[，、；：]")
-# The older ones with the selector that makes them emoji.
-_EMOJI = [
-    chr(code) + "\ufe0f" * (code < 2**16)
-    for code in (*range(0x2600, 0x27C0), *range(0x1F300, 0x1F650), *range(0x1F680, 0x1F700), *range(0x1F900, 0x1FA00))
-    if unicodedata.category(chr(code)) == "So"
-]
+_EMOJI = regex.findall(r"(?V1)[\p{Emoji}--\p{Emoji_Component}]", "".join(map(chr, range(0x2600, 0x1FB00))))
 
 
 def _without_final_mark(source: str, target: str, random: Random) -> tuple[str, str]:
@@ -90,3 +91,50 @@ def changed(kind: str, source: str, target: str, random: Random) -> tuple[str, s
     code, source = typed_code(source)
     source, target = CHANGES[kind](source, target, random)
     return code + source, target
+
+
+def choose_change(shares: Mapping[str, float], seed: int, number: int) -> Callable[[str, str], tuple[str, str]] | None:
+    """Return how the pair of this number is changed, by the shares of each kind; None for not at all."""
+    random = Random(seed << 64 | number)
+    [kind] = random.choices([*shares, None], [*shares.values(), max(0.0, 1 - sum(shares.values()))])
+    return kind and partial(changed, kind, random=random)
+
+
+@dataclass
+class AugmentedPairs:
+    """Tokenized pairs, a share of which is changed as they are read; other ones in each epoch.
+
+    Batches are read by numbers that count on from epoch to epoch, `epoch * len(pairs) + index`. The text that tokens
+    stand for is changed. A pair stays as it is where its tokens do not come back from its text, where nothing would be
+    left of a side, and where a limit would be exceeded.
+    """
+
+    pairs: Any  # rows with `input_ids` and `labels`, lists or arrays
+    tokenizer: Any  # the one that made them
+    shares: Mapping[str, float]  # of the pairs, by the kind of change
+    seed: int = 0  # with the number of a pair, determines its change
+    limits: Sequence[float] = (math.inf, math.inf, math.inf)  # tokens of a sentence; tokens and positions of a side
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Mapping[str, Sequence[int]]]:
+        """Return a batch."""
+        read = getattr(self.pairs, "__getitems__", lambda indices: [self.pairs[index] for index in indices])
+        rows = [(row["input_ids"], row["labels"]) for row in read([number % len(self) for number in numbers])]
+        changes = {row: choose_change(self.shares, self.seed, number) for row, number in enumerate(numbers)}
+        if changes := {row: change for row, change in changes.items() if change}:
+            sides = zip(SIDES, zip(*map(rows.__getitem__, changes), strict=True), strict=True)
+            texts = [side_of(self.tokenizer, side).batch_decode(ids, skip_special_tokens=True) for side, ids in sides]
+            new = zip(*map(lambda change, *pair: change(*pair), changes.values(), *texts), strict=True)
+            encoded = [self.tokenizer(list(x), text_target=list(y)) for x, y in (texts, new)]
+            restored, new = (zip(each["input_ids"], each["labels"], strict=True) for each in encoded)
+            lengths = np.array([[*map(len, row)] for row in rows])
+            for row, same, pair in zip(changes, restored, new, strict=True):
+                after = lengths.copy()
+                after[row] = [*map(len, pair)]
+                sizes = after.max(), after.sum(axis=0).max(), after.max() * len(rows)
+                is_text = same == tuple(map(list, rows[row])) and min(after[row]) > 1
+                if is_text and np.less_equal(sizes, self.limits).all():
+                    rows[row], lengths = pair, after
+        return [{"input_ids": source, "labels": target} for source, target in rows]

@@ -48,6 +48,7 @@ class TokenBatchSampler:
             paper: about 25,000).
         micro_batches: parts that each batch is dealt out in.
         seed: with the epoch, determines the shuffle.
+        counts_on: whether to number pairs on from epoch to epoch, as `AugmentedPairs` takes them.
 
     Raises:
         UserError: for no pairs, a pair that is longer than the limit, or parts so many that a batch may hold fewer than
@@ -64,10 +65,11 @@ class TokenBatchSampler:
         max_tokens: int,
         micro_batches: int = 1,
         seed: int = 0,
+        counts_on: bool = False,
     ):
         self.lengths = [np.asarray(side) for side in (source_lengths, target_lengths)]
         self._limit, self._pairs = max_tokens, len(self.lengths[0])
-        self.micro_batches, self.seed, self.epoch = micro_batches, seed, 0
+        self.micro_batches, self.seed, self.epoch, self._counts_on = micro_batches, seed, 0, counts_on
         self._check()
         shares = np.maximum(*self.lengths)  # of the budget
         self._capacity = (MOST_PADDED * max_tokens / np.sort(shares)[::-1]).astype(np.int32)
@@ -191,13 +193,13 @@ class TokenBatchSampler:
         _, order, edges, sequence = self._ordered
         for number in sequence:
             for part in self._parts(order[edges[number] : edges[number + 1]]):
-                yield part.tolist()
+                yield (part + self._counts_on * self.epoch * np.int64(self._pairs)).tolist()
 
     def statistics(self) -> str:
         """Describe the epoch's batches in words; padding is that of the first 2,048, which are in random order."""
         tokens, positions = np.zeros(2), np.zeros(2)
         for batch in islice(self, _MEASURED_BATCHES):
-            sides = np.stack([side[batch] for side in self.lengths])
+            sides = np.stack([side[np.array(batch) % self._pairs] for side in self.lengths])
             tokens += sides.sum(axis=1, dtype=np.int64)
             positions += sides.max(axis=1).astype(np.int64) * len(batch)
         padding = 1 - tokens / positions

@@ -10,7 +10,8 @@ import datasets
 import numpy as np
 
 from ..files import is_local
-from ..recipes.recipe import Recipe
+from ..recipes.recipe import Recipe, augmentation_shares
+from .augmentation import choose_change
 from .parallel_text import PairSource, held_out_rows, pair_source, pairs_of
 from .text_files import home_path
 from .tokenization import train_tokenizer
@@ -90,8 +91,12 @@ def new_tokenizer(recipe: Recipe, train: datasets.Dataset, held_out: Sequence[in
     """Return the recipe's kind of tokenizer, trained on a sample of the training text but for the rows held out."""
     rows = sample_rows(len(train) - len(held_out), recipe.seed)
     rows = rows + np.searchsorted(np.asarray(held_out, np.int64) - np.arange(len(held_out)), rows, "right")
+    pairs = pairs_of(train.select(rows))
+    if shares := augmentation_shares(recipe.augment):  # as training sees it, or capitals would be cut into characters
+        changes = (choose_change(shares, recipe.seed, number) for number in range(len(rows)))
+        pairs = (change(*pair) if change else pair for change, pair in zip(changes, pairs, strict=True))
     return train_tokenizer(
-        chain.from_iterable(pairs_of(train.select(rows))),
+        chain.from_iterable(pairs),
         kind=recipe.tokenizer_kind,
         vocab_size=recipe.vocab_size,
         length=2 * len(rows),

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from accelerate.utils import find_executable_batch_size, send_to_device
 
+from ..data.augmentation import ROOM
 from ..data.batching import IGNORE_INDEX, MOST_PADDED, PackedCollator, packed_size
 from ..distributed import over_processes
 from ..hardware import CPU_TOKENS
@@ -75,6 +76,7 @@ def choose_tokens_per_device(trainer) -> int:
 def _step(trainer, tokens: int) -> None:
     """Run a forward and backward pass on the largest batch that counts as `tokens` tokens a side: longest sentences."""
     config, longest, device = trainer.model.config, max(2, trainer.longest_sentence), trainer.args.device
+    tokens = math.ceil(ROOM * tokens) if trainer.shares else tokens
     if trainer.args.padding_free:
         collator, positions = PackedCollator(config.pad_token_id, longest), packed_size(tokens + longest, longest)
     else:

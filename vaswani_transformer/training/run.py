@@ -120,7 +120,7 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
     """Return the recipe in the Trainer's terms; `longest` is the tokens of the longest validation sentence."""
     workers = default_num_workers() if recipe.data_workers == AUTO else recipe.data_workers
     same = ("tokens_per_batch", "max_steps", "warmup_steps", "decline_steps", "learning_rate_scale", "fused_loss")
-    same += ("adam_beta1", "adam_beta2", "adam_epsilon", "seed", "ddp_timeout", "compress_gradients")
+    same += ("adam_beta1", "adam_beta2", "adam_epsilon", "seed", "ddp_timeout", "compress_gradients", "augment")
     return VaswaniTrainingArguments(
         **{name: getattr(recipe, name) for name in same},
         output_dir=str(Path(recipe.output) / CHECKPOINTS),
@@ -154,7 +154,7 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
 
 
 def is_padding_free(recipe: Recipe, config: VaswaniConfig, arguments: VaswaniTrainingArguments) -> bool:
-    """Return whether to train on batches without padding; by default only where attention takes them as they are.
+    """Return whether to train on batches without padding; by default where attention takes them as they are.
 
     Raises:
         UserError: where the recipe asks for them and the model or the GPU has no attention for them.
@@ -163,7 +163,9 @@ def is_padding_free(recipe: Recipe, config: VaswaniConfig, arguments: VaswaniTra
     states = torch.empty(0, dtype=dtype, device=arguments.device)
     is_quick = can_use_flash_attention(config, states) and not config.attention_dropout
     if recipe.padding_free == AUTO:
-        return is_quick and recipe.attention == AUTO and config.attention_window is None
+        # One long sentence in a batch of short ones, in capitals or twice, would have all padded to its length.
+        is_worth_it = is_quick or (states.is_cpu and bool(recipe.augment))
+        return is_worth_it and recipe.attention == AUTO and config.attention_window is None
     # On another GPU sentences would be padded to max_length each.
     if recipe.padding_free and (config.attention_window is not None or not (is_quick or states.is_cpu)):
         needs = "a GPU of compute capability 8.0 with bf16 or fp16, equal d_k and d_v in multiples of 8 up to 256"

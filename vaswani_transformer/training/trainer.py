@@ -23,7 +23,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..data.batching import PackedCollator, PairCollator, TokenBatchSampler, packed_size
+from ..data.augmentation import ROOM, AugmentedPairs
+from ..data.batching import MOST_PADDED, PackedCollator, PairCollator, TokenBatchSampler, packed_size
 from ..data.tokenized_pairs import TOKEN_FEATURES, pair_lengths
 from ..distributed import over_processes
 from ..errors import UserError, reading
@@ -31,7 +32,7 @@ from ..files import publish, unfinished
 from ..model.checkpoint_vaswani import is_finite
 from ..model.loss_vaswani import IGNORE_INDEX
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..recipes.recipe import Recipe
+from ..recipes.recipe import Recipe, augmentation_shares
 from . import checkpoints
 from .callbacks import StopAndSaveCallback
 from .device_memory import choose_tokens_per_device, count_tokens
@@ -58,6 +59,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         learning_rate_scale: factor on Equation 3.
         decline_steps: last steps, over which the rate also declines to zero.
         fused_loss: compute projection and training loss together (`skip_logits` of the model's `forward`).
+        augment: as of a recipe: what is changed in a share of the training pairs; needs `processing_class`.
         timed_save_total_limit: of the checkpoints that a [`StopAndSaveCallback`] asked for by the clock;
             `save_total_limit` counts the others.
     """
@@ -69,6 +71,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     learning_rate_scale: float = Recipe.learning_rate_scale
     decline_steps: int = Recipe.decline_steps
     fused_loss: bool = True
+    augment: str | None = None
     timed_save_total_limit: int | None = None
     warmup_steps: float = Recipe.warmup_steps
     lr_scheduler_type: str = "constant"
@@ -104,6 +107,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             settings.gradient_as_bucket_view = True  # or gradients are there twice
             if args.compress_gradients:
                 settings.comm_hook = DDPCommunicationHookType.BF16
+        self.shares = augmentation_shares(args.augment)
         self.tokens_per_device = args.tokens_per_device or choose_tokens_per_device(self)
         # The number of parts must be a multiple of the number of processes, each of which takes equally many.
         parts = max(1, math.ceil(args.tokens_per_batch / self.tokens_per_device))
@@ -123,7 +127,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
     @cached_property
     def batch_sampler(self) -> TokenBatchSampler:
         """Return the batches of `train_dataset` for these settings."""
-        return TokenBatchSampler(*self._lengths, self.args.tokens_per_batch, self.micro_batches, self.args.seed)
+        limit, seed, is_changed = self.args.tokens_per_batch, self.args.seed, bool(self.shares)
+        return TokenBatchSampler(*self._lengths, limit, self.micro_batches, seed, is_changed)
 
     @cached_property
     def _lengths(self) -> Sequence:
@@ -143,9 +148,13 @@ class VaswaniTrainer(Seq2SeqTrainer):
         pairs, collator = self.train_dataset, self.data_collator
         if isinstance(pairs, datasets.Dataset):
             pairs = pairs.select_columns(["input_ids", "labels"])
+        longest, tokens = max(2, self.longest_sentence), self.batch_sampler.part_tokens
+        if self.shares:
+            tokens = int(ROOM * tokens)
+            pairs = AugmentedPairs(pairs, self.processing_class, self.shares, self.args.seed)
+            pairs.limits = longest, tokens, math.inf if self.args.padding_free else MOST_PADDED * tokens
         if self.args.padding_free:  # batches are all of one size on a device
-            longest, on_cpu = max(2, self.longest_sentence), self.args.device.type == "cpu"
-            size = None if on_cpu else packed_size(self.batch_sampler.part_tokens, longest)
+            size = None if self.args.device.type == "cpu" else packed_size(tokens, longest)
             collator = PackedCollator(self.model.config.pad_token_id, longest, size, size)
         loader = DataLoader(
             pairs,
@@ -407,6 +416,7 @@ def _leave_signals_to_the_trainer(worker: int) -> None:
             pass
         os._exit(0)
 
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads of those that have worked before stayed behind
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # on Linux
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

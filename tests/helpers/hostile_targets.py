@@ -65,7 +65,6 @@ TARGETS = [
     *_reads("import pickled --output new", "pickled/pytorch_model.bin", tolerant=True, **_NEW),
     # What goes onto a card.
     *_reads(f"{_PUSH} --evaluation scores.json", "scores.json"),
-    *_reads(f"{_PUSH} --card card.md", "card.md", tolerant=True),
     # A recipe.
     *_reads("prepare recipe.yaml --output new --quiet", "recipe.yaml", **_NEW),
     # A run that is resumed.

@@ -61,7 +61,6 @@ def _write_texts() -> None:
     Path("pairs/pairs.csv").write_text("source,target\n" + "".join(f'"{s}","{t}"\n' for s, t in corpus.train))
     Path("pairs/pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     pq.write_table(pa.Table.from_pylist(rows), "pairs/pairs.parquet")
-    Path("card.md").write_text("---\nlicense: mit\n---\n# {{ 6 * 7 }}\n")
 
 
 def _train() -> None:

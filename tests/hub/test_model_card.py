@@ -12,7 +12,6 @@ from conftest import ROOT, tiny_config
 from huggingface_hub import ModelCard
 
 from vaswani_transformer import VaswaniConfig, load_recipe
-from vaswani_transformer.errors import UserError
 from vaswani_transformer.hub import card_facts, model_card
 from vaswani_transformer.hub.card_facts import METRICS, CardFacts, datasets_of, languages_of, results_of_record
 from vaswani_transformer.hub.model_card import is_sealed, may_be_replaced, render_card, training_rows
@@ -181,38 +180,6 @@ def test_learned_positions_are_a_limit():
     config = tiny_config(position_encoding="learned", max_position_embeddings=32)
     assert "more than 32 tokens are refused" in render_card(facts(config=config))
     assert "are refused" not in render_card(facts())
-
-
-# Templates of the user's own
-
-
-def test_a_template_of_ones_own(tmp_path):
-    path = tmp_path / "card.md"
-    path.write_text("# {{ name }} by me\n")
-    card = render_card(full_facts(), str(path))
-    assert "# a-model by me" in card and ModelCard(card).data.license == "mit"
-    path.write_text('{% extends "parser.md" %}{% block use %}\n- For my tests.\n{% endblock %}')
-    card = render_card(full_facts(), str(path))
-    assert "- For my tests." in card and "constituency parser" in card and "## Citation" in card
-    path.write_text("---\nlicense: apache-2.0\n---\n# Mine\n")
-    assert ModelCard(render_card(full_facts(), str(path))).data.to_dict() == {"license": "apache-2.0"}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{% extends "none.md" %}', "none.md"),
-        ("---\n- a list\n---\n", "card.md: "),
-        ("---\n: {\n---\n", "card.md: "),
-        ("---\nmodel-index: 5\n---\n", "card.md: "),
-    ],
-)
-def test_templates_that_are_wrong(tmp_path, text, message):
-    path = tmp_path / "card.md"
-    path.write_text(text)
-    with pytest.raises(UserError, match=message) as caught:
-        render_card(full_facts(), str(path))
-    assert "\n" not in str(caught.value)
 
 
 # The seal

@@ -50,11 +50,9 @@ def test_the_token_is_not_shown_even_when_the_hub_says_it(push, hub):
     assert "what is this ***?" in push(status=2).err
 
 
-def test_a_bad_card_is_refused_before_anything_is_made(push, hub, tmp_path):
+def test_a_bad_card_is_refused_before_anything_is_made(push, hub):
     assert 'license\\" must be one of' in push(status=2, license="mine").err
     assert "language" in push("--language", "English", status=2).err
-    (tmp_path / "bad.md").write_text("---\nlicense: mine\n---\n# {{ name }}\n")
-    assert 'license\\" must be one of' in push("--card", tmp_path / "bad.md", status=2).err
     assert written(hub) == [] and not hub.repositories
 
 
@@ -66,7 +64,6 @@ def test_a_bad_card_is_refused_before_anything_is_made(push, hub, tmp_path):
         ({"repo_id": "tester/a--b"}, "Cannot have -- or .. in repo_id"),
         ({"max_shard_size": "5"}, "Unit '5' not supported"),
         ({"max_shard_size": "1e999GB"}, "1e999GB: cannot convert"),
-        ({"card": "no-such-card"}, "no-such-card: No such file"),
         ({"evaluations": ["missing.json"]}, "missing.json: No such file"),
         ({"evaluations": "missing.json"}, "missing.json: No such file"),
     ],

@@ -77,8 +77,6 @@ class Push:
     """largest file of weights"""
     space: bool = False
     """also publish a Space of this name, with the page of `vaswani serve`"""
-    card: Annotated[Path_ | None, _CARD] = None
-    """template: base, big, parser or a file (default: chosen by the model's size)"""
     overwrite_card: Annotated[bool, _CARD] = False
     """replace the card even if someone wrote or edited it, and the Space"""
     languages: Annotated[tuple[str, ...], _CARD, Parameter(name="--language")] = ()

@@ -15,19 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.sandbox
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from markupsafe import Markup
 
-from ..errors import reading
 from ..evaluation.records import weights_sha256
-from ..json_and_yaml import read_text
 from ..model.configuration_vaswani import VaswaniConfig
 from .card_facts import METRICS, CardFacts, datasets_of, facts_of, file_name, metadata, one_line_of_text
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("base", "big", "parser")  # templates
 # Fields of the configuration and the recipe that a card shows by their names.
 _SIZES = ("encoder_layers", "decoder_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v")
 _CONFIG = (*_SIZES, "vocab_size", "decoder_vocab_size", "tie_word_embeddings", "share_encoder_decoder_embeddings",
@@ -104,15 +100,9 @@ def template_folder() -> Path:
     return next(folder for folder in (package / "model_cards", package.parent / "model_cards") if folder.is_dir())
 
 
-def render_card(facts: CardFacts, card: str | None = None) -> str:
-    """Return the text of the card, sealed, by the template of one of `KINDS` or of a path.
-
-    Raises:
-        UserError: for a template that is missing or wrong, or front matter of its own that cannot be read.
-    """
-    kind = card if card in KINDS else choose_kind(facts.config, facts.recipe)
-    config, folder = facts.config, template_folder()
-    path = folder / f"{kind}.md" if card in (None, *KINDS) else Path(card)
+def render_card(facts: CardFacts, kind: str | None = None) -> str:
+    """Return the text of the card, sealed, by the template `kind`; by default that of `choose_kind`."""
+    config, kind = facts.config, kind or choose_kind(facts.config, facts.recipe)
     data = ModelCardData(  # without what is not known
         language=list(facts.languages) or None,
         license=facts.license,
@@ -124,34 +114,28 @@ def render_card(facts: CardFacts, card: str | None = None) -> str:
         model_name=facts.name if facts.results else None,
         eval_results=list(facts.results) or None,
     )
-    data = Markup(data.to_yaml())
-    # `ModelCard.from_template` would run the code in a stranger's template.
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        loader=jinja2.FileSystemLoader(folder),
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template_folder()),
         undefined=jinja2.StrictUndefined,
         finalize=escaped,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    with reading(path):
-        text = environment.from_string(read_text(path)).render(
-            front_matter=data,
-            repo_id=Markup(facts.repo_id),  # of a form that the Hub prescribes; it is in code too
-            name=Markup(facts.name),
-            sizes=[("parameters", f"{facts.parameters:,}"), *rows_of(config.to_dict(), _CONFIG)],
-            imported=facts.imported,
-            training=training_rows(facts),
-            decoding=rows_of(facts.generation),
-            evaluations=evaluations_of(facts.results),
-            direction=facts.languages if len(facts.languages) == 2 else None,
-            license=facts.license,
-            longest=facts.recipe.get("max_length"),
-            positions=config.max_position_embeddings if config.position_encoding == "learned" else None,
-        )
-        text = re.sub(r"\n{3,}", "\n\n", text.lstrip())
-        text = text if text.startswith("---") else f"---\n{data}\n---\n\n{text}"
-        ModelCard(text)  # raises for front matter that cannot be read
-    return seal(text)
+    text = environment.get_template(f"{kind}.md").render(
+        front_matter=Markup(data.to_yaml()),
+        repo_id=Markup(facts.repo_id),  # of a form that the Hub prescribes; it is in code too
+        name=Markup(facts.name),
+        sizes=[("parameters", f"{facts.parameters:,}"), *rows_of(config.to_dict(), _CONFIG)],
+        imported=facts.imported,
+        training=training_rows(facts),
+        decoding=rows_of(facts.generation),
+        evaluations=evaluations_of(facts.results),
+        direction=facts.languages if len(facts.languages) == 2 else None,
+        license=facts.license,
+        longest=facts.recipe.get("max_length"),
+        positions=config.max_position_embeddings if config.position_encoding == "learned" else None,
+    )
+    return seal(re.sub(r"\n{3,}", "\n\n", text.lstrip()))
 
 
 def _digest(text: str) -> str:

@@ -76,7 +76,6 @@ def publish(
     license: str | None = None,
     datasets: Sequence[str] = (),
     evaluations: Sequence[str | Path] = (),
-    card: str | None = None,
     overwrite_card: bool = False,
     max_shard_size: str = "5GB",
     space: bool = False,
@@ -99,7 +98,6 @@ def publish(
         license: the Hub's identifier of the weights' licence.
         datasets: names of datasets on the Hub; by default that of the recipe.
         evaluations: files of `vaswani evaluate --json`; all scores on the card come from them.
-        card: `"base"`, `"big"`, `"parser"`, or the path of a template; chosen by the model if None.
         overwrite_card: replace a card on the Hub that someone else wrote or edited, and a Space that is there.
         max_shard_size: of a file of weights, such as `"5GB"` or `"200MB"`.
         space: also put the page of `vaswani serve` for this model into the Space of the same name, in a second commit.
@@ -136,7 +134,7 @@ def publish(
         options = {"languages": languages, "license": license, "datasets": datasets, "results": results}
         options = {name: value for name, value in options.items() if value}
         facts = carry_over(replace(facts_of(model, repo_id, model_folder), **options), existing or "")
-        text = render_card(facts, card)
+        text = render_card(facts)
         pages = space_files(facts, revision, "tree_tokens" in tokenizer.init_kwargs) if space else {}
         (staging / CARD).write_text(text, encoding="utf-8", newline="\n")
         files = {path.name: path.stat().st_size for path in sorted(staging.iterdir())}

@@ -23,7 +23,6 @@ def serve(
     timeout: Annotated[float, within(0.1, 10**6), _LIMITS] = 60.0,
     api_keys: Annotated[Path_ | None, _USERS] = None,
     root_path: Annotated[str, _USERS] = "",
-    log_text: Annotated[bool, _USERS] = False,
     computing: Computing = Computing(),  # noqa: B008 (of cyclopts)
 ) -> None:
     """Translate for other programs, over HTTP.
@@ -41,7 +40,6 @@ def serve(
         timeout: seconds that a request may take
         api_keys: a key on each line (`#`: a comment), one of which a request needs (default: none is needed)
         root_path: path at which a proxy shows the server, as /translate
-        log_text: write the texts of requests into the log
     """
     keys = _read_keys(api_keys)
     try:
@@ -61,7 +59,6 @@ def serve(
         most_models=max_models,
         tokens_per_batch=computing.tokens_per_batch,
         keys=keys,
-        log_text=log_text,
     )
     socket, server = listen(host, port), make_server(app, timeout, root_path)
     name = f"[{host}]" if ":" in host else host

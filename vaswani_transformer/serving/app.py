@@ -36,7 +36,6 @@ def make_app(
     most_models: int | None = None,
     tokens_per_batch: int = 2048,
     keys: Collection[str] = (),
-    log_text: bool = False,
 ) -> FastAPI:
     """Return the application, which an ASGI server runs once.
 
@@ -47,7 +46,6 @@ def make_app(
         most_models: as of `Models`.
         tokens_per_batch: as of `Engine`.
         keys: API keys, one of which a translation needs; none for no need.
-        log_text: whether texts are written into the log.
     """
 
     def start(model: ServedModel) -> Engine:
@@ -71,7 +69,7 @@ def make_app(
     app.state.metrics = metrics = Metrics(models, paths)
     for kind in (UserError, ValidationError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
-    app.add_middleware(RequestLimiter, limits=limits, metrics=metrics, log_text=log_text)
+    app.add_middleware(RequestLimiter, limits=limits, metrics=metrics)
     names, methods = ["Authorization", "Content-Type"], ["GET", "HEAD", "POST"]
     app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=methods, allow_headers=names)
     return app

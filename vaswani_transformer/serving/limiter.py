@@ -50,11 +50,10 @@ class RequestLimiter:
         app: the other one; it may leave what is to be logged in `scope["state"]["notes"]`.
         limits: for each request.
         metrics: counts them.
-        log_text: whether the log may hold what users sent.
     """
 
-    def __init__(self, app, limits: Limits, metrics: Metrics, log_text: bool = False):
-        self.app, self.limits, self.metrics, self.log_text = app, limits, metrics, log_text
+    def __init__(self, app, limits: Limits, metrics: Metrics):
+        self.app, self.limits, self.metrics = app, limits, metrics
 
     async def __call__(self, scope, receive, send) -> None:
         """Answer one request."""
@@ -84,8 +83,7 @@ class RequestLimiter:
                 raise
             if not isinstance(error, HTTPException):
                 source = "".join(traceback.format_tb(error.__traceback__))
-                message = f": {error}" if self.log_text else ""  # which may hold what a user sent
-                logger.error(f"{type(error).__name__}{message}\n{source}")
+                logger.error(f"{type(error).__name__}\n{source}")  # its message may hold what a user sent
                 error = HTTPException(500)
             if not status:
                 await error_response(error.status_code, error.detail, error.headers)(scope, receive, noting)
@@ -146,8 +144,7 @@ class RequestLimiter:
         self.metrics.seconds.labels(path).observe(seconds)
         client = (scope.get("client") or ("-",))[0]
         notes = scope.get("state", {}).get("notes", {})
-        shown = {name: value for name, value in notes.items() if name != "texts" or self.log_text}
-        rest = "".join(f" {name}={json.dumps(value, ensure_ascii=False)}" for name, value in shown.items())
+        rest = "".join(f" {name}={json.dumps(value, ensure_ascii=False)}" for name, value in notes.items())
         logger.info(f"{client} {scope['method']} {path} {status} {1000 * seconds:.0f} ms{rest}")
 
 

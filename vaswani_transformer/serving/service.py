@@ -199,7 +199,7 @@ class Service:
         """Note for log and metrics what a request is about."""
         size, name = sum(map(len, texts)), served.name if served else "none"
         request.app.state.metrics.characters.labels(name).inc(size)
-        request.state.notes = {"model": name, "characters": size, "texts": texts}
+        request.state.notes = {"model": name, "characters": size}
 
     def model_for(self, source: str, target: str, may_stay: bool = False) -> ServedModel | None:
         """Return the model whose languages are nearest; `auto` is the source if only one model has the target.

@@ -75,7 +75,8 @@ def test_as_opustrainer_does(name, kind):
     """
     module, _, modifier = name.partition(".")
     modifiers = pytest.importorskip(f"opustrainer.modifiers.{module}", reason=NEEDED)
-    lines = [*map("\t".join, PAIRS), "Well...\tNun.", "is it?\tist es?", "a b\tc d.", "a  .\tb .", "gut!?\tgut!"]
+    more = "Well...\tNun.|Nun ….\tSo.|is it?\tist es?|a b\tc d.|a  .\tb .|gut!?\tgut!|(A) “B”.\t(A) „B“."
+    lines = [*map("\t".join, PAIRS), *more.split("|")]
     theirs = list(getattr(modifiers, f"{modifier}Modifier")(1.0)(lines))
     ours = ["\t".join(change(kind, *line.split("\t"))) for line in lines]
     differing = [line for line, one, other in zip(lines, ours, theirs, strict=True) if one.split() != other.split()]

@@ -22,7 +22,7 @@ _SAME_PART = 0.15  # difference of two shares of a sentence up to which they are
 _KEYBOARD = " qwertyuiop asdfghjkl zxcvbnm "
 _LONG_WORD = regex.compile(r"\p{L}{4,}")  # a shorter one is often another word with one letter changed
 _WORD_START = regex.compile(r"(?<!\S)[^\w\s]*\p{L}")
-_FINAL_MARK = regex.compile(r"(?<![\p{P}\s]\s*)\s*\p{Sentence_Terminal}$")  # the only one
+_FINAL_MARK = regex.compile(r"(?<![\p{Terminal_Punctuation}…\s]\s*)\s*\p{Sentence_Terminal}$")  # the only one
 _CLAUSE_END = regex.compile(r"[,;:.!?،؛](?=\s)|[，、；：]")
 _EMOJI = regex.findall(r"(?V1)[\p{Emoji}--\p{Emoji_Component}]", "".join(map(chr, range(0x2600, 0x1FB00))))
 

@@ -171,11 +171,12 @@ def test_neither_batch_nor_order_matters(trained):
         assert list(translator.translate(SOURCES[::-1])) == alone[::-1]
 
 
-def test_the_table_of_positions_is_the_limit(tmp_path, folder, tokenizer):
-    """Sinusoids may be exported as long as wanted; beyond the table a source is refused and an output ends."""
+def test_the_table_of_positions_is_the_limit(tmp_path, tokenizer):
+    """Beyond the table, also of sinusoids, a source is refused and an output ends."""
     long = "dog " * 130
     for rows in (30, 400):
-        exported = export_model(folder, tmp_path / str(rows), positions=rows).folder
+        folder = save_model(tmp_path / f"model-{rows}", tokenizer, max_position_embeddings=rows)
+        exported = export_model(folder, tmp_path / str(rows)).folder
         translator = CTranslate2Translator(exported, threads=1, **GREEDY)
         if rows == 30:
             with pytest.raises(UserError, match=r"line 2 has \d+ tokens and at most 30 are taken"):
@@ -185,13 +186,6 @@ def test_the_table_of_positions_is_the_limit(tmp_path, folder, tokenizer):
         else:
             model, _ = load_model(folder, "cpu")
             assert list(translator.translate([long])) == list(Translator(model, tokenizer, **GREEDY).translate([long]))
-
-
-def test_positions_that_there_are_not(tmp_path, tokenizer):
-    folder = save_model(tmp_path / "model", tokenizer, position_encoding="learned")
-    for positions in (0, 101):
-        with pytest.raises(UserError, match=f"positions is {positions}: it must be from 1 to the 100 learned"):
-            export_model(folder, tmp_path / "exported", positions=positions)
 
 
 @pytest.fixture(scope="module")

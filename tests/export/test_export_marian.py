@@ -66,7 +66,7 @@ def exported(request, tmp_path_factory):
 def test_what_marian_trained_becomes_the_same_file_again(tmp_path, name):
     """Every array to the bit, so that Marian's recorded scores are those of the export as well."""
     model, tokenizer = model_of(FIXTURES / name)
-    set_positions(model, None)
+    set_positions(model)
     write(model, tokenizer, tmp_path)
     theirs, ours = (arrays_of(folder / "model.npz") for folder in (FIXTURES / name, tmp_path))
     names = theirs.keys()
@@ -175,7 +175,7 @@ def test_two_vocabularies_of_a_tokenizer_of_transformers(tmp_path):
     sizes = {"share_encoder_decoder_embeddings": False, "max_position_embeddings": 9}
     ids = {"eos_token_id": 0, "decoder_start_token_id": 0, "bos_token_id": 0, "pad_token_id": 2}
     model = tiny_model(vocab_size=3, decoder_vocab_size=4, **sizes, **ids)
-    set_positions(model, None)
+    set_positions(model)
     write(model, TwoVocabularies(), tmp_path)
     words = [yaml.safe_load((tmp_path / f"{side}.yml").read_text()) for side in ("source", "target")]
     assert words == [{"</s>": 0, "a": 1, "<unk>": 2}, {"</s>": 0, "b": 1, "<unk>": 2, "U\u2028\x85 €": 3}]
@@ -196,9 +196,9 @@ def test_the_command(tmp_path, capsys):
     assert files >= {"model.npz", "decoder.yml", "vocab.yml", "tokenizer.json", "export.json"}
     settings = yaml.safe_load((tmp_path / "out" / "decoder.yml").read_text())
     assert settings["vocabs"] == ["vocab.yml", "vocab.yml"] and settings["max-length"] == 100
-    assert main([*arguments, "--overwrite", "--positions", "40"]) == 0
     arrays = arrays_of(tmp_path / "out" / "model.npz")
-    assert len(arrays["TransformerBatchDecoder->decoder->positionEmbedding->embeddings"]) == 40
+    assert len(arrays["TransformerBatchDecoder->decoder->positionEmbedding->embeddings"]) == 100
+    assert main([*arguments, "--overwrite"]) == 0
     line = error_of(export_model, folder, tmp_path / "int8", "marian", "int8")
     assert line == "quantization is 'int8': weights exported to marian are float32"
 

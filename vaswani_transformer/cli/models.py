@@ -187,7 +187,6 @@ def export(
     output: Path_,
     format: Literal["ctranslate2", "onnx", "marian"] = "ctranslate2",
     quantization: Literal["float32", "int8", "int8_float32", "bfloat16", "float16", "int16"] | None = None,
-    positions: int | None = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a model for CTranslate2, ONNX Runtime or Marian.
@@ -199,13 +198,11 @@ def export(
         output: a new folder for the exported model
         format: of the exported model
         quantization: how CTranslate2 stores the weights (default: float32)
-        positions: longest source and output of the exported model, in tokens (default: max_position_embeddings)
     """
     from ..export.exporting import export_model
 
     print(f"exporting {model} to {format}", file=sys.stderr)
-    options = {"format": format, "quantization": quantization, "positions": positions, "overwrite": overwrite}
-    result = export_model(model, output, **options)
+    result = export_model(model, output, format, quantization, overwrite)
     print(f"exported: {output}, {result.bytes / 1e6:,.1f} MB, {result.positions:,} positions")
     if format == "marian":
         settings = shlex.quote(f"{output}/decoder.yml")

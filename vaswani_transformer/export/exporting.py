@@ -16,7 +16,6 @@ from ..data.batching import PairCollator
 from ..errors import UserError, reading
 from ..exported import FACTS
 from ..loading import load_model
-from ..model.layers_vaswani import VaswaniSinusoidalPositions, sinusoidal_positions
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import written_at_once
 from .facts import NUMBERS, QUANTIZATIONS
@@ -48,7 +47,6 @@ def export_model(
     output: str | Path,
     format: str = "ctranslate2",
     quantization: str | None = None,
-    positions: int | None = None,
     overwrite: bool = False,
 ) -> Export:
     """Write a model folder in the format of another engine, tokenizer beside it, and compare the two.
@@ -59,7 +57,6 @@ def export_model(
         format: `"ctranslate2"`, `"onnx"` or `"marian"`.
         quantization: how CTranslate2 stores weights: float32 (the default), int8, int8_float32, bfloat16, float16 or
             int16.
-        positions: rows of the exported position table; the model's max_position_embeddings if not given.
         overwrite: replace an exported model in the output folder.
 
     Raises:
@@ -74,7 +71,7 @@ def export_model(
     with written_at_once(output, overwrite, last=FACTS) as staging:
         model, tokenizer = load_model(model, "cpu")
         model = model.float()
-        rows = set_positions(model, positions)
+        rows = set_positions(model)
         difference = _write(writer, format, model, tokenizer, staging, rows, quantization)
         size = sum(path.stat().st_size for path in staging.iterdir())
     return Export(output.absolute(), rows, size, difference)
@@ -108,22 +105,13 @@ def _write(writer, format: str, model, tokenizer, staging: Path, rows: int, quan
     return difference
 
 
-def set_positions(model: VaswaniForConditionalGeneration, positions: int | None) -> int:
-    """Give both stacks a table of `positions` rows, since an exported model computes no further ones.
+def set_positions(model: VaswaniForConditionalGeneration) -> int:
+    """Give both stacks their table of positions, since an exported model computes no further ones; returns its rows.
 
-    Not given, the table has as many rows as the model. Returns their number. The model is changed in place.
+    The model is changed in place.
     """
-    config, most, kind = model.config, VaswaniSinusoidalPositions.max_rows, "positions of a sinusoidal table"
-    if config.position_encoding == "learned":
-        most, kind = config.max_position_embeddings, "learned positions"
-    if positions is not None and not 1 <= positions <= most:
-        raise UserError(f"positions is {positions}: it must be from 1 to the {most} {kind}")
-    rows = positions or min(config.max_position_embeddings, most)
     for stack in (model.model.encoder, model.model.decoder):
-        if config.position_encoding == "learned":
-            table = stack.embed_positions.weight[:rows]
-        else:
-            numbers = torch.arange(rows) + config.position_offset
-            table = sinusoidal_positions(numbers, config.d_model, config.position_encoding).float()
+        positions = stack.embed_positions
+        table = positions.weight if model.config.position_encoding == "learned" else positions.compute_table()
         stack.embed_positions = TablePositions.from_pretrained(table.detach().clone())
-    return rows
+    return len(table)

@@ -70,11 +70,16 @@ def test_the_verdict_on_a_text_counts_what_is_likely_wrong():
     ]
 
 
-def test_the_verdict_on_scores_has_their_intervals():
-    metrics = {"eval_bleu": 0.9, "eval_bleu_error": 0.5, "eval_chrf": 20.0, "eval_chrf_error": 1.0}
-    bleu, chrf = verdict.of_scores(metrics)
-    assert bleu.startswith("validation BLEU 0.9, with 95% confidence 0.0 to 1.9 (warning: the model has learned noth")
-    assert chrf == "validation chrF 20.0, with 95% confidence 18.0 to 22.0"
+@pytest.mark.parametrize(("bleu", "chrf", "is_nothing"), [(0.9, 19.5, True), (0.0, 75.0, False), (2.8, 18.4, False)])
+def test_the_verdict_on_scores_has_their_intervals(bleu, chrf, is_nothing):
+    """Where targets are single words BLEU is 0, however many are right."""
+    [line] = verdict.of_scores({"eval_bleu": bleu, "eval_bleu_error": 0.5, "eval_chrf": chrf, "eval_chrf_error": 1.0})
+    low, high = max(0, bleu - 0.98), bleu + 0.98
+    bleu, chrf = f"BLEU {bleu:.1f} (95% interval: {low:.1f} to {high:.1f})", f"chrF {chrf:.1f} (95% interval: "
+    assert (
+        line.startswith(f"validation: {bleu}, {chrf}")
+        and ("warning: the model has learned nothing" in line) == is_nothing
+    )
     assert verdict.of_scores({"eval_loss": 1.0}) == []
 
 

@@ -19,7 +19,7 @@ from ..recipes.recipe import AUTO, CHOSEN, DATA, Recipe, load_recipe
 from .checkpoints import WEIGHTS
 from .run import TrainingResult, join_process_group, tokenized_pairs, train, validation_sample
 from .run_folder import CHECKPOINTS, FORECAST, VERDICT, check_contents, content_hashes
-from .verdict import NOTHING, warned
+from .verdict import has_learned_nothing, warned
 
 logger = logging.getLogger(__name__)
 
@@ -64,10 +64,9 @@ def train_with_forecast(recipe: Recipe, progress: bool = True) -> TrainingResult
         scores = [result.metrics["eval_chrf"] for result in results]
         gain = f"{FORECAST}: twice the pairs would bring about {gain_of_doubling(*scores):+.1f} chrF"
         line = gain + " (a quarter {:.1f}, half {:.1f}, all {:.1f})".format(*scores)
-        is_nothing = min(result.metrics["eval_bleu"] for result in results) < NOTHING
-        line = warned(line, is_nothing, "one of these models has learned nothing")
+        is_nothing = any(has_learned_nothing(result.metrics) for result in results)
         others = [each for each in whole.verdict if not each.startswith(FORECAST)]
-        whole = replace(whole, verdict=[*others, line])
+        whole = replace(whole, verdict=[*others, warned(line, is_nothing, "a model has learned nothing")])
         if is_first_process():
             OutputFolder(recipe.output).write_text(VERDICT, json.dumps(vars(whole), default=str, indent=1))
     return whole

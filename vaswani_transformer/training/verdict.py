@@ -11,7 +11,6 @@ from ..data.parallel_text import pairs_of
 from ..data.tokenization import SIDES, encoder
 
 OVERLAP, COPIES, UNKNOWN = 0.05, 0.2, 0.001  # shares above which there is a warning
-NOTHING = 1.0  # BLEU below this is that of a model that has learned nothing
 
 
 def of_text(counts: str, train: datasets.Dataset, validation: datasets.Dataset, tokenizer: Any) -> list[str]:
@@ -41,12 +40,17 @@ def of_text(counts: str, train: datasets.Dataset, validation: datasets.Dataset, 
 
 def of_scores(metrics: Mapping[str, float]) -> list[str]:
     """Describe a validation by BLEU and chrF, if its pairs were translated, each with its 95% interval."""
-    lines = []
-    for name, label, least in (("bleu", "BLEU", NOTHING), ("chrf", "chrF", 0)) if "eval_bleu" in metrics else ():
+    shown = []
+    for name, label in (("bleu", "BLEU"), ("chrf", "chrF")) if "eval_bleu" in metrics else ():
         score, half = metrics[f"eval_{name}"], 1.96 * metrics[f"eval_{name}_error"]
-        line = f"validation {label} {score:.1f}, with 95% confidence {max(0, score - half):.1f} to {score + half:.1f}"
-        lines.append(warned(line, score < least, "the model has learned nothing, give it more minutes or text"))
-    return lines
+        shown.append(f"{label} {score:.1f} (95% interval: {max(0, score - half):.1f} to {score + half:.1f})")
+    warning = "the model has learned nothing, give it more minutes or text"
+    return [warned(f"validation: {', '.join(shown)}", has_learned_nothing(metrics), warning)] if shown else []
+
+
+def has_learned_nothing(metrics: Mapping[str, float]) -> bool:
+    """Return whether BLEU and chrF are those of one sentence for all sources; of single words BLEU says little."""
+    return metrics["eval_bleu"] < 1 and metrics["eval_chrf"] < 20
 
 
 def warned(fact: str, is_wrong: bool, warning: str) -> str:

@@ -43,7 +43,7 @@ def test_a_text_of_the_users_is_refused_and_a_missing_one_is_made_again(trees, r
     assert (tmp_path / "run" / "text" / "train.words").read_text().startswith("the dog sees a cat .\n")
 
 
-@pytest.mark.parametrize("field", ["train_data: mine.tsv", "augment: default"])
+@pytest.mark.parametrize("field", ["train_data: mine.tsv", "augmentation: default"])
 def test_what_is_for_pairs_of_text_is_refused(trees, run, tmp_path, field):
     (tmp_path / "mine.yaml").write_text(field)
     _, *options = training(trees, tmp_path / "run")

@@ -135,7 +135,7 @@ def test_batches_without_padding_need_a_gpus_attention_for_them(recipe, trained)
         training.is_padding_free(wanted, config, on_gpu)
     assert training.is_padding_free(wanted, config, on_cpu)
     assert not any(training.is_padding_free(recipe, config, where) for where in (on_gpu, on_cpu))
-    assert training.is_padding_free(dataclasses.replace(recipe, augment="upper:0.1"), config, on_cpu)
+    assert training.is_padding_free(dataclasses.replace(recipe, augmentation="upper:0.1"), config, on_cpu)
     config.attention_window = 8
     with pytest.raises(UserError, match="no attention_window"):
         training.is_padding_free(wanted, config, on_cpu)
@@ -175,10 +175,10 @@ def test_stops_do_not_push_out_what_is_averaged(recipe):
     assert kept[0] == kept[1]
 
 
-@pytest.mark.parametrize("augment", [None, "upper:0.2,typos:0.3,repeat:0.2"])
-def test_workers_change_nothing_and_a_resume_is_exact_with_them(recipe, augment):
+@pytest.mark.parametrize("augmentation", [None, "upper:0.2,typos:0.3,repeat:0.2"])
+def test_workers_change_nothing_and_a_resume_is_exact_with_them(recipe, augmentation):
     """Over the end of an epoch, with validations: what starts workers must not draw from dropout's generator."""
-    recipe = dataclasses.replace(recipe, max_steps=8, evaluate_every=4, dropout=0.3, augment=augment)
+    recipe = dataclasses.replace(recipe, max_steps=8, evaluate_every=4, dropout=0.3, augmentation=augmentation)
     straight = train(recipe, progress=False)
     recipe = dataclasses.replace(recipe, data_workers=1, output=recipe.output + "2")
     stop_after(3, recipe)

@@ -35,7 +35,7 @@ _VALIDATION_FIELDS = ("validation_source", "validation_target", "validation_data
 _PARTS_OF_DATA = ("data_config", "train_split", "source_column", "target_column")
 DATA_FIELDS = (*_TRAIN_FIELDS, *_PARTS_OF_DATA, *_VALIDATION_FIELDS, "validation_size")
 LIMIT_FIELDS = ("max_length", "max_length_ratio")
-TOKENIZER_FIELDS = ("tokenizer_kind", "vocab_size", "augment")
+TOKENIZER_FIELDS = ("tokenizer_kind", "vocab_size", "augmentation")
 _AGAIN = "copy the file again, or remove the folder and prepare it again"
 
 

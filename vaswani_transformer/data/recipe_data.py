@@ -92,7 +92,7 @@ def new_tokenizer(recipe: Recipe, train: datasets.Dataset, held_out: Sequence[in
     rows = sample_rows(len(train) - len(held_out), recipe.seed)
     rows = rows + np.searchsorted(np.asarray(held_out, np.int64) - np.arange(len(held_out)), rows, "right")
     pairs = pairs_of(train.select(rows))
-    if shares := augmentation_shares(recipe.augment):  # as training sees it, or capitals would be cut into characters
+    if shares := augmentation_shares(recipe.augmentation):  # as in training, or capitals would be single characters
         changes = (choose_change(shares, recipe.seed, number) for number in range(len(rows)))
         pairs = (change(*pair) if change else pair for change, pair in zip(changes, pairs, strict=True))
     return train_tokenizer(

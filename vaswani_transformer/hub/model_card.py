@@ -32,7 +32,7 @@ _DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 _RECIPE = ("from_model", "lora_rank", "distilled from", "train_source", "train_target", "train_data", "data_config",
            "validation_source", "validation_target", "validation_data", "validation_split", "optimizer steps",
            "max_length", "tokens_per_batch", "learning_rate_scale", "warmup_steps", "adam_beta1", "adam_beta2",
-           "adam_epsilon", "label_smoothing", "augment", "seed", *_DROPOUTS)  # fmt: skip
+           "adam_epsilon", "label_smoothing", "augmentation", "seed", *_DROPOUTS)  # fmt: skip
 _SEAL = re.compile(r"<!-- Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64}) -->\s*\Z")
 # What transformers puts into huggingface_hub's template for its default card.
 _DEFAULT = (

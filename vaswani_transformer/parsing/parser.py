@@ -163,7 +163,7 @@ class TextForm:
 
 # Fields of a recipe that are set from the trees.
 OWN_FIELDS = ("train_source", "train_target", "validation_source", "validation_target", "data_dir", "tokenizer")
-OTHER_DATA = ("train_data", "validation_data", "validation_split", "prepared", "from_model", "augment")
+OTHER_DATA = ("train_data", "validation_data", "validation_split", "prepared", "from_model", "augmentation")
 
 
 def parsing_recipe(recipe: Recipe, train_trees: Sequence[Tree], dev_trees: Sequence[Tree], form: TextForm) -> Recipe:

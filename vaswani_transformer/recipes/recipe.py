@@ -67,7 +67,7 @@ class Recipe:
     target_column: str = _option("target", "column of the targets (of TSV a number too), its key or language: de", DATA)
     max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
     max_length_ratio: float = _option(3.0, "drop pairs with one side over this many times as long; 0: no limit", DATA)
-    augment: str | None = _option(None, "change shares of the pairs: default, or a list as upper:0.05,typos:0.1", DATA)
+    augmentation: str | None = _option(None, "change a share of the pairs: default, or upper:0.05,typos:0.1", DATA)
     expected_pairs: int | None = _option(None, "pairs of an epoch, for --dry-run where the data is not here", DATA)
     expected_source_length: float | None = _option(None, "the same: mean tokens of a source, `</s>` included", DATA)
     expected_target_length: float | None = _option(None, "the same: mean tokens of a target, `</s>` included", DATA)
@@ -353,12 +353,12 @@ _RULES = (
 )  # fmt: skip
 
 
-def augmentation_shares(augment: str | None) -> dict[str, float]:
-    """Return the shares of the pairs for `augment`, by the kind of change; raises `UserError` for what is none."""
-    if augment == "default":
+def augmentation_shares(augmentation: str | None) -> dict[str, float]:
+    """Return the shares of the pairs for `augmentation`, by the kind of change; raises `UserError` for what is none."""
+    if augmentation == "default":
         return DEFAULT_AUGMENTATION
-    with reading(f"augment is {augment!r:.100}"):
-        parts = (part.partition(":") for part in (augment or "").split(",") if part)
+    with reading(f"augmentation is {augmentation!r:.100}"):
+        parts = (part.partition(":") for part in (augmentation or "").split(",") if part)
         shares = {kind.strip(): float(share or "nan") for kind, _, share in parts}
         is_known = shares.keys() <= DEFAULT_AUGMENTATION.keys()
         if not (is_known and 0 <= min(shares.values(), default=0) <= sum(shares.values()) <= 1):
@@ -390,7 +390,7 @@ def check_recipe(recipe: Recipe) -> None:
         UserError: naming the field, its value and the rule.
     """
     check_paths(recipe)
-    augmentation_shares(recipe.augment)
+    augmentation_shares(recipe.augmentation)
     for mistake in _mistakes(recipe):
         raise UserError(mistake)
 

@@ -120,7 +120,7 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
     """Return the recipe in the Trainer's terms; `longest` is the tokens of the longest validation sentence."""
     workers = default_num_workers() if recipe.data_workers == AUTO else recipe.data_workers
     same = ("tokens_per_batch", "max_steps", "warmup_steps", "decline_steps", "learning_rate_scale", "fused_loss")
-    same += ("adam_beta1", "adam_beta2", "adam_epsilon", "seed", "ddp_timeout", "compress_gradients", "augment")
+    same += ("adam_beta1", "adam_beta2", "adam_epsilon", "seed", "ddp_timeout", "compress_gradients", "augmentation")
     return VaswaniTrainingArguments(
         **{name: getattr(recipe, name) for name in same},
         output_dir=str(Path(recipe.output) / CHECKPOINTS),
@@ -164,7 +164,7 @@ def is_padding_free(recipe: Recipe, config: VaswaniConfig, arguments: VaswaniTra
     is_quick = can_use_flash_attention(config, states) and not config.attention_dropout
     if recipe.padding_free == AUTO:
         # One long sentence in a batch of short ones, in capitals or twice, would have all padded to its length.
-        is_worth_it = is_quick or (states.is_cpu and bool(recipe.augment))
+        is_worth_it = is_quick or (states.is_cpu and bool(recipe.augmentation))
         return is_worth_it and recipe.attention == AUTO and config.attention_window is None
     # On another GPU sentences would be padded to max_length each.
     if recipe.padding_free and (config.attention_window is not None or not (is_quick or states.is_cpu)):

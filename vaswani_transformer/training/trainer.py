@@ -59,7 +59,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         learning_rate_scale: factor on Equation 3.
         decline_steps: last steps, over which the rate also declines to zero.
         fused_loss: compute projection and training loss together (`skip_logits` of the model's `forward`).
-        augment: as of a recipe: what is changed in a share of the training pairs; needs `processing_class`.
+        augmentation: as of a recipe: what is changed in a share of the training pairs; needs `processing_class`.
         timed_save_total_limit: of the checkpoints that a [`StopAndSaveCallback`] asked for by the clock;
             `save_total_limit` counts the others.
     """
@@ -71,7 +71,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     learning_rate_scale: float = Recipe.learning_rate_scale
     decline_steps: int = Recipe.decline_steps
     fused_loss: bool = True
-    augment: str | None = None
+    augmentation: str | None = None
     timed_save_total_limit: int | None = None
     warmup_steps: float = Recipe.warmup_steps
     lr_scheduler_type: str = "constant"
@@ -107,7 +107,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             settings.gradient_as_bucket_view = True  # or gradients are there twice
             if args.compress_gradients:
                 settings.comm_hook = DDPCommunicationHookType.BF16
-        self.shares = augmentation_shares(args.augment)
+        self.shares = augmentation_shares(args.augmentation)
         self.tokens_per_device = args.tokens_per_device or choose_tokens_per_device(self)
         # The number of parts must be a multiple of the number of processes, each of which takes equally many.
         parts = max(1, math.ceil(args.tokens_per_batch / self.tokens_per_device))

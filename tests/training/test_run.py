@@ -13,6 +13,7 @@ import training_runs
 from conftest import tiny_recipe
 from hypothesis import given
 from hypothesis import strategies as st
+from test_schedule import equation_3
 from training_runs import (
     complete_checkpoints,
     equal,
@@ -223,6 +224,16 @@ def by_the_minute(monkeypatch):
     monkeypatch.setattr(training.VaswaniTrainer, "training_step", slow)
     monkeypatch.setattr(callbacks.TrainingLogCallback, "seconds", lambda self: now[0])
     return now
+
+
+def test_a_rate_that_declines_does_so_within_the_minutes(recipe, by_the_minute):
+    """However many steps were thought to fit: here 40, of which 22 do."""
+    fields = {"max_steps": 40, "decline_steps": 20, "warmup_steps": 2, "evaluate_every": 4, "validation_bleu": 0}
+    result = train(dataclasses.replace(recipe, **fields, max_minutes=22.5, log_every=1), progress=False)
+    rates = [entry["learning_rate"] for entry in log_of(result.folder) if "learning_rate" in entry]
+    constant = [equation_3(step, 16, 2) for step in range(1, 23)]
+    assert result.steps == len(rates) == 22
+    assert rates[:10] == pytest.approx(constant[:10], rel=1e-6) and rates[-1] == pytest.approx(constant[-1] / 11)
 
 
 def test_checkpoints_by_the_clock_are_the_averaged_ones(recipe, by_the_minute):

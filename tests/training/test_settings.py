@@ -101,7 +101,7 @@ def test_few_times_through_the_text_make_a_smaller_model(tmp_path, monkeypatch):
     for seconds in (1e-9, 0.1):
         monkeypatch.setattr(rules, "trial_seconds", lambda *_, seconds=seconds: seconds)
         recipe = chosen(data, tmp_path / "out", max_minutes=1)
-        widths.append((recipe.d_model, recipe.dropout, recipe.max_steps > 510))
+        widths.append((recipe.d_model, recipe.dropout, recipe.max_steps > 570))
     assert widths == [(256, 0.3, True), (128, 0.1, False)]
     assert chosen(data, tmp_path / "out", max_minutes=1, d_model=64, num_heads=2).d_model == 64
 
@@ -138,10 +138,10 @@ def test_an_interrupted_run_keeps_what_was_chosen(data, tmp_path, monkeypatch):
     monkeypatch.setattr(rules, "trial_seconds", lambda *_: next(times))
     stop_after(3, recipe)
     written = read_yaml(out / "recipe.yaml")
-    assert written["max_steps"] == 102
+    assert written["max_steps"] == 114
     assert choose_settings(recipe) == replace(recipe, **{name: written[name] for name in CHOSEN})
     other = replace(recipe, max_length=19)  # another run, which is chosen for anew
-    assert choose_settings(other).max_steps == 510
+    assert choose_settings(other).max_steps == 570
 
 
 def test_the_rate_declines_to_zero(data, tmp_path):

@@ -278,9 +278,11 @@ class StopAndSaveCallback(TrainerCallback):
 
     def must_end(self, state: TrainerState, validations: int) -> bool:
         """Return whether there is no time for more than so many validations, and for what comes after training."""
+        return self.seconds_left() <= self._needed(state, validations)
+
+    def _needed(self, state: TrainerState, validations: int) -> float:
         seconds = [entry["eval_runtime"] for entry in state.log_history if "eval_runtime" in entry]
-        needed = seconds[-1] * (validations + self.validations) if seconds else 0.75 * self.limit
-        return self.seconds_left() <= needed
+        return seconds[-1] * (validations + self.validations) if seconds else 0.75 * self.limit
 
     def requests(self, state: TrainerState) -> tuple[bool, bool, bool]:
         """Return what this process asks for: to stop, to end, a checkpoint."""
@@ -308,9 +310,12 @@ class StopAndSaveCallback(TrainerCallback):
         return control
 
     def on_evaluate(self, args, state, control, **kwargs):
-        """End training unless there is time for more of it, as known by the latest validation."""
+        """End training unless there is time for more of it; a rate that declines ends at zero by the clock too."""
         if any(over_processes(args, [int(self.must_end(state, 3))])):
             control.should_training_stop = True
+        elif self.limit and args.decline_steps and state.global_step:
+            steps = state.global_step * (self.limit - self._needed(state, 3)) / self.log.seconds()
+            [state.max_steps] = over_processes(args, [min(args.max_steps, int(steps))], "MIN")
 
     def on_save(self, args, state, control, **kwargs):
         """Forget the reasons: the next checkpoint has its own."""

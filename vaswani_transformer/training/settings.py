@@ -58,7 +58,7 @@ ROWS = (
     Row(math.inf, 512, 2048, 8, 6, 6, 0.1, 25_000, 7e-4, 10),
 )
 WARMUP, DECLINE = 0.2, 0.5  # shares of the steps
-TRAINED = 0.85  # share of the minutes for steps: the rest is for validations and for what comes after them
+TRAINED = 0.95  # share of the minutes for steps; validations say how many really fit, and the rate declines by that
 VALIDATIONS, MINUTES_APART = 12, 2.0  # at most so many, at least so far apart
 LEAST_STEPS = 50
 FEW_PASSES = 10  # through the text: if the minutes allow fewer, a smaller model with little dropout learns more

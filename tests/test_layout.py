@@ -99,7 +99,7 @@ ROOM_LINES = {
     "attention": 530, "recipes": 447, "evaluation": 363,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1571, 25000, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27697, 3200, 15094
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27697, 3200, 15260
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

@@ -132,7 +132,7 @@ def test_odd_text_is_trained_or_refused_in_one_line(tmp_path, capsys, pairs, mes
 
 
 def test_an_interrupted_run_keeps_what_was_chosen(data, tmp_path, monkeypatch):
-    out, times = tmp_path / "out", iter([0.5, 0.2, 0.2])
+    out, times = tmp_path / "out", iter([0.5, 0.5, 0.2, 0.2])
     recipe = load_recipe("auto", {"train_data": str(data), "output": str(out), "max_minutes": 1, **SMALL})
     recipe = replace(recipe, evaluate_every=2, log_every=1)
     monkeypatch.setattr(rules, "trial_seconds", lambda *_: next(times))

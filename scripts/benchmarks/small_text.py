@@ -99,7 +99,7 @@ def report(output: Path, minutes: float) -> dict:
         "section": "Quality", "title": f"Small texts: BLEU and chrF after {minutes:g} minutes of processor time",
         "command": f"python scripts/benchmarks/small_text.py TEXTS --output CELLS --minutes {minutes:g}",
         "commit": commit.strip(), "date": datetime.date.today().isoformat(),
-        "processor": f"{processor}, one core a cell",
+        "processor": f"{processor}, one thread a cell",
         "note": "The first 1,000 test pairs, the program's own search.",
         "columns": ["text", "pairs", *systems], "rows": rows,
     }  # fmt: skip

@@ -238,7 +238,8 @@ class StopAndSaveCallback(TrainerCallback):
     Args:
         log: counts the seconds, earlier sessions included.
         max_minutes: for training, a last validation and checkpoint, and `validations` more, as long as the latest one;
-            0 for no limit. Without one there is one after a quarter of the time.
+            0 for no limit. Without one there is one after a quarter of the time. Where the rate declines, each
+            validation sets the trainer's `max_steps` to the steps that fit.
         checkpoint_minutes: between two checkpoints (Section 6.1: 10); 0 for none.
         first_step: before this step the Trainer's periodic checkpoints are written only at validations.
         validations: how many of them take as long as the selection of weights and length penalty.

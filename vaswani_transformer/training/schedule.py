@@ -42,7 +42,8 @@ class NoamSchedulerCallback(TrainerCallback):
     Args:
         d_model: width of the model; read from the model's configuration when not given. All else is as of
             [`noam_learning_rate`].
-        decline_steps: last steps of the training, over which the rate is also multiplied by what falls from 1 to 0.
+        decline_steps: last steps of the training, over which the rate is also multiplied by what falls from 1 to 0;
+            fewer in proportion where a limit of time has lowered the trainer's `max_steps`.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class NoamSchedulerCallback(TrainerCallback):
         """Set the rate for the step that is about to be taken."""
         rate = noam_learning_rate(state.global_step + 1, self.d_model, self.warmup_steps, self.scale)
         if self.decline_steps:
-            planned = args.max_steps if args.max_steps > 0 else state.max_steps  # a limit of time may have lowered it
+            planned = args.max_steps if args.max_steps > 0 else state.max_steps
             rate *= min(1, (state.max_steps - state.global_step) / (self.decline_steps * state.max_steps / planned))
         for group in optimizer.param_groups:
             group["lr"] = rate

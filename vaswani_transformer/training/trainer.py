@@ -151,8 +151,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
         longest, tokens = max(2, self.longest_sentence), self.batch_sampler.part_tokens
         if self.shares:
             tokens = int(ROOM * tokens)
-            pairs = AugmentedPairs(pairs, self.processing_class, self.shares, self.args.seed)
-            pairs.limits = longest, tokens, math.inf if self.args.padding_free else MOST_PADDED * tokens
+            limits = longest, tokens, math.inf if self.args.padding_free else MOST_PADDED * tokens
+            pairs = AugmentedPairs(pairs, self.processing_class, self.shares, self.args.seed, limits)
         if self.args.padding_free:  # batches are all of one size on a device
             size = None if self.args.device.type == "cpu" else packed_size(tokens, longest)
             collator = PackedCollator(self.model.config.pad_token_id, longest, size, size)

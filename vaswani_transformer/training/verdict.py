@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from itertools import chain
 from typing import Any
 
 import datasets
@@ -18,17 +17,20 @@ def of_text(counts: str, train: datasets.Dataset, validation: datasets.Dataset, 
 
     An unknown character is one that the training text does not have, or for which the tokenizer has no token.
     """
-    copied = sum(source == target != "" for source, target in pairs_of(train)) / len(train)
-    repeated = 1 - len({hash(pair) for pair in pairs_of(train)}) / len(train)
-    sources, characters = Counter(validation["source"]), set(chain.from_iterable(chain.from_iterable(pairs_of(train))))
-    overlap = sum(sources.pop(source, 0) for source, _ in pairs_of(train))
-    unknown = number = 0
+    sources, characters, different = Counter(validation["source"]), set(), set()
+    copied = overlap = unknown = number = 0
+    for source, target in pairs_of(train):
+        copied += source == target != ""
+        overlap += sources.pop(source, 0)
+        different.add(hash((source, target)))  # texts would take the memory of all of them
+        characters.update(source, target)
     for side in SIDES:
         used = Counter("".join(validation[side]))
         number += used.total()
         for (character, times), ids in zip(used.items(), encoder(tokenizer, side)(list(used)), strict=True):
             unknown += times * (character not in characters or tokenizer.unk_token_id in ids)
     share = unknown / max(1, number)
+    repeated, copied = 1 - len(different) / len(train), copied / len(train)
     copies = f"of the pairs read {repeated:.1%} repeat another, {copied:.1%} have two equal sides"
     copies = warned(copies, copied > COPIES, "models of such text learn to copy")
     same = f"of {len(validation):,} validation sources {overlap:,} are in the training text word for word"

@@ -62,7 +62,6 @@ _register_when_imported("tokenization_vaswani", "tokenization_auto", _register_t
 # Imported when first used, so that loading a model does not wait for datasets, the Trainer and the metrics.
 _MODULES = {
     "attention.alignments": "align pharaoh",
-    "attention.page": "write_attention_page",
     "attention.pictures": "draw_attention",
     "attention.weights": "AttentionWeights attend",
     "data.batching": "PackedCollator PairCollator TokenBatchSampler",

@@ -126,7 +126,7 @@ def test_licence_languages_and_source(folder, tmp_path):
 
 
 def test_an_imported_model_at_work(folder, tmp_path, capsys):
-    """Through the command in int8, through transformers' classes, the pipeline, and the attention page."""
+    """Through the command in int8, through transformers' classes, the pipeline, and a picture of attention."""
     output = tmp_path / "out"
     assert main(["import", str(folder), "--output", str(output)]) == 0
     text = "a b c d e f"
@@ -143,4 +143,4 @@ def test_an_imported_model_at_work(folder, tmp_path, capsys):
     labels = tokenizer(text_target=["b c"], return_tensors="pt").input_ids
     assert labels[0, -1] == 0 and model(**tokenizer([text], return_tensors="pt"), labels=labels).loss > 0
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    assert main(["attention", str(output), text, "--output", str(tmp_path / "page.html")]) == 0
+    assert main(["attention", str(output), text, "--output", str(tmp_path / "one.png")]) == 0

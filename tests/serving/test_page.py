@@ -1,16 +1,13 @@
-"""The page for people: its files and the attention page, and in a real browser what it does."""
+"""The page for people: its files, and in a real browser what it does."""
 
-import base64
 import contextlib
 import json
 import math
 import re
-import zlib
 from itertools import islice
 from urllib.parse import urlencode
 
 import browser as browsing
-import numpy as np
 import pytest
 import served
 from browser import look
@@ -18,7 +15,6 @@ from children import wait_for
 from served import SENTENCES, Limits, request, running, translated
 
 from vaswani_transformer import align
-from vaswani_transformer.attention.weights import attend
 from vaswani_transformer.decoding.scoring import score_tokens
 
 folder, loaded, make, browser = served.folder, served.loaded, served.make, browsing.browser
@@ -45,37 +41,6 @@ def test_the_files_need_nothing_from_elsewhere_and_run_no_code_of_others(make):
     assert not re.search(r"\bon\w+=|\bstyle=|<style|<script(?! src=\"page.js\")", texts["/"])
     unsafe = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|Function\("
     assert not re.search(unsafe, texts["/page.js"])
-
-
-def test_the_attention_page_of_a_sentence(make, loaded):
-    app = make()
-    fields = {"source": "en", "target": "de", "text": TEXT[0], "translation": "abc <b>"}
-    response = request(app, "POST", "/v1/attention", data=fields)
-    assert response.status_code == 200 and "sandbox allow-scripts" in response.headers["content-security-policy"]
-    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', response.text)[1])
-    weights = attend(*loaded, TEXT[0], "abc <b>")
-    assert (data["source"], data["target"]) == (TEXT[0], "abc <b>") and data["kinds"][0]["kind"] == "encoder-decoder"
-    levels = np.frombuffer(zlib.decompress(base64.b64decode(data["kinds"][0]["weights"])), np.uint8)
-    sent = (levels / 255) ** 2
-    np.testing.assert_allclose(sent, weights.encoder_decoder.ravel(), atol=0.004)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"translation": " "}, "the target is empty"),
-        ({"text": "a " * 500}, "too many to show, at most 400"),
-        ({"text": "a" * 5000}, "exceeds text limit (5000)"),
-        ({"text": None}, "text: Field required"),
-        ({"api_key": "wrong"}, "Invalid API key"),
-    ],
-)
-def test_attention_pages_that_are_refused(make, changed, message):
-    app = make(limits=Limits(characters=5000), keys=["right"])
-    fields = {"source": "en", "target": "de", "text": "a", "translation": "b", "api_key": "right"} | changed
-    given = {name: text for name, text in fields.items() if text is not None}
-    response = request(app, "POST", "/v1/attention", data=given)
-    assert response.status_code in (400, 403) and message in response.json()["error"]
 
 
 # In a browser

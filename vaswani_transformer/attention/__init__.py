@@ -1,1 +1,1 @@
-"""What the heads attend to: attention weights, word alignments made of them, pictures and the page to explore them."""
+"""What the heads attend to: the weights of a sentence pair, the word alignments that are made of them, and pictures."""

@@ -48,8 +48,7 @@ def attention_figure(
 ):
     """Return what `draw_attention` draws, with its errors, as a matplotlib figure."""
     if not is_matplotlib_available():
-        fix = "pip install 'vaswani_transformer[plots]', or give --output FILE.html"
-        raise UserError(f"pictures need matplotlib: {fix}")
+        raise UserError("pictures need matplotlib: pip install 'vaswani_transformer[plots]'")
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
     from matplotlib.font_manager import fontManager
@@ -61,8 +60,7 @@ def attention_figure(
     limit = PANEL_TOKENS if panels == 1 else GRID_TOKENS
     if (longest := max(map(len, sides))) > limit:
         problem = f"{longest} tokens are too many to read in {panels} panels of {KINDS[kind]}, at most {limit}"
-        fix = f"choose one by --layer and --head (up to {PANEL_TOKENS} tokens), or give --output FILE.html for the page"
-        raise UserError(f"{problem}: {fix}, which takes more")
+        raise UserError(f"{problem}: choose one by --layer and --head (up to {PANEL_TOKENS} tokens)")
     inches = 0.155 if panels > 1 else 0.25 if longest <= 40 else 0.14  # of a token
     queries, keys = (
         [token if len(token) <= _LONGEST else token[: _LONGEST - 1] + "…" for token in tokens] for tokens in sides

@@ -27,7 +27,7 @@ KINDS = {
     "decoder": "decoder self-attention",
     "encoder-decoder": "encoder-decoder attention",
 }
-LIMIT = 400  # of a side: the weights of a longer pair would fill the memory, and a page of them a browser's
+LIMIT = 400  # of a side: the weights of a longer pair would fill the memory
 CONTINUES, SPACE = "·", "␣"  # before a piece that continues a word; for a token of spaces
 
 

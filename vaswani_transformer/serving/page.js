@@ -350,10 +350,6 @@ function lookInside(number) {
   highlight(null);
   if (focused) $(`${focused}-words`).children[at]?.focus();
   $("repeats").hidden = !sentence.shown.repeats;
-  const form = $("attention");
-  form.hidden = !sentence.shown.alignment;
-  const values = {...languages, text: sentence.source, translation: sentence.shown.text};
-  for (const [name, value] of Object.entries(values)) form.elements[name].value = value;
   showAlternatives();
   if (!sentence.shown.alignment) addDetails(sentence);
 }
@@ -577,9 +573,6 @@ $("target-words").addEventListener("keydown", moveFocus);
 $("alternatives").addEventListener("click", () => {
   $("alternatives").setAttribute("aria-expanded", $("alternatives").getAttribute("aria-expanded") !== "true");
   showAlternatives();
-});
-$("attention").addEventListener("submit", () => {
-  $("attention").elements.api_key.value = storage.apiKey || "";
 });
 $("key").value = storage.apiKey || "";
 $("key-form").addEventListener("submit", (event) => {

@@ -1,4 +1,4 @@
-"""BLEU, chrF and perplexity as `evaluate.Metric` classes that need no network."""
+"""BLEU, chrF and perplexity, which need no network, and comparisons of systems."""
 
 import contextlib
 import functools
@@ -13,8 +13,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import datasets
-import evaluate
 import regex
 from sacrebleu.metrics import BLEU, CHRF
 
@@ -30,56 +28,8 @@ _WORDS = regex.compile(
 )
 
 
-def _info(metric: evaluate.Metric, citation: str, *types: str) -> evaluate.MetricInfo:
-    """Return the description of a metric whose predictions and references are of these types."""
-    columns = zip(("predictions", "references"), map(datasets.Value, types), strict=True)
-    first, _, more = type(metric).__doc__.partition("\n\n")
-    features = datasets.Features(dict(columns))
-    return evaluate.MetricInfo(description=first, citation=citation, inputs_description=more, features=features)
-
-
-class TranslationMetric(evaluate.Metric):
-    """Corpus BLEU and chrF by sacreBLEU, cased and detokenised, with their signatures.
-
-    `TranslationMetric().compute(predictions=[...], references=[...])` takes one reference per prediction (strings) and
-    returns `bleu` and `chrf` (0 to 100), `bleu_signature`, `chrf_signature` and `exact_match` (percent of predictions
-    equal to their reference); `tokenizer` and `language` are as of `bleu_metric`. It needs no network: `evaluate.load`
-    would download a metric's code from the Hub.
-
-    Raises:
-        ValueError: from `compute`, for no predictions or a different number of references.
-    """
-
-    def _info(self):
-        return _info(self, "Matt Post. 2018. A Call for Clarity in Reporting BLEU Scores.", "string", "string")
-
-    def add_batch(self, *, predictions, references):
-        """Add texts, one string as one text; `compute` begins with it."""
-        super().add_batch(predictions=texts_in(predictions, "prediction"), references=texts_in(references, "reference"))
-
-    def _compute(self, predictions, references, **options):
-        return score_translations(predictions, references, bleu_metric(references, **options))
-
-
-class PerplexityMetric(evaluate.Metric):
-    """Perplexity: exp of the mean negative log-probability of a token.
-
-    `PerplexityMetric().compute(predictions=losses, references=counts)` takes each sentence's negative log-probability
-    in nats and its number of tokens, as `score_pairs` returns them, and returns `perplexity`.
-
-    Raises:
-        ZeroDivisionError: from `compute`, for no tokens.
-    """
-
-    def _info(self):
-        return _info(self, "", "float64", "int64")
-
-    def _compute(self, predictions, references):
-        return {"perplexity": perplexity(predictions, references)}
-
-
 def perplexity(losses: Sequence[float], counts: Sequence[int]) -> float:
-    """Compute exp of the nats a token, at most e^700, as `PerplexityMetric` without its files."""
+    """Compute exp of the nats a token, at most e^700, of sums and numbers of tokens as `score_pairs` returns them."""
     return math.exp(min(math.fsum(losses) / sum(counts), 700.0))
 
 
@@ -106,7 +56,17 @@ def bleu_metric(references: Sequence[str], tokenizer: str | None = None, languag
 
 
 def score_translations(predictions: Sequence[str], references: Sequence[str], bleu: BLEU | None = None) -> dict:
-    """Compute the scores of `TranslationMetric`, without its files, with another `bleu` than that of `bleu_metric`."""
+    """Compute corpus BLEU and chrF by sacreBLEU, cased and detokenised, of one reference for each prediction.
+
+    Returns:
+        `bleu` and `chrf` (0 to 100), `bleu_signature`, `chrf_signature`, and `exact_match` (percent of predictions that
+        are their reference). `bleu` is by default that of `bleu_metric`.
+
+    Raises:
+        ValueError: for no predictions or a different number of references.
+        UserError: for what is no text.
+    """
+    predictions, references = texts_in(predictions, "prediction"), texts_in(references, "reference")
     _check_pairs(predictions, references)
     bleu, chrf = bleu or bleu_metric(references), CHRF()
     exact = sum(prediction == reference for prediction, reference in zip(predictions, references, strict=True))

@@ -16,12 +16,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, zip_longest
 
-import datasets
-import evaluate
-
 from ..errors import UserError
 from .linearization import ANY_TAG
-from .trees import ROOT, ROOT_LABELS, TRACE, Tree, clean, parse_trees, plain_label
+from .trees import ROOT, ROOT_LABELS, TRACE, Tree, plain_label
 
 PUNCTUATION = frozenset([",", ":", "``", "''", ".", TRACE])
 UNCOUNTED = PUNCTUATION | {"TOP"}  # labels of brackets that count nowhere
@@ -123,40 +120,6 @@ def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree]) -> dict[str, fl
         if sum(tag != TRACE for tag in gold_tree.tags()) <= SHORT:
             short += counts
     return _as_percentages(total) | {f"{name}_40": value for name, value in _as_percentages(short).items()}
-
-
-class BracketMetric(evaluate.Metric):
-    """Labelled bracketing scores (`score_trees`) as an `evaluate.Metric` that needs no network.
-
-    `BracketMetric().compute(predictions=[...], references=[...])` takes one tree in brackets for each sentence on each
-    side; they are cleaned (`trees.clean`) before they are compared.
-
-    Raises:
-        UserError: from `compute`, for text that is not one tree with words, and as `score_trees`.
-    """
-
-    def _info(self):
-        text = datasets.Value("string")
-        return evaluate.MetricInfo(
-            description="Labelled bracketing precision, recall and F1 by the rules of evalb.",
-            citation="Satoshi Sekine and Michael Collins. 1997. Evalb.",
-            inputs_description="predictions and references: one tree in brackets for each sentence.",
-            features=datasets.Features({"predictions": text, "references": text}),
-        )
-
-    def _compute(self, predictions, references):
-        gold, predicted = (
-            [_only_tree(text, f"{name}[{index}]") for index, text in enumerate(texts)]
-            for name, texts in (("references", references), ("predictions", predictions))
-        )
-        return score_trees(gold, predicted)
-
-
-def _only_tree(text: str, where: str) -> Tree:
-    trees = [tree for tree in map(clean, parse_trees([text], where)) if tree is not None]
-    if len(trees) != 1:
-        raise UserError(f"{where}: {len(trees)} trees with words: give one, or leave the sentence out on both sides")
-    return trees[0]
 
 
 class Baselines:

@@ -101,7 +101,8 @@ def validate(accelerator: Accelerator, model, tokenizer, pairs) -> dict[str, flo
         translations = vt.Translator(model, tokenizer).translate(share["source"])
         rows = list(zip(losses, counts, translations, strict=True))
     losses, counts, translations = zip(*gather_object(rows), strict=True)  # of all pairs, in their order
-    bleu = vt.score_translations(list(translations), list(pairs["target"]))["bleu"]
+    texts = {"predictions": list(translations), "references": list(pairs["target"])}
+    bleu = vt.TranslationMetric().compute(**texts)["bleu"]
     return {"validation_loss": sum(losses) / sum(counts), "validation_bleu": bleu}
 
 

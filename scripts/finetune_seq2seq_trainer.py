@@ -23,7 +23,7 @@ from accelerate import PartialState
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from vaswani_transformer import UserError, load_pairs, load_tokenizer, score_translations, tokenize_pairs
+from vaswani_transformer import TranslationMetric, UserError, load_pairs, load_tokenizer, tokenize_pairs
 
 
 def number(text: str, kind: type = int, rule: str = "a whole number from 1", holds=lambda value: value >= 1):
@@ -101,7 +101,7 @@ def finetune(options: argparse.Namespace) -> None:
             tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
             for ids in (prediction.predictions, prediction.label_ids)
         ]
-        scores = score_translations(*texts)
+        scores = TranslationMetric().compute(predictions=texts[0], references=texts[1])
         return {"bleu": scores["bleu"], "chrf": scores["chrf"]}
 
     arguments = Seq2SeqTrainingArguments(

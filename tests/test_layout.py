@@ -96,7 +96,7 @@ def test_each_room_says_what_lives_there(room):
 ROOM_LINES = {
     "model": 4197, "data": 3412, "training": 2792, "importing": 1407, "cli": 1951, "decoding": 1951,
     "experiments": 688, "serving": 1440, "hub": 827, "export": 941, "parsing": 1016, "documents": 1210,
-    "attention": 449, "recipes": 447, "evaluation": 323,
+    "attention": 449, "recipes": 447, "evaluation": 343,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1570, 25000, 11.5
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27697, 3200, 15260

@@ -74,7 +74,7 @@ _MODULES = {
     "decoding.pipelines": "pipeline",
     "decoding.scoring": "score_pairs score_tokens",
     "decoding.translator": "Translator",
-    "evaluation.metrics": "bleu_metric perplexity score_translations",
+    "evaluation.metrics": "TranslationMetric bleu_metric perplexity score_translations",
     "export.engine": "CTranslate2Translator",
     "export.exporting": "export_model",
     "hub.push": "publish",

@@ -12,7 +12,7 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vaswani_transformer import UserError, perplexity
+from vaswani_transformer import TranslationMetric, UserError, perplexity
 from vaswani_transformer.evaluation import metrics
 from vaswani_transformer.evaluation.metrics import check_outputs, score_translations
 
@@ -20,7 +20,12 @@ PREDICTIONS = ["ein Hund läuft durch den Schnee .", "zwei Katzen schlafen", "Da
 REFERENCES = ["ein Hund rennt durch den Schnee .", "zwei Katzen schlafen", "Das ist sehr gut!", "nichts"]
 
 
-def test_the_scores_need_no_network(monkeypatch):
+@pytest.fixture
+def metric(tmp_path):
+    return TranslationMetric(cache_dir=str(tmp_path))
+
+
+def test_the_metric_needs_no_network(monkeypatch, metric):
     def refuse(*_, **__):
         raise OSError("no network in this test")
 
@@ -28,9 +33,13 @@ def test_the_scores_need_no_network(monkeypatch):
         monkeypatch.setattr(socket, name, refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket.socket, "connect_ex", refuse)
-    result = score_translations(PREDICTIONS, REFERENCES)
+    result = metric.compute(predictions=PREDICTIONS, references=REFERENCES)
+    assert result == score_translations(PREDICTIONS, REFERENCES)
     assert result.keys() == {"bleu", "chrf", "exact_match", "bleu_signature", "chrf_signature"}
     assert 0 < result["bleu"] < 100 and 0 < result["chrf"] < 100 and result["exact_match"] == 25.0
+    metric.add(prediction="a", reference="a")
+    metric.add_batch(predictions=["b", "c"], references=["b", "d"])
+    assert metric.compute() == score_translations(["a", "b", "c"], ["a", "b", "d"])
 
 
 @settings(max_examples=40)
@@ -139,24 +148,26 @@ def test_a_language_that_is_known_decides_first(language, expected, monkeypatch)
         metrics.bleu_metric([], "ja-mecab")
 
 
-def test_a_string_is_one_text_and_what_is_no_text_is_refused():
+def test_a_string_is_one_text_and_what_is_no_text_is_refused(metric):
     prediction, reference = "Das ist ein sehr gutes Haus", "Das ist ein sehr schönes Haus"
     expected = score_translations([prediction], [reference])
-    assert score_translations(prediction, reference) == expected
+    assert metric.compute(predictions=prediction, references=reference) == expected
     with pytest.raises(UserError, match="reference 2 is None, not text"):
-        score_translations(["a", "b"], ["a", None])
+        metric.compute(predictions=["a", "b"], references=["a", None])
     with pytest.raises(ValueError, match=r"."):
-        score_translations("abc", ["a", "b", "c"])
+        metric.compute(predictions="abc", references=["a", "b", "c"])
 
 
 @pytest.mark.parametrize(("predictions", "references"), [([], []), (["a"], []), (["a"], ["a", "b"])])
-def test_numbers_of_sentences_that_differ_are_refused(predictions, references):
+def test_numbers_of_sentences_that_differ_are_refused(metric, predictions, references):
     message = f"{len(predictions)} predictions and {len(references)} references"
     for score in (score_translations, metrics.multi_bleu):
         with pytest.raises(ValueError, match=message):
             score(predictions, references)
-    with pytest.raises(UserError, match="reference 1 is"):  # one reference a prediction
-        score_translations(["a"], [["a", "b"]])
+    with pytest.raises(ValueError, match=r"."):
+        metric.compute(predictions=predictions, references=references)
+    with pytest.raises(ValueError, match=r"."):  # one reference a prediction
+        metric.compute(predictions=["a"], references=[["a", "b"]])
 
 
 def test_perplexity():

@@ -74,7 +74,7 @@ def test_stock_trainer_learns_validates_and_saves(folder, tmp_path):
             tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
             for ids in (prediction.predictions, prediction.label_ids)
         ]
-        scores = vt.score_translations(*texts)
+        scores = vt.TranslationMetric().compute(predictions=texts[0], references=texts[1])
         return {"bleu": scores["bleu"], "exact": scores["exact_match"]}
 
     trainer = stock_trainer(

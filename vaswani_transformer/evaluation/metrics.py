@@ -1,4 +1,4 @@
-"""BLEU, chrF and perplexity, which need no network, and comparisons of systems."""
+"""BLEU, chrF and perplexity as `evaluate.Metric` classes that need no network."""
 
 import contextlib
 import functools
@@ -13,6 +13,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import datasets
+import evaluate
 import regex
 from sacrebleu.metrics import BLEU, CHRF
 
@@ -26,6 +28,34 @@ _WORDS = regex.compile(
     rf"(?V1)(?P<ja>[{_KANA}])|(?P<zh>\p{{Han}})|(?P<char>[{_CHAR}])|(?P<ko>\p{{Hangul}}+)"
     rf"|[\p{{L}}\p{{M}}--[{_KANA}{_CHAR}\p{{Han}}\p{{Hangul}}]]+"
 )
+
+
+class TranslationMetric(evaluate.Metric):
+    """Corpus BLEU and chrF by sacreBLEU, cased and detokenised, with their signatures.
+
+    `TranslationMetric().compute(predictions=[...], references=[...])` takes one reference per prediction (strings) and
+    returns `bleu` and `chrf` (0 to 100), `bleu_signature`, `chrf_signature` and `exact_match` (percent of predictions
+    equal to their reference); `tokenizer` and `language` are as of `bleu_metric`. It needs no network: `evaluate.load`
+    would download a metric's code from the Hub.
+
+    Raises:
+        ValueError: from `compute`, for no predictions or a different number of references.
+    """
+
+    def _info(self):
+        text = datasets.Value("string")
+        return evaluate.MetricInfo(
+            description="Corpus BLEU and chrF by sacreBLEU, cased and detokenised, with their signatures.",
+            citation="Matt Post. 2018. A Call for Clarity in Reporting BLEU Scores.",
+            features=datasets.Features({"predictions": text, "references": text}),
+        )
+
+    def add_batch(self, *, predictions, references):
+        """Add texts, one string as one text; `compute` begins with it."""
+        super().add_batch(predictions=texts_in(predictions, "prediction"), references=texts_in(references, "reference"))
+
+    def _compute(self, predictions, references, **options):
+        return score_translations(predictions, references, bleu_metric(references, **options))
 
 
 def perplexity(losses: Sequence[float], counts: Sequence[int]) -> float:
@@ -56,17 +86,7 @@ def bleu_metric(references: Sequence[str], tokenizer: str | None = None, languag
 
 
 def score_translations(predictions: Sequence[str], references: Sequence[str], bleu: BLEU | None = None) -> dict:
-    """Compute corpus BLEU and chrF by sacreBLEU, cased and detokenised, of one reference for each prediction.
-
-    Returns:
-        `bleu` and `chrf` (0 to 100), `bleu_signature`, `chrf_signature`, and `exact_match` (percent of predictions that
-        are their reference). `bleu` is by default that of `bleu_metric`.
-
-    Raises:
-        ValueError: for no predictions or a different number of references.
-        UserError: for what is no text.
-    """
-    predictions, references = texts_in(predictions, "prediction"), texts_in(references, "reference")
+    """Compute the scores of `TranslationMetric`, without its files, with another `bleu` than that of `bleu_metric`."""
     _check_pairs(predictions, references)
     bleu, chrf = bleu or bleu_metric(references), CHRF()
     exact = sum(prediction == reference for prediction, reference in zip(predictions, references, strict=True))

@@ -90,7 +90,6 @@ _MODULES = {
     "recipes.recipe": "Recipe load_recipe",
     "training.averaging": "average_checkpoints average_models",
     "model.loss_vaswani": "label_smoothed_cross_entropy",
-    "training.plan": "describe_plan make_plan",
     "training.run": "train",
     "training.schedule": "NoamSchedulerCallback noam_learning_rate noam_scheduler",
     "training.trainer": "VaswaniTrainer VaswaniTrainingArguments",

@@ -93,7 +93,7 @@ def flops_per_target_token(options: argparse.Namespace, folder: Path) -> float:
     """Training's operations for the pairs' tokens, padding left out, over their target tokens."""
     import datasets
 
-    from vaswani_transformer.training.plan import model_flops
+    from vaswani_transformer.experiments.flops import model_flops
 
     pairs = datasets.load_from_disk(folder / "pairs").with_format("numpy")
     sources, targets = pairs["source_length"][:], pairs["target_length"][:]

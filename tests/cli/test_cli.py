@@ -194,8 +194,8 @@ def test_tensorboard_shows_the_run_that_is_in_the_folder(recipe, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_home_folder_in_a_recipe_file(text, tmp_path, monkeypatch, capsys):
-    """Training, its plan and preparing find the same files, and nothing is made in a folder called ~."""
+def test_the_home_folder_in_a_recipe_file(text, tmp_path, monkeypatch):
+    """Training and preparing find the same files, and nothing is made in a folder called ~."""
     home, here = tmp_path / "home", tmp_path / "here"
     shutil.copytree(text, home / "text")
     here.mkdir()
@@ -205,10 +205,7 @@ def test_the_home_folder_in_a_recipe_file(text, tmp_path, monkeypatch, capsys):
     (here / "a.yaml").write_text(yaml.safe_dump(settings))
     files = {name: f"~/text/{TINY[name]}" for name in TINY if name.endswith(("_source", "_target"))}
     (here / "b.yaml").write_text(yaml.safe_dump(settings | files | {"data_dir": None}))
-    for name in ("a.yaml", "b.yaml"):
-        assert main(["train", name, "--dry-run"]) == 0
-        plan = capsys.readouterr().out
-        assert "200 pairs read" in plan and "is not here" not in plan
+    assert main(["train", "b.yaml", "--quiet", "--output=~/second"]) == 0
     assert main(["train", "a.yaml", "--quiet"]) == 0
     assert (home / "run" / "model.safetensors").is_file()
     prepare = ["prepare", "a.yaml", "--output", str(home / "prepared"), "--workers", "1", "--quiet"]

@@ -79,9 +79,8 @@ TARGETS = [
     *_reads("average run --output new --best 1", *_STATE, folder="run/checkpoints/checkpoint-4/", tolerant=True,
             **_NEW),
     # Prepared pairs.
-    *_reads(f"{_PREPARED} --dry-run", "prepared/manifest.json", "prepared/train.lengths.npy",
-            "prepared/tokenizer/tokenizer.json"),
-    *_reads(_PREPARED, "prepared/train-00000.arrow", **_NEW),
+    *_reads(_PREPARED, "prepared/manifest.json", "prepared/train.lengths.npy", "prepared/tokenizer/tokenizer.json",
+            "prepared/train-00000.arrow", **_NEW),
     *_reads("prepare recipe.yaml --output half --quiet", "preparation.json", "tokenizer/tokenizer.json",
             folder="half/", writes=("half",)),
     *_reads("prepare recipe.yaml --output half --quiet", "half/train-00000.arrow", writes=("half",), tolerant=True),

@@ -19,13 +19,14 @@ from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data.tokenization import train_tokenizer
 from vaswani_transformer.errors import UserError
+from vaswani_transformer.recipes.recipe import Recipe, load_recipe
 from vaswani_transformer.training.averaging import (
     average_checkpoints,
     average_models,
     best_checkpoints,
     last_checkpoints,
 )
-from vaswani_transformer.training.checkpoints import step_of, write_manifest
+from vaswani_transformer.training.checkpoints import Checkpoint, averaged_from, step_of, to_average, write_manifest
 
 
 def write(folder, weights):
@@ -213,3 +214,18 @@ def test_mistakes_end_in_one_line(run, tmp_path, capsys, words, said):
     status, _, err = command(capsys, *words)
     assert status == 2 and err.startswith("error: ") and err.count("\n") == 1 and said in err
     assert not (tmp_path / "out").exists()
+
+
+@given(st.integers(1, 12), st.integers(1, 40), st.integers(1, 300))
+def test_averages_are_those_that_selection_takes(count, every, end):
+    steps = [step for step in range(1, end + 1) if step % every == 0 or step == end]
+    checkpoints = [Checkpoint(Path(f"checkpoint-{step}")) for step in steps]
+    taken = to_average(checkpoints, count, False, every, end)
+    assert averaged_from(Recipe(average_checkpoints=count, average_every=every, max_steps=end)) == taken[0].step
+
+
+def test_a_run_that_ended_early_averages_nothing_far_back():
+    recipe = load_recipe("wmt14-en-de-big")
+    written = [Checkpoint(Path(f"checkpoint-{step}")) for step in (*range(6000, 150_000, 6000), 150_000)]
+    averaged = to_average(written, recipe.average_checkpoints, False, recipe.average_every, 150_000)
+    assert [one.step for one in averaged] == [144_000, 150_000]  # within the last 20 times 600 steps

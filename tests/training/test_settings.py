@@ -16,7 +16,7 @@ from vaswani_transformer.cli.main import main
 from vaswani_transformer.json_and_yaml import read_yaml
 from vaswani_transformer.recipes.recipe import AUTO, CHOSEN, Recipe
 from vaswani_transformer.training import settings as rules
-from vaswani_transformer.training.settings import ROWS, choose_settings, vocabulary_size
+from vaswani_transformer.training.settings import ROWS, choose_settings, micro_batches_of, vocabulary_size
 
 SMALL = {
     "d_model": 16,
@@ -165,3 +165,12 @@ def test_other_commands_choose_nothing(data, tmp_path, capsys, command):
     words = {"prepare": ["auto"], "distill": [tmp_path / "teacher", "--student", "auto"]}[command]
     assert main([command, *map(str, words), "--train-data", str(data), "--output", str(tmp_path / "out")]) == 2
     assert "is auto, which `vaswani train` alone chooses" in capsys.readouterr().err
+
+
+@given(st.integers(300, 30_000), st.integers(300, 30_000), st.integers(1, 16))
+def test_a_step_is_dealt_out_evenly_and_in_as_few_parts_as_fit(tokens, per_device, processes):
+    overrides = {"tokens_per_batch": tokens, "tokens_per_device": per_device}
+    parts = micro_batches_of(Recipe(**overrides), processes)
+    assert parts % processes == 0
+    assert tokens / parts <= per_device
+    assert parts == processes or tokens / (parts - processes) > per_device

@@ -9,16 +9,16 @@ from typing import Annotated, Any, Literal
 from ..data.cleaning_options import CleaningRules
 from ..recipes.recipe import DATA, TOKENIZER, load_recipe, read_recipe, recipe_names
 from . import options
-from .options import OF_DATA_AT_HAND, REQUIRED, Engine, Overwrite, Path_, Quiet, RecipeName, Workers
+from .options import REQUIRED, Engine, Overwrite, Path_, Quiet, RecipeName, Workers
 
-_NOT_CLEANED = (*OF_DATA_AT_HAND, "validation_size", "max_length", "max_length_ratio")
+_NOT_CLEANED = ("prepared", "validation_size", "max_length", "max_length_ratio")
 TextOptions = options.recipe_options(
     lambda field: field.name == "seed" or (field.metadata["group"] == DATA and field.name not in _NOT_CLEANED)
 )
 PrepareOptions = options.recipe_options(
     lambda field: (
         field.name in ("seed", "from_model")
-        or (field.metadata["group"] in (DATA, TOKENIZER) and field.name not in OF_DATA_AT_HAND)
+        or (field.metadata["group"] in (DATA, TOKENIZER) and field.name != "prepared")
     )
 )
 options.group("rules, in their order", consume_multiple=True)(CleaningRules)

@@ -44,8 +44,6 @@ def group(title: str, **more: Any) -> Callable[[type], type]:
     return Parameter(name="*", group=Group.create_ordered(title), **more)
 
 
-#: Fields of a recipe that only a training with given data has.
-OF_DATA_AT_HAND = ("prepared", "expected_pairs", "expected_source_length", "expected_target_length")
 #: A model folder; one that decodes; a recipe; its progress bar; an output; how many workers, and where they run.
 Model = Annotated[Path_, Parameter(help="model folder")]
 AnyModel = Annotated[Path_, Parameter(help="model folder, or one exported to CTranslate2")]

@@ -1,6 +1,5 @@
 """The commands that train: `vaswani train`, `vaswani distill` and `vaswani demo`."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,12 +8,10 @@ from ..durations import duration
 from ..hardware import MOST_WORKERS
 from ..recipes.recipe import TOKENIZER
 from . import options
-from .options import OF_DATA_AT_HAND, REQUIRED, Path_, Quiet, RecipeName, setting, within
+from .options import REQUIRED, Path_, Quiet, RecipeName, setting, within
 
 RecipeOptions = options.recipe_options()
-StudentOptions = options.recipe_options(
-    lambda field: field.metadata["group"] != TOKENIZER and field.name not in OF_DATA_AT_HAND
-)
+StudentOptions = options.recipe_options(lambda field: field.metadata["group"] != TOKENIZER and field.name != "prepared")
 
 
 def train(
@@ -22,7 +19,6 @@ def train(
     /,
     *,
     quiet: Quiet = False,
-    dry_run: bool = False,
     target_text: Path_ | None = None,
     forecast: bool = False,
     fields: RecipeOptions = RecipeOptions(),  # noqa: B008 (of cyclopts)
@@ -37,17 +33,12 @@ def train(
             the reverse direction, trained first, translates back
         forecast: also train on a half and a quarter of the pairs, which takes three times as long with --max-minutes,
             and print what twice as many would bring
-        dry_run: print what the training will need (tokens, FLOPs, memory, and time, from ten trial steps), and exit
     """
-    import datasets
-
-    from ..training.plan import describe_plan, make_plan
     from ..training.run import train as train_recipe
 
     settings = options.read_recipe(recipe, fields, chooses=True)
-    others = {"dry_run": dry_run, "prepared": settings.prepared}
-    options.exclude("--target-text", target_text, others)
-    options.exclude("--forecast", forecast, others | {"target_text": target_text})
+    options.exclude("--target-text", target_text, {"prepared": settings.prepared})
+    options.exclude("--forecast", forecast, {"prepared": settings.prepared, "target_text": target_text})
     if target_text is not None:
         from ..distillation import train_with_target_text
 
@@ -56,12 +47,8 @@ def train(
         from ..training.forecast import train_with_forecast
 
         _print_trained(train_with_forecast(settings, not quiet))
-    elif not dry_run:
+    else:
         _print_trained(train_recipe(settings, progress=not quiet))
-    elif is_first_process():
-        datasets.disable_progress_bars()
-        processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun
-        print(describe_plan(make_plan(settings, processes)))
 
 
 def _print_trained(result: Any) -> None:

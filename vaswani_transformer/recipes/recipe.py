@@ -68,9 +68,6 @@ class Recipe:
     max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
     max_length_ratio: float = _option(3.0, "drop pairs with one side over this many times as long; 0: no limit", DATA)
     augmentation: str | None = _option(None, "change a share of the pairs: default, or upper:0.05,typos:0.1", DATA)
-    expected_pairs: int | None = _option(None, "pairs of an epoch, for --dry-run where the data is not here", DATA)
-    expected_source_length: float | None = _option(None, "the same: mean tokens of a source, `</s>` included", DATA)
-    expected_target_length: float | None = _option(None, "the same: mean tokens of a target, `</s>` included", DATA)
 
     tokenizer: str | None = _option(None, "folder of a trained tokenizer; none: train one on the data", TOKENIZER)
     tokenizer_kind: str = _option("bpe", "kind to train: bpe or wordpiece", TOKENIZER)
@@ -227,7 +224,9 @@ PATHS = (
 _FOLDERS = ("output", "prepared", "tokenizer", "from_model", "data_dir")
 _FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 _TYPES = typing.get_type_hints(Recipe)
-_GONE = {"bpe_dropout": 0.0}  # fields of earlier versions, with their default
+# Fields of earlier versions: with the default that changed nothing, and those that never changed a training.
+_GONE = {"bpe_dropout": 0.0}
+_IDLE = ("expected_pairs", "expected_source_length", "expected_target_length")
 
 
 def field_type(name: str) -> tuple[type, bool]:
@@ -315,10 +314,10 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
     text, name = read_recipe(name_or_path)
     with reading(name_or_path):
         values, overrides = dict(parse_yaml(text) or {}), overrides or {}
+    # A recipe of an earlier version may name a field that has gone, as long as it made no difference there.
+    values = {name: value for name, value in values.items() if name not in _IDLE and value != _GONE.get(name, _GONE)}
     preset = PRESETS.get(str(overrides.get("preset")), {})
     values = {name: value for name, value in values.items() if name not in preset} | overrides
-    # A recipe of an earlier version may name a field that has gone, as long as it made no difference there.
-    values = {name: value for name, value in values.items() if value != _GONE.get(name, _GONE)}
     for field in values:
         if field not in _FIELDS:
             nearest = _nearest(f"{field!s:.100}".replace("-", "_"), _FIELDS, "vaswani train --help")
@@ -339,8 +338,7 @@ _CHOICES = {
 }
 _RULES = (
     ("lora_rank tokens_per_batch tokens_per_device ddp_timeout max_steps warmup_steps evaluate_every"
-     " log_every keep_checkpoints expected_pairs expected_source_length expected_target_length",
-     lambda value: value >= 1, "1 or more"),
+     " log_every keep_checkpoints", lambda value: value >= 1, "1 or more"),
     ("validation_size max_minutes max_gradient_norm validation_bleu early_stopping average_checkpoints"
      " average_every checkpoint_minutes decline_steps seed", lambda value: value >= 0, "0 or more"),
     ("data_workers", lambda number: 0 <= number <= MOST_WORKERS, f"from 0 to {MOST_WORKERS}"),

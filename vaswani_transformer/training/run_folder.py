@@ -50,7 +50,6 @@ FREE_ON_RESUME = {
     "max_steps", "max_minutes", "early_stopping", "keep_checkpoints", "average_checkpoints", "average_every",
     "checkpoint_minutes", "keep_weights", "data_workers", "num_beams", "length_penalty", "max_extra_tokens", "output",
     "overwrite", "tokens_per_device", "padding_free", "compress_gradients", "ddp_timeout", "report_to", "log_every",
-    "expected_pairs", "expected_source_length", "expected_target_length",
     "prepared",  # wherever the folder lies; what is in it is compared by content
 }  # fmt: skip
 

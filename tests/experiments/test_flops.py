@@ -1,0 +1,65 @@
+"""Operations of a training: against torch's counter, and against pairs of positions one by one."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_config
+from torch.utils.flop_counter import FlopCounterMode
+
+from vaswani_transformer import TokenBatchSampler, VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani_transformer.experiments.flops import EXPECTED_FILL, model_flops
+
+
+def small(preset: str) -> VaswaniConfig:
+    """A preset with a sixteenth of its widths."""
+    full = VaswaniConfig.from_preset(preset)
+    sizes = {name: max(2, getattr(full, name) // 16) for name in ("d_model", "d_ff", "d_k", "d_v")}
+    return VaswaniConfig.from_preset(preset, **sizes, vocab_size=37, max_position_embeddings=16)
+
+
+OTHERS = ({"d_k": 5, "d_v": 9}, {"attention_bias": True}, {"tie_word_embeddings": False}, {"encoder_layers": 0})
+CONFIGS = {name: small(name) for name in VaswaniConfig.preset_names()}
+CONFIGS |= {str(changes): tiny_config(**changes) for changes in OTHERS}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("training", [True, False])
+def test_flops_are_those_that_torch_counts(name, training):
+    """While the model runs on unpadded pairs, 7 tokens to 11 or 9 to 4."""
+    config = CONFIGS[name]
+    config._attn_implementation = "eager"
+    model = VaswaniForConditionalGeneration(config).train()
+    for lengths in ((7, 11), (9, 4)):
+        sources, targets = (torch.full((3, length), 3) for length in lengths)
+        with FlopCounterMode(display=False) as counter:
+            logits = model(input_ids=sources, decoder_input_ids=targets).logits
+            if training:
+                logits.sum().backward()
+        sides = [[length] * 3 for length in lengths]
+        assert model_flops(config, *sides, training=training) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("window", [1, 4, 7, 500])
+def test_flops_of_restricted_attention_count_neighbours(window):
+    """Against the pairs of positions, one by one: 2 FLOPs for each number that they multiply, in queries and values."""
+    config = tiny_config(attention_window=window)
+    full = tiny_config()
+
+    def hidden(length):
+        return sum(abs(i - j) > window // 2 for i in range(length) for j in range(length))
+
+    sources, targets = [9, 1, 30], [4, 12, 3]
+    saved = config.encoder_layers * sum(map(hidden, sources)) + config.decoder_layers * sum(map(hidden, targets))
+    each = 2 * config.num_heads * (config.d_k + config.d_v)
+    expected = model_flops(full, sources, targets, training=False) - saved * each
+    assert model_flops(config, sources, targets, training=False) == expected
+    assert window == 500 or expected < model_flops(full, sources, targets, training=False)
+
+
+def test_batches_are_filled_as_expected():
+    random = np.random.default_rng(0)
+    sources = np.exp(random.normal(np.log(29.5) - 0.18, 0.6, 200_000)).round().clip(2, 256).astype(np.int64)
+    targets = (sources * np.exp(random.normal(0, 0.2, 200_000)) * 1.02).round().clip(2, 256).astype(np.int64)
+    batches = len(TokenBatchSampler(sources, targets, 25_000))
+    pairs_per_step = EXPECTED_FILL * 25_000 / max(sources.mean(), targets.mean())
+    assert len(sources) / pairs_per_step == pytest.approx(batches, rel=0.04)

@@ -76,7 +76,7 @@ TARGETS = [
     *_reads(_RESUME, *_STATE, *_TORCH_STATE, folder="stopped/checkpoints/checkpoint-3/", writes=("stopped",),
             tolerant=True),
     # Checkpoints that are averaged.
-    *_reads("average run --output new --best 1", *_STATE, folder="run/checkpoints/checkpoint-4/", tolerant=True,
+    *_reads("average run --output new --last 1", *_STATE, folder="run/checkpoints/checkpoint-4/", tolerant=True,
             **_NEW),
     # Prepared pairs.
     *_reads(_PREPARED, "prepared/manifest.json", "prepared/train.lengths.npy", "prepared/tokenizer/tokenizer.json",

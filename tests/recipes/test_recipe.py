@@ -73,7 +73,6 @@ PAPER = {
     "max_gradient_norm": 0.0,  # none mentioned
     "max_minutes": 0.0,  # the steps decide
     "early_stopping": 0,
-    "checkpoint_minutes": 0.0,  # 6.1 has 10 minutes, which are so many steps: test_plan.py
     "keep_weights": "better",  # the average, in the paper
     "num_beams": 4,  # 6.1, as all below
     "length_penalty": 0.6,

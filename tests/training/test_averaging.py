@@ -23,7 +23,6 @@ from vaswani_transformer.recipes.recipe import Recipe, load_recipe
 from vaswani_transformer.training.averaging import (
     average_checkpoints,
     average_models,
-    best_checkpoints,
     last_checkpoints,
 )
 from vaswani_transformer.training.checkpoints import Checkpoint, averaged_from, step_of, to_average, write_manifest
@@ -140,15 +139,14 @@ def test_other_models_and_vocabularies_are_refused(models, tmp_path, save):
     refused([models[0], models[2]], output, str(models[2]), "header")
 
 
-def write_run(folder, save, steps, losses, timed=()):
+def write_run(folder, save, steps, losses):
     """Write a training's folder without a training: checkpoints with other weights each, and their validations."""
     history = [{"step": step, "eval_loss": loss, "eval_bleu": -loss} for step, loss in losses.items()]
     for step in steps:
         checkpoint = save(make_model(step), folder / "checkpoints" / f"checkpoint-{step}")
         state = {"global_step": step, "log_history": history, "save_steps": 10}
         (checkpoint / "trainer_state.json").write_text(json.dumps(state))
-        reasons = ({"validation"} if step in losses else set()) | ({"time"} if step in timed else set())
-        write_manifest(checkpoint, step, reasons or {"stop"})
+        write_manifest(checkpoint, step, {"validation"} if step in losses else {"stop"})
     return folder
 
 
@@ -161,24 +159,12 @@ def steps(paths):
     return list(map(step_of, paths))
 
 
-def test_last_checkpoints_of_a_run(run, tmp_path, save):
+def test_last_checkpoints_of_a_run(run, tmp_path):
     assert steps(last_checkpoints(run, 3)) == [20, 30, 40]  # 27 was written for a signal
     with pytest.raises(UserError, match=r"holds 3 checkpoints \(steps 20, 30, 40\), fewer than 4"):
         last_checkpoints(run, 4)
     with pytest.raises(UserError, match="holds 0 checkpoints"):
         last_checkpoints(tmp_path, 1)
-    validated = dict.fromkeys([20, 30, 40], 1.0)
-    by_the_clock = write_run(tmp_path / "timed", save, [15, 20, 25, 30, 40], validated, timed=[15, 25, 30])
-    assert steps(last_checkpoints(by_the_clock, 3)) == [25, 30, 40]
-
-
-def test_best_checkpoints_of_a_run(run):
-    assert steps(best_checkpoints(run, 2, "loss")) == [20, 40]
-    assert steps(best_checkpoints(run, 1, "bleu")) == [20]
-    with pytest.raises(UserError, match=r"holds 3 checkpoints validated by loss \(steps 20, 30, 40\), fewer than 4"):
-        best_checkpoints(run, 4, "loss")
-    (run / "checkpoints" / "checkpoint-20" / "model.safetensors").write_bytes(b"")
-    assert steps(best_checkpoints(run, 2, "loss")) == [40, 30]
 
 
 def command(capsys, *words):
@@ -194,16 +180,12 @@ def test_the_command(run, tmp_path, capsys):
     folders = [run / "checkpoints" / f"checkpoint-{step}" for step in (30, 40)]
     assert command(capsys, *folders, "--output", tmp_path / "named")[0] == 0
     assert equal(weights_of(tmp_path / "last"), weights_of(tmp_path / "named"))
-    status, out, _ = command(capsys, run, "--best", 2, "--by", "bleu", "--output", tmp_path / "best")
-    assert status == 0 and "steps 20, 40" in out
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["RUN", "--output", "OUT"], "holds 3 checkpoints (steps 20, 30, 40), fewer than 5"),
-        (["RUN", "--last", "2", "--best", "2", "--output", "OUT"], "cannot be combined"),
-        (["RUN", "--last", "2", "--by", "bleu", "--output", "OUT"], "--by is for --best"),
         (["RUN/checkpoints/checkpoint-20", "--output", "OUT"], "two or more"),
         (["RUN", "RUN", "--last", "2", "--output", "OUT"], "output folder of one training"),
         (["RUN/checkpoints/checkpoint-20", "RUN/./checkpoints/checkpoint-20", "--output", "OUT"], "each once"),

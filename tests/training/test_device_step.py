@@ -39,7 +39,7 @@ def waiting_by_step(folder, monkeypatch, **settings) -> list[list[str]]:
     model = make_model(dropout=0.1)
     model.set_attn_implementation("sdpa")
     log = TrainingLogCallback(folder / "log.jsonl")
-    callbacks = [log, StopAndSaveCallback(log, max_minutes=60, checkpoint_minutes=10), TrainingProgressCallback(log)]
+    callbacks = [log, StopAndSaveCallback(log, max_minutes=60), TrainingProgressCallback(log)]
     trainer = CountingTrainer(model=model, args=arguments, train_dataset=make_pairs(60), callbacks=callbacks)
     trainer.accelerator.device_placement = False
     trainer.by_step, trainer.waiting = [], waiting

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from ..errors import UserError
-from .options import REQUIRED, SEVERAL, Model, Overwrite, Path_, exclude, require, within
+from .options import REQUIRED, SEVERAL, Model, Overwrite, Path_, require, within
 
 DEFAULT_LAST = 5  # Section 6.1, for the base model
 _CARD = Parameter(group="model card")
@@ -21,8 +21,6 @@ def average(
     *folders: Annotated[Path_, REQUIRED],
     output: Path_,
     last: Annotated[int | None, within(1, 10**6)] = None,
-    best: Annotated[int | None, within(1, 10**6)] = None,
-    by: Literal["loss", "bleu"] | None = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Average checkpoints, or several models, into a model.
@@ -31,22 +29,16 @@ def average(
         folders: output folder of a training, of which the last 5 checkpoints are taken; or checkpoints, or models
         output: folder for the averaged model
         last: the last N checkpoints (default: 5)
-        best: the N checkpoints that validated best
-        by: validation score that --best compares (default: loss)
     """
-    from ..training.averaging import average_models, best_checkpoints, last_checkpoints
+    from ..training.averaging import average_models, last_checkpoints
     from ..training.checkpoints import step_of
     from ..training.run_folder import CHECKPOINTS
 
     chosen = [Path(folder) for folder in folders]
     first = chosen[0]
     of_a_run = len(chosen) == 1 and (first / CHECKPOINTS).is_dir()
-    require("--best", best is not None, {"by": by})
-    require("the output folder of one training", of_a_run, {"last": last, "best": best})
-    exclude("--best", best, {"last": last})
-    if best is not None:
-        chosen = best_checkpoints(first, best, by or "loss")
-    elif of_a_run:
+    require("the output folder of one training", of_a_run, {"last": last})
+    if of_a_run:
         chosen = last_checkpoints(first, last or DEFAULT_LAST)
     elif len({folder.resolve() for folder in chosen}) != len(chosen) or (len(chosen) == 1 and first.is_dir()):
         raise UserError(f"{first}: give the output folder of a training, or two or more checkpoints, each once")

@@ -154,9 +154,6 @@ class Recipe:
     )
     best_by: str = _option("loss", "what the best checkpoint is best by: loss or bleu", CHECKS)
     early_stopping: int = _option(0, "stop after this many validations without a better one; 0 for never", CHECKS)
-    checkpoint_minutes: float = _option(
-        0.0, "minutes between further checkpoints, which are then the ones averaged; 0: none", CHECKS
-    )
     average_every: int = _option(
         0, "steps between the checkpoints that are averaged, written near the end; 0: those of validations", CHECKS
     )
@@ -202,7 +199,7 @@ class Recipe:
 
     @property
     def save_every(self) -> int:
-        """Return the steps between the checkpoints that are averaged if the clock does not decide."""
+        """Return the steps between the checkpoints that are averaged."""
         return self.average_every or self.evaluate_every
 
     @property
@@ -225,7 +222,7 @@ _FOLDERS = ("output", "prepared", "tokenizer", "from_model", "data_dir")
 _FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 _TYPES = typing.get_type_hints(Recipe)
 # Fields of earlier versions: with the default that changed nothing, and those that never changed a training.
-_GONE = {"bpe_dropout": 0.0}
+_GONE = {"bpe_dropout": 0.0, "checkpoint_minutes": 0.0}
 _IDLE = ("expected_pairs", "expected_source_length", "expected_target_length")
 
 
@@ -340,7 +337,7 @@ _RULES = (
     ("lora_rank tokens_per_batch tokens_per_device ddp_timeout max_steps warmup_steps evaluate_every"
      " log_every keep_checkpoints", lambda value: value >= 1, "1 or more"),
     ("validation_size max_minutes max_gradient_norm validation_bleu early_stopping average_checkpoints"
-     " average_every checkpoint_minutes decline_steps seed", lambda value: value >= 0, "0 or more"),
+     " average_every decline_steps seed", lambda value: value >= 0, "0 or more"),
     ("data_workers", lambda number: 0 <= number <= MOST_WORKERS, f"from 0 to {MOST_WORKERS}"),
     ("max_length", lambda length: length >= 2, "2 or more, since </s> counts"),
     ("max_length_ratio", lambda ratio: ratio == 0 or ratio >= 1, "1 or more, or 0 for no limit"),

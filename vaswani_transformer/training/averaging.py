@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from transformers.trainer_callback import TrainerState
 
 from ..data.tokenization import load_tokenizer, refuse_special_files, tokenizer_sha256
 from ..errors import UserError, items_of, reading
@@ -13,7 +12,7 @@ from ..json_and_yaml import read_json
 from ..loading import load_model
 from ..model.checkpoint_vaswani import check_finite
 from ..output_folder import written_at_once
-from .checkpoints import TIME, WEIGHTS, Checkpoint, check_contents, read_checkpoints, read_state, to_average
+from .checkpoints import WEIGHTS, check_contents, read_checkpoints, read_state, to_average
 from .run_folder import CHECKPOINTS, IMPORT
 
 # Of a configuration, what does not decide what a model computes from its weights.
@@ -98,41 +97,19 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
     return Path(output).absolute()
 
 
-def _checkpoints_of(run: str | Path) -> tuple[list[Checkpoint], TrainerState]:
-    """Return the whole checkpoints of a training, by step, and the trainer's state in the last one."""
-    checkpoints = read_checkpoints(Path(run) / CHECKPOINTS)
-    return checkpoints, read_state(checkpoints[-1].path) if checkpoints else TrainerState()
-
-
-def _paths(run: str | Path, chosen: Sequence[Checkpoint], count: int, kind: str) -> list[Path]:
-    if len(chosen) < count:
-        shown = ", ".join(f"{step:,}" for step in sorted(each.step for each in chosen))
-        raise UserError(f"{run} holds {len(chosen)} {kind} (steps {shown}), fewer than {count}: give a lower number")
-    return [each.path for each in chosen]
-
-
 def last_checkpoints(run: str | Path, count: int) -> list[Path]:
     """Return the last `count` checkpoints in a training's output folder, as it would average them itself.
 
     Raises:
         UserError: for a folder with fewer of them than `count`.
     """
-    checkpoints, state = _checkpoints_of(run)
-    timed = any(TIME in each.reasons for each in checkpoints)
-    every = max(1, int(state.save_steps or state.eval_steps or 1))
-    chosen = to_average(checkpoints, count, timed, every, checkpoints[-1].step if checkpoints else 0)
-    return _paths(run, chosen, count, f"{'timed ' * timed}checkpoints")
-
-
-def best_checkpoints(run: str | Path, count: int, by: str) -> list[Path]:
-    """Return the `count` checkpoints in a training's output folder with the best validations by loss or bleu.
-
-    Raises:
-        UserError: for a folder with fewer checkpoints of validations than `count`.
-    """
-    checkpoints, state = _checkpoints_of(run)
-    sign = -1 if by == "bleu" else 1
-    scores = {entry["step"]: sign * entry[f"eval_{by}"] for entry in state.log_history if f"eval_{by}" in entry}
-    validated = [each for each in checkpoints if each.step in scores]
-    best = sorted(validated, key=lambda each: scores[each.step])[:count]  # of equal ones the earlier
-    return _paths(run, best, count, f"checkpoints validated by {by}")
+    checkpoints, chosen = read_checkpoints(Path(run) / CHECKPOINTS), []
+    if checkpoints:
+        state, end = read_state(checkpoints[-1].path), checkpoints[-1].step
+        chosen = to_average(checkpoints, count, max(1, int(state.save_steps or state.eval_steps or 1)), end)
+    if len(chosen) < count:
+        shown = ", ".join(f"{each.step:,}" for each in chosen)
+        raise UserError(
+            f"{run} holds {len(chosen)} checkpoints (steps {shown}), fewer than {count}: give a lower number"
+        )
+    return [each.path for each in chosen]

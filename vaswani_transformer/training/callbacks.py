@@ -1,4 +1,4 @@
-"""Callbacks around training steps: progress, log file, early stopping, checkpoints by the clock, stops."""
+"""Callbacks around training steps: progress, log file, early stopping, stops."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from ..errors import one_line, reading
 from ..files import write_text
 from ..json_and_yaml import parse_json
 from ..output_folder import OutputFolder
-from .checkpoints import STOP, TIME
+from .checkpoints import STOP
 
 logger = logging.getLogger(__name__)
 
@@ -229,7 +229,7 @@ class BestValidationCallback(TrainerCallback):
 
 
 class StopAndSaveCallback(TrainerCallback):
-    """Stops on Ctrl-C or SIGTERM with a checkpoint, stops at a time limit, and asks for checkpoints by the clock.
+    """Stops on Ctrl-C or SIGTERM with a checkpoint, and at a time limit.
 
     All of it at the end of a step and on all processes at once: transformers' callbacks decide in each process alone,
     and one that stops leaves the others waiting for it. What one of several processes asks for goes to the others with
@@ -240,19 +240,16 @@ class StopAndSaveCallback(TrainerCallback):
         max_minutes: for training, a last validation and checkpoint, and `validations` more, as long as the latest one;
             0 for no limit. Without one there is one after a quarter of the time. Where the rate declines, each
             validation sets the trainer's `max_steps` to the steps that fit.
-        checkpoint_minutes: between two checkpoints (Section 6.1: 10); 0 for none.
         first_step: before this step the Trainer's periodic checkpoints are written only at validations.
         validations: how many of them take as long as the selection of weights and length penalty.
     """
 
-    def __init__(
-        self, log, max_minutes: float = 0, checkpoint_minutes: float = 0, first_step: int = 0, validations: float = 0
-    ):
+    def __init__(self, log, max_minutes: float = 0, first_step: int = 0, validations: float = 0):
         self.first_step, self.validations = first_step, validations
-        self.log, self.limit, self.interval = log, 60 * max_minutes, 60 * checkpoint_minutes or math.inf
+        self.log, self.limit = log, 60 * max_minutes
         self.received: int | None = None  # the signal
         self.save_reasons: set[str] = set()  # of the next checkpoint
-        self.agreed = (False, False, False)  # on several processes: what any of them asked for before this step
+        self.agreed = (False, False)  # on several processes: what any of them asked for before this step
         self._earlier_handlers = {}
 
     def _receive(self, number, frame):
@@ -265,8 +262,7 @@ class StopAndSaveCallback(TrainerCallback):
             tqdm.write("stopping after this step, with a checkpoint (Ctrl-C again to stop at once)", file=sys.stderr)
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Set the clock, install the signal handlers."""
-        self.intervals = self.log.seconds() // self.interval  # whole ones
+        """Install the signal handlers."""
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._earlier_handlers[number] = signal.signal(number, self._receive)
@@ -285,10 +281,10 @@ class StopAndSaveCallback(TrainerCallback):
         seconds = [entry["eval_runtime"] for entry in state.log_history if "eval_runtime" in entry]
         return seconds[-1] * (validations + self.validations) if seconds else 0.75 * self.limit
 
-    def requests(self, state: TrainerState) -> tuple[bool, bool, bool]:
-        """Return what this process asks for: to stop, to end, a checkpoint."""
+    def requests(self, state: TrainerState) -> tuple[bool, bool]:
+        """Return what this process asks for: to stop, to end."""
         # One validation, and as much for checkpoints to be written and averaged.
-        return self.received is not None, self.must_end(state, 2), self.log.seconds() // self.interval > self.intervals
+        return self.received is not None, self.must_end(state, 2)
 
     def on_step_end(self, args, state, control, **kwargs):
         """Do what was asked for."""
@@ -296,18 +292,13 @@ class StopAndSaveCallback(TrainerCallback):
             control.should_save = True
         elif state.global_step < self.first_step:
             control.should_save = False
-        stopped, time_is_up, checkpoint_is_due = self.requests(state) if args.world_size == 1 else self.agreed
+        stopped, time_is_up = self.requests(state) if args.world_size == 1 else self.agreed
         if stopped:
             self.received = self.received or signal.SIGTERM  # another process may have had it
             control.should_save = control.should_training_stop = True
             self.save_reasons.add(STOP)
         if time_is_up:
             control.should_evaluate = control.should_save = True
-        if checkpoint_is_due:
-            control.should_save = True
-            self.save_reasons.add(TIME)
-            # The clock that is ahead of the others counts.
-            self.intervals = max(self.intervals + 1, self.log.seconds() // self.interval)
         return control
 
     def on_evaluate(self, args, state, control, **kwargs):
@@ -317,10 +308,6 @@ class StopAndSaveCallback(TrainerCallback):
         elif self.limit and args.decline_steps and state.global_step:
             steps = state.global_step * (self.limit - self._needed(state, 3)) / self.log.seconds()
             [state.max_steps] = over_processes(args, [min(args.max_steps, int(steps))], "MIN")
-
-    def on_save(self, args, state, control, **kwargs):
-        """Forget the reasons: the next checkpoint has its own."""
-        self.save_reasons = set()
 
     def restore(self) -> None:
         """Restore the earlier signal handlers; for whoever called `Trainer.train`, since that may end in an error."""

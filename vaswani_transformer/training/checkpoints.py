@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "checkpoint.json"
 WEIGHTS = "model.safetensors"
-TIME, VALIDATION, INTERVAL, STOP, END = "time", "validation", "interval", "stop", "end"  # why one was written
+VALIDATION, INTERVAL, STOP, END = "validation", "interval", "stop", "end"  # why one was written
 
 
 class CheckpointError(OSError):
@@ -40,7 +40,7 @@ class Checkpoint:
     """A complete checkpoint."""
 
     path: Path
-    reasons: frozenset[str] = frozenset()  # why it was written: for the clock, a stop, or several at once
+    reasons: frozenset[str] = frozenset()  # why it was written, maybe for several at once
 
     @property
     def step(self) -> int:
@@ -167,18 +167,15 @@ def checkpoint_to_resume(folder: Path, required: bool = True) -> Path | None:
     return None
 
 
-def to_average(checkpoints: list[Checkpoint], count: int, timed: bool, every: int, end: int) -> list[Checkpoint]:
+def to_average(checkpoints: list[Checkpoint], count: int, every: int, end: int) -> list[Checkpoint]:
     """Return the last `count` checkpoints of a run, those that are averaged (Section 6.1), by step.
 
-    If `timed` those that the clock asked for, else those at multiples of `every` steps, of the last `count` times so
-    many; and that of the step `end`. Those that a signal asked for do not count, so that an interrupted run ends as an
-    uninterrupted one.
+    They are those at multiples of `every` steps, of the last `count` times so many, and that of the step `end`. Those
+    that a signal asked for do not count, so that an interrupted run ends as an uninterrupted one.
     """
     start = end - count * every  # a run that was ended before `averaged_from` has others, too far from each other
     steps = range(max(every, start + every - start % every), end, every)
-    chosen = [
-        each for each in checkpoints if (TIME in each.reasons if timed else each.step in steps) or each.step == end
-    ]
+    chosen = [each for each in checkpoints if each.step in steps or each.step == end]
     return chosen[-count:] if count > 0 else []
 
 
@@ -187,33 +184,26 @@ def averaged_from(recipe: Recipe) -> int:
     every, count, end = recipe.average_every, recipe.average_checkpoints, recipe.max_steps
     if not every:
         return 0
-    if recipe.checkpoint_minutes or not count:
+    if not count:
         return end
     return [*range(every, end, every), end][-count:][0]  # of those that `to_average` chooses
 
 
-def surplus(
-    checkpoints: list[Checkpoint], limit: int | None, timed_limit: int | None, best_step: int | None
-) -> list[Checkpoint]:
+def surplus(checkpoints: list[Checkpoint], limit: int | None, best_step: int | None) -> list[Checkpoint]:
     """Return the checkpoints to remove; the last, to resume from, and that of `best_step` are always kept.
 
     Args:
         checkpoints: oldest first.
-        limit: how many to keep that neither the clock nor a signal alone asked for, the best one included; None: all.
-            One that a signal asked for is of no use once there is a later one, and must not push out an averaged one.
-        timed_limit: how many to keep that the clock asked for; None: all.
+        limit: how many to keep that not a signal alone asked for, the best one included; None: all, those of signals
+            too. One that a signal asked for is of no use once there is a later one, and must not push out an averaged
+            one.
         best_step: of the best one, if there is any.
     """
-    keep = {each.step for each in checkpoints[-1:]} | {best_step}
-    timed = [each.step for each in checkpoints if TIME in each.reasons]
-    keep |= set(timed if timed_limit is None else timed[max(0, len(timed) - timed_limit) :])
     if limit is None:
-        keep |= {each.step for each in checkpoints if each.reasons != {TIME}}
-    else:
-        others = [each.step for each in checkpoints if not each.reasons or each.reasons - {TIME, STOP}]
-        room = max(0, limit - (best_step in others))
-        others = [step for step in others if step != best_step]
-        keep |= set(others[max(0, len(others) - room) :])
+        return []
+    others = [each.step for each in checkpoints if each.reasons != {STOP} and each.step != best_step]
+    room = max(0, limit - any(each.step == best_step and each.reasons != {STOP} for each in checkpoints))
+    keep = {best_step, *others[max(0, len(others) - room) :], *(each.step for each in checkpoints[-1:])}
     return [each for each in checkpoints if each.step not in keep]
 
 

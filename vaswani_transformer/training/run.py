@@ -136,7 +136,6 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         eval_steps=recipe.evaluate_every,
         save_steps=recipe.save_every,  # the stopper leaves out those long before the end
         save_total_limit=run_folder.checkpoints_kept(recipe) + 1,
-        timed_save_total_limit=max(1, recipe.average_checkpoints),
         predict_with_generate=recipe.validation_bleu > 0,
         generation_num_beams=1,
         per_device_eval_batch_size=max(1, min(64, recipe.known_tokens_per_device // longest)),
@@ -349,7 +348,7 @@ class TrainingRun:
         self.log = callbacks.TrainingLogCallback(self.folder / LOG)
         # A beam search of the validation set takes half as many times a greedy one as it has beams, and one has to be.
         searched = 0.5 * (model.generation_config.num_beams or 1) if recipe.length_penalty == AUTO else 0
-        limits = recipe.max_minutes, recipe.checkpoint_minutes, averaged_from(recipe), 2 + searched
+        limits = recipe.max_minutes, averaged_from(recipe), 2 + searched
         self.stopper = callbacks.StopAndSaveCallback(self.log, *limits)
         save = partial(trainer._save_checkpoint, model, None)
         trainer.add_callback(self.log)

@@ -48,7 +48,7 @@ SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are comp
 # Fields that a resumed run may change: what has been computed so far does not depend on them.
 FREE_ON_RESUME = {
     "max_steps", "max_minutes", "early_stopping", "keep_checkpoints", "average_checkpoints", "average_every",
-    "checkpoint_minutes", "keep_weights", "data_workers", "num_beams", "length_penalty", "max_extra_tokens", "output",
+    "keep_weights", "data_workers", "num_beams", "length_penalty", "max_extra_tokens", "output",
     "overwrite", "tokens_per_device", "padding_free", "compress_gradients", "ddp_timeout", "report_to", "log_every",
     "prepared",  # wherever the folder lies; what is in it is compared by content
 }  # fmt: skip
@@ -207,9 +207,7 @@ def plot_learning_curve(folder: Path) -> None:
 
 
 def checkpoints_kept(recipe: Recipe) -> int:
-    """Return how many checkpoints are kept that no clock asked for, besides the best, those to average included."""
-    if recipe.checkpoint_minutes > 0:
-        return recipe.keep_checkpoints
+    """Return how many checkpoints are kept besides the best, those to average included."""
     averaged = recipe.average_checkpoints
     if recipe.average_every:  # validations between them have checkpoints too
         averaged += averaged * recipe.average_every // recipe.evaluate_every + 1

@@ -60,8 +60,6 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         decline_steps: last steps, over which the rate also declines to zero.
         fused_loss: compute projection and training loss together (`skip_logits` of the model's `forward`).
         augmentation: as of a recipe: what is changed in a share of the training pairs; needs `processing_class`.
-        timed_save_total_limit: of the checkpoints that a [`StopAndSaveCallback`] asked for by the clock;
-            `save_total_limit` counts the others.
     """
 
     tokens_per_batch: int = Recipe.tokens_per_batch
@@ -72,7 +70,6 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     decline_steps: int = Recipe.decline_steps
     fused_loss: bool = True
     augmentation: str | None = None
-    timed_save_total_limit: int | None = None
     warmup_steps: float = Recipe.warmup_steps
     lr_scheduler_type: str = "constant"
     label_smoothing_factor: float = Recipe.label_smoothing
@@ -371,11 +368,10 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def remove_surplus(self, folder: Path) -> None:
         """Remove the checkpoints in `folder` that are more than the settings keep."""
-        limits = self.args.save_total_limit, self.args.timed_save_total_limit, self.state.best_global_step
         if self.args.should_save:
             now = self.state.global_step  # what has more steps is of an earlier training in this folder
             whole = sorted(checkpoints.read_checkpoints(folder), key=lambda each: (each.step <= now, each.step))
-            for checkpoint in checkpoints.surplus(whole, *limits):
+            for checkpoint in checkpoints.surplus(whole, self.args.save_total_limit, self.state.best_global_step):
                 checkpoints.remove_checkpoint(checkpoint.path)
 
 

@@ -27,7 +27,7 @@ from vaswani_transformer.recipes.recipe import Recipe
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """A text with something for each rule, its validation text, a test text and scores."""
+    """A text with something for each rule, its validation text, and a test text."""
     folder = tmp_path_factory.mktemp("text")
     write_corpus(generate_corpus(300, 20, 20), folder)
     pairs = list(
@@ -43,29 +43,22 @@ def text(tmp_path_factory):
     pairs[200] = (validation[0].upper(), validation[1][::-1])
     pairs[300] = ("a line\x1b[31m of `the` | *text* <b>", "a line\x1b[31m of `the` | *text* <i>")
     recipe = recipe_of(folder, pairs)
-    write(folder / "scores.tsv", "".join(f"url\t{n}\t{n / len(pairs)}\n" for n in range(len(pairs))))
     return dataclasses.replace(recipe, validation_source="validation.en", validation_target="validation.de"), pairs
 
 
-@pytest.fixture
-def all_rules(text):
-    """Options by which each rule has something to do that needs no other library."""
-    return {"scores": f"{text[0].data_dir}/scores.tsv", "minimum_score": 0.01}
-
-
-def test_what_is_kept_and_shown_does_not_depend_on_the_parts(text, all_rules, tmp_path, monkeypatch):
+def test_what_is_kept_and_shown_does_not_depend_on_the_parts(text, tmp_path, monkeypatch):
     results = []
     for size in (250_000, 37):
         monkeypatch.setattr(cleaning, "PART", size)
-        counts = make(text[0], tmp_path / str(size), **all_rules)["counts"]
-        assert min(counts.values()) > 0 and len(counts) == 9, counts
+        counts = make(text[0], tmp_path / str(size))["counts"]
+        assert min(counts.values()) > 0 and len(counts) == 8, counts
         results.append([rows_of(tmp_path / str(size)), (tmp_path / str(size) / "report.md").read_text("utf-8")])
     assert results[0] == results[1] and len(list((tmp_path / "37").glob("train-*.parquet"))) > 3
 
 
-def clean_in_a_child(text, folder, options, seconds=None):
+def clean_in_a_child(text, folder, seconds=None):
     """Clean in a forked process, killed after some time; return whether it was."""
-    child = fork(lambda: make(text, folder, **options))
+    child = fork(lambda: make(text, folder))
     if seconds is not None:
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
@@ -74,22 +67,22 @@ def clean_in_a_child(text, folder, options, seconds=None):
     return status != 0
 
 
-def test_a_cleaning_killed_at_random_moments_ends_with_the_same_files(text, all_rules, tmp_path, monkeypatch):
+def test_a_cleaning_killed_at_random_moments_ends_with_the_same_files(text, tmp_path, monkeypatch):
     monkeypatch.setattr(cleaning, "PART", 5)
     start = time.monotonic()
-    clean_in_a_child(text[0], tmp_path / "whole", all_rules)
+    clean_in_a_child(text[0], tmp_path / "whole")
     seconds, chance, killed = time.monotonic() - start, random.Random(1), 0
     for _ in range(6):
-        killed += clean_in_a_child(text[0], tmp_path / "killed", all_rules, chance.uniform(0, seconds))
+        killed += clean_in_a_child(text[0], tmp_path / "killed", chance.uniform(0, seconds))
         if (tmp_path / "killed" / "cleaning.json").exists():
             break
-    clean_in_a_child(text[0], tmp_path / "killed", all_rules)
+    clean_in_a_child(text[0], tmp_path / "killed")
     assert killed >= 1, "none was killed in time to say anything"
     assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
     assert not (tmp_path / "killed" / ".tasks").exists()
 
 
-def test_parts_that_are_there_are_not_judged_again(text, all_rules, tmp_path, monkeypatch):
+def test_parts_that_are_there_are_not_judged_again(text, tmp_path, monkeypatch):
     monkeypatch.setattr(cleaning, "PART", 100)
     judged, judge = [], cleaning.Judge.judge
 
@@ -101,8 +94,8 @@ def test_parts_that_are_there_are_not_judged_again(text, all_rules, tmp_path, mo
 
     monkeypatch.setattr(cleaning.Judge, "judge", stop_in_the_third)
     with pytest.raises(KeyboardInterrupt):
-        make(text[0], tmp_path / "out", **{**all_rules, "length_ratio": 0})
-    make(text[0], tmp_path / "out", **{**all_rules, "length_ratio": 0})
+        make(text[0], tmp_path / "out", length_ratio=0)
+    make(text[0], tmp_path / "out", length_ratio=0)
     sources = [source for source, _ in text[1]]
     expected = [*sources[:251], *sources[200:]]
     assert judged[: len(expected)] == expected  # then the few that the report shows
@@ -111,8 +104,8 @@ def test_parts_that_are_there_are_not_judged_again(text, all_rules, tmp_path, mo
 # What is written
 
 
-def test_the_report_has_counts_and_samples_and_nothing_that_a_reader_would_obey(text, all_rules, tmp_path):
-    counts = make(text[0], tmp_path / "out", **all_rules)["counts"]
+def test_the_report_has_counts_and_samples_and_nothing_that_a_reader_would_obey(text, tmp_path):
+    counts = make(text[0], tmp_path / "out")["counts"]
     report = (tmp_path / "out" / "report.md").read_text("utf-8")
     table = [line.strip("| ").split(" | ") for line in report.splitlines() if line.startswith("| ")]
     dropped = {row[0]: int(row[1].replace(",", "")) for row in table if row[0] in counts}
@@ -162,12 +155,7 @@ def test_compressed_text_and_columns(tmp_path):
 
 def test_rules_that_make_no_sense(tmp_path):
     recipe = recipe_of(tmp_path, [("a dog", "ein Hund")])
-    scores = str(write(tmp_path / "s", "1\n2\n"))
     for options, part in (
-        ({"scores": scores}, "need a file and a limit"),
-        ({"minimum_score": 1.0}, "need a file and a limit"),
-        ({"scores": scores, "minimum_score": 0.0}, "has 2 lines and the text 1 pairs"),
-        ({"scores": str(tmp_path / "none"), "minimum_score": 0.0}, "none: No such file"),
         ({"test": (str(tmp_path / "none"),)}, "none: No such file"),
         ({"test": (str(tmp_path),)}, str(tmp_path)),
     ):
@@ -220,7 +208,7 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path, capsys):
     assert "a.en" in capsys.readouterr().err
     recipe = recipe_of(tmp_path, [("a dog", "ein Hund")])
     options = ["--data-dir", str(tmp_path), "--output", str(tmp_path / "out"), "--quiet", "--workers", "1"]
-    for wrong in (["--length-ratio", "nan"], ["--near-duplicates", "1"], ["--minimum-score", "nan"]):
+    for wrong in (["--length-ratio", "nan"], ["--near-duplicates", "1"]):
         assert main(["clean", str(tmp_path / "r.yaml"), *options, *wrong]) == 2
         assert wrong[0] in capsys.readouterr().err
     assert main(["clean", str(tmp_path / "r.yaml"), *options]) == 0

@@ -1,4 +1,4 @@
-"""The rules of `vaswani clean` against plain Python: near duplicates, languages and scores too."""
+"""The rules of `vaswani clean` against plain Python: near duplicates and languages too."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from pair_files import write
 from vaswani_transformer.data import cleaning
 from vaswani_transformer.data.cleaning import clean
 from vaswani_transformer.data.cleaning_options import CleaningRules
-from vaswani_transformer.data.cleaning_rules import LengthRatio, bands, other_language, own_words, read_scores
+from vaswani_transformer.data.cleaning_rules import LengthRatio, bands, other_language, own_words
 
 # The rules, by plain Python
 
@@ -42,7 +42,7 @@ def deviations(lengths, number_of_groups):
     return [(ratio - np.interp(length, xs, medians)) / np.interp(length, xs, spreads) for length, ratio in values]
 
 
-def reference(pairs, rules, tests=(), scores=None):
+def reference(pairs, rules, tests=()):
     """The name of the rule that drops each pair, by plain Python."""
     texts = [tuple(map(plainly, pair)) for pair in pairs]
     test_lines = {plainly(line).casefold() for line in tests} - {""}
@@ -77,8 +77,6 @@ def reference(pairs, rules, tests=(), scores=None):
             continue
         if {side.casefold() for side in text} & test_lines:
             names[index] = "test text"
-        elif scores is not None and not rules.minimum_score <= scores[index] <= rules.maximum_score:
-            names[index] = "score"
         elif text in seen and not rules.keep_duplicates:
             names[index] = "duplicate"
         seen |= {text} if names[index] == "kept" else set()
@@ -106,16 +104,11 @@ def test_rules_drop_what_plain_python_drops(tmp_path_factory, pairs, data):
         keep_identical=data.draw(st.booleans()),
         keep_duplicates=data.draw(st.booleans()),
     )
-    tests, scores = (), None
+    tests = ()
     if data.draw(st.booleans()):
         tests = data.draw(st.lists(SENTENCES, max_size=3))
         rules = dataclasses.replace(rules, test=(str(write(folder / "test", "".join(f"{t}\n" for t in tests))),))
-    if data.draw(st.booleans()):
-        score = st.sampled_from([0, 0.5, 0.7, 0.7000000000000001, math.nan])
-        scores = data.draw(st.lists(score, min_size=len(pairs), max_size=len(pairs)))
-        path = write(folder / "scores", "".join(f"{score}\n" for score in scores))
-        rules = dataclasses.replace(rules, scores=str(path), minimum_score=0.5, maximum_score=0.7)
-    names = reference(pairs, rules, tests, scores)
+    names = reference(pairs, rules, tests)
     recipe = recipe_of(folder, pairs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cleaning, "PART", data.draw(st.sampled_from([1, 4, 100])))
@@ -176,7 +169,7 @@ def test_near_duplicates_are_those_of_a_jaccard_similarity(sentences, tmp_path, 
     assert 20 < found < 280
 
 
-# Languages and scores
+# Languages
 
 
 def test_lines_of_another_language_are_dropped(tmp_path):
@@ -215,31 +208,3 @@ def test_words_of_the_text_are_in_its_language_and_those_of_strangers_in_it_are_
     line, other = "PostgreSQL-databasedriver", "PostgreSQL database driver"
     assert other_language(line, other, "da") == "en" and other_language(line, other, "da", own[1]) is None
     assert other_language("Herramientas de casa", "Tools of the house", "da", own[1]) == "es"
-
-
-@pytest.mark.parametrize(
-    ("lines", "key", "expected"),
-    [
-        (["0.5", "-3", "1e3"], None, [0.5, -3, 1000]),
-        (["http://a\thttp://b\tyes\tja\t0.91", "u\tu\ta\tb\t0"], None, [0.91, 0]),
-        (['{"LengthRatioFilter": {"char": 1.5}, "X": [2, 3]}'], "LengthRatioFilter.char", [1.5]),
-        (['{"LengthRatioFilter": {"char": 1.5}, "X": [2, 3]}'], "X.1", [3]),
-        (['{"LengthRatioFilter": Infinity}'], "LengthRatioFilter", [math.inf]),
-        (['{"line": 1, "score": -0.2}', '{"line": 2, "score": null}'], "score", [-0.2, math.nan]),
-    ],
-    ids=["numbers", "Bicleaner AI", "OpusFilter", "list", "infinite", "vaswani score"],
-)
-def test_scores_of_programs(tmp_path, lines, key, expected):
-    found = list(read_scores(write(tmp_path / "s", "\n".join(lines) + "\n"), key))
-    assert found == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("line", "key"),
-    [("", None), ("nine", None), ('{"a": 1}', "b"), ('{"a": "x"}', "a"), ('{"a": [1]}', "a.1"), ("[" * 9999, "a")],
-)
-def test_a_line_that_is_no_score_is_named(tmp_path, line, key):
-    message = error_of(
-        list, read_scores(write(tmp_path / "s", f'{{"a": 1, "b": 1}}\n{line}\n' if key else f"1\n{line}\n"), key)
-    )
-    assert ", line " in message and "\n" not in message and len(message) < 400

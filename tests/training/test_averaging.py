@@ -202,7 +202,7 @@ def test_mistakes_end_in_one_line(run, tmp_path, capsys, words, said):
 def test_averages_are_those_that_selection_takes(count, every, end):
     steps = [step for step in range(1, end + 1) if step % every == 0 or step == end]
     checkpoints = [Checkpoint(Path(f"checkpoint-{step}")) for step in steps]
-    taken = to_average(checkpoints, count, False, every, end)
+    taken = to_average(checkpoints, count, every, end)
     assert averaged_from(Recipe(average_checkpoints=count, average_every=every, max_steps=end)) == taken[0].step
 
 

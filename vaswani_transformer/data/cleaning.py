@@ -70,8 +70,8 @@ def clean(
     """
     check_rules(rules)
     check_paths(recipe)
-    others = [home_path(name) for name in (*rules.test, *filter(None, [rules.scores]))]
-    for path in others:
+    tests = [home_path(name) for name in rules.test]
+    for path in tests:
         check_on_disk(path)
     with locked(folder):
         output = OutputFolder(folder)
@@ -79,7 +79,7 @@ def clean(
         if output.names and MANIFEST not in output.names:
             raise UserError(f"{folder} holds no cleaned text: give another --output")
         train, validation = data_sources(recipe)
-        files = [*train.files, *(validation.files if validation else ()), *others]
+        files = [*train.files, *(validation.files if validation else ()), *tests]
         settings = {"recipe": {name: getattr(recipe, name) for name in (*DATA_FIELDS, "seed")}, "rules": asdict(rules)}
         settings |= {"part": PART, "files": {str(path): file_stamp(path) for path in files}}
         settings = json.loads(json.dumps(settings))
@@ -90,11 +90,11 @@ def clean(
         tasks = output.path / TASKS / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
         tasks.mkdir(parents=True, exist_ok=True)
         parts = range(-(-len(text) // PART))
-        scores, judge = _scores(rules, len(text)), _judge(text, validation, rules, recipe.seed)
+        judge = _judge(text, validation, rules, recipe.seed)
         shown = "judging" if progress else None
         make, workers = partial(_judging, tasks, text, judge), workers or default_workers(len(parts))
         list(run_tasks(make, parts, workers, engine, shown))
-        status, firsts = _match(tasks, text, rules, scores, parts)
+        status, firsts = _match(tasks, text, rules, parts)
         counts = dict(zip(NAMES, np.bincount(status, minlength=len(NAMES)).tolist(), strict=True))
         counts = {name: pairs for name, pairs in counts.items() if pairs or name == NAMES[KEPT]}
         if not counts[NAMES[KEPT]]:
@@ -106,7 +106,7 @@ def clean(
             if validation is not None:
                 _write(validation, staging / "validation-00000.parquet", recipe)
             names = sorted(path.name for path in staging.iterdir())
-            samples = _samples(text, (status, firsts), scores, judge, recipe.seed)
+            samples = _samples(text, status, firsts, judge, recipe.seed)
             write_text(staging / REPORT, _report(counts, samples))
             ratio = judge.ratio and asdict(judge.ratio)
             manifest = {"counts": counts, "length_ratio": ratio, "parts": names, "settings": settings}
@@ -121,17 +121,6 @@ def _finished(folder: Path, settings: dict) -> dict:
         problem = "was cleaned with other settings or of other text, or lacks a part"
         raise UserError(f"{folder} {problem}: give another --output, or --overwrite")
     return manifest
-
-
-def _scores(rules: CleaningRules, pairs: int) -> np.ndarray | None:
-    """Return the scores of all pairs, if there are any."""
-    if rules.scores is None:
-        return None
-    scores = np.fromiter(cleaning_rules.read_scores(home_path(rules.scores), rules.score_key), np.float64)
-    if len(scores) != pairs:
-        problem = f"{rules.scores} has {len(scores):,} lines and the text {pairs:,} pairs"
-        raise UserError(f"{problem}: line n must be of pair n")
-    return scores
 
 
 def _judge(text: datasets.Dataset, validation: datasets.Dataset | None, rules: CleaningRules, seed: int) -> Judge:
@@ -173,16 +162,11 @@ def _judging(tasks: Path, text: datasets.Dataset, judge: Judge) -> Callable[[int
 
 
 def _match(
-    tasks: Path, text: datasets.Dataset, rules: CleaningRules, scores: np.ndarray | None, parts: range
+    tasks: Path, text: datasets.Dataset, rules: CleaningRules, parts: range
 ) -> tuple[np.ndarray, dict[int, int]]:
-    """Apply the scores and find copies; return the status of all pairs, `(pairs,)`, and the row each is a copy of."""
+    """Find copies; return the status of all pairs, `(pairs,)`, and the row each is a copy of."""
     table = np.concatenate([np.load(tasks / _JUDGED.format(number)) for number in parts])
     status, firsts = table["status"].copy(), {}
-    if scores is not None:
-        low = -np.inf if rules.minimum_score is None else rules.minimum_score
-        high = np.inf if rules.maximum_score is None else rules.maximum_score
-        is_within = (scores >= low) & (scores <= high)  # NaN never is
-        status[~is_within & np.isin(status, (KEPT, cleaning_rules.LANGUAGE))] = cleaning_rules.SCORE
     if not rules.keep_duplicates:
         kept = np.flatnonzero(status == KEPT)
         _, first, group = np.unique(table["key"][kept], return_index=True, return_inverse=True)
@@ -206,19 +190,15 @@ def _write(text: datasets.Dataset, path: Path, recipe: Recipe) -> None:
 
 
 def _samples(
-    text: datasets.Dataset, matched: tuple, scores: np.ndarray | None, judge: Judge, seed: int
+    text: datasets.Dataset, status: np.ndarray, firsts: dict[int, int], judge: Judge, seed: int
 ) -> dict[str, list]:
-    """Return by rule some of the pairs that it has dropped, in words; `matched` is what `_match` returns."""
-    status, firsts = matched
+    """Return by rule some of the pairs that it has dropped, in words; `status` and `firsts` are of `_match`."""
     samples, random = {}, np.random.default_rng(seed)
     for rule in range(KEPT + 1, len(NAMES)):
         rows = np.flatnonzero(status == rule)
         for row in np.sort(random.choice(rows, min(SHOWN, len(rows)), replace=False)).tolist():
             pair = text[row]["source"], text[row]["target"]
-            if row in firsts:
-                reason = f"as pair {firsts[row] + 1:,}"
-            else:
-                reason = f"{scores[row]:g}" if rule == cleaning_rules.SCORE else judge.judge(pair)[1]
+            reason = f"as pair {firsts[row] + 1:,}" if row in firsts else judge.judge(pair)[1]
             lines = f"pair {row + 1:,}{reason and ': '}{reason}", *map(_shown, pair)
             samples.setdefault(NAMES[rule], []).append("\n".join(f"    {line}" for line in lines))
     return samples

@@ -18,14 +18,6 @@ class CleaningRules:
     """drop pairs whose ratio of lengths is this many robust deviations off what is usual in this text (0: no limit)"""
     test: tuple[str, ...] = ()
     """drop pairs with a side that is a line of these text files, as it is of the recipe's validation text"""
-    scores: str | None = None
-    """scores by another program, a line each pair: a number, TSV with it last (Bicleaner AI), JSON (OpusFilter)"""
-    score_key: str | None = None
-    """where the number is in JSON, such as LengthRatioFilter or LanguageIDFilter.0"""
-    minimum_score: float | None = None
-    """drop pairs with a lower score"""
-    maximum_score: float | None = None
-    """drop pairs with a higher score"""
     languages: tuple[str, str] | None = None
     """drop pairs with a side that is surely in another language than its own, such as en de; needs `cleaning`"""
     keep_duplicates: bool = False

@@ -1,8 +1,6 @@
 """The rules by which `vaswani clean` drops pairs: predicates on a pair, and near duplicates."""
 
 import functools
-import json
-import math
 import re
 import unicodedata
 from collections import Counter
@@ -10,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +15,11 @@ import regex
 
 from ..errors import UserError, reading
 from .cleaning_options import CleaningRules
-from .text_files import read_lines
 
-KEPT, EMPTY, UNDECODABLE, IDENTICAL, LENGTH, RATIO, TEST, SCORE, LANGUAGE, DUPLICATE, NEAR_DUPLICATE = range(11)
+KEPT, EMPTY, UNDECODABLE, IDENTICAL, LENGTH, RATIO, TEST, LANGUAGE, DUPLICATE, NEAR_DUPLICATE = range(10)
 NAMES = (
-    "kept", "empty", "undecodable", "identical", "length", "length ratio", "test text", "score", "language",
-    "duplicate", "near duplicate",
+    "kept", "empty", "undecodable", "identical", "length", "length ratio", "test text", "language", "duplicate",
+    "near duplicate",
 )  # fmt: skip
 SIDES = ("source", "target")
 BOTH = "both"
@@ -41,14 +37,11 @@ _LEAST_DEVIATION = 0.05  # of the logarithm: a text whose lengths agree better t
 _UNDECODED = re.compile("[\ufffd\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
 
 _RANGES = {"length_ratio": (0, 1e9), "near_duplicates": (0.5, 0.95)}
-_RANGES |= dict.fromkeys(("minimum_score", "maximum_score"), (-math.inf, math.inf))  # NaN is no limit
 
 
 def check_rules(rules: CleaningRules) -> None:
     """Raise `UserError` for rules that lack something."""
-    problem, has_limits = None, (rules.minimum_score, rules.maximum_score) != (None, None)
-    if (rules.scores is not None) != has_limits:
-        problem = "scores need a file and a limit: give both, or neither"
+    problem = None
     with reading("pip install 'vaswani_transformer[cleaning]'"):
         if rules.near_duplicates is not None:
             import rensa  # noqa: F401
@@ -252,25 +245,3 @@ def near_duplicates(
                 yield row, min(similar)
             else:
                 index.insert(row, signature)
-
-
-# Scores
-
-
-def read_scores(path: Path, key: str | None) -> Iterator[float]:
-    """Yield the scores of a file with a line for each pair: a number, JSON, or fields with tabs, the last a number.
-
-    Bicleaner AI appends a column to TSV, or writes it alone with `--score_only`. OpusFilter writes an object in JSON,
-    where a key with dots leads to a number, as in its `sort`: ``LengthRatioFilter.char``, ``LanguageIDFilter.cld2.0``.
-    A null there is NaN: `vaswani score --format json` writes it for a pair with a blank side.
-
-    Raises:
-        UserError: naming the line.
-    """
-    for number, line in enumerate(read_lines(path), 1):
-        with reading(f"{path}, line {number}, which needs a score"):
-            value = line.rsplit("\t", 1)[-1] if key is None else json.loads(line)
-            for part in key.split(".") if key else ():
-                value = value[int(part) if isinstance(value, list) else part]
-            score = math.nan if value is None else float(value)
-        yield score

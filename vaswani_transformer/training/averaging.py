@@ -109,7 +109,6 @@ def last_checkpoints(run: str | Path, count: int) -> list[Path]:
         chosen = to_average(checkpoints, count, max(1, int(state.save_steps or state.eval_steps or 1)), end)
     if len(chosen) < count:
         shown = ", ".join(f"{each.step:,}" for each in chosen)
-        raise UserError(
-            f"{run} holds {len(chosen)} checkpoints (steps {shown}), fewer than {count}: give a lower number"
-        )
+        problem = f"{run} holds {len(chosen)} checkpoints (steps {shown}), fewer than {count}"
+        raise UserError(f"{problem}: give a lower number")
     return [each.path for each in chosen]

@@ -14,7 +14,7 @@ from pipeline_models import SHORT, TEXTS, TRANSLATION, build, by_hand, texts_by_
 from transformers import AutoModelForSeq2SeqLM
 
 import vaswani_transformer
-from vaswani_transformer import Text2TextGenerationPipeline, TranslationPipeline, UserError, pipeline
+from vaswani_transformer import TranslationPipeline, UserError, pipeline
 from vaswani_transformer.model import copying_vaswani, language_codes_vaswani, pipeline_vaswani
 from vaswani_transformer.model import sentence_splitting_vaswani as sentences_vaswani
 from vaswani_transformer.model.pipeline_vaswani import CUSTOM_PIPELINES
@@ -55,8 +55,8 @@ class TestFactory:
             assert translator(TEXTS, **SHORT) == expected
 
     def test_dtype_and_device(self, tokenizer, marian_folder):
-        for options in ({"dtype": "bfloat16"}, {"torch_dtype": torch.bfloat16}):
-            translator = pipeline("translation", model=marian_folder, device="cpu", **options)
+        for dtype in ("bfloat16", torch.bfloat16):
+            translator = pipeline("translation", model=marian_folder, device="cpu", dtype=dtype)
             assert translator.model.dtype == translator.dtype == torch.bfloat16
             model = AutoModelForSeq2SeqLM.from_pretrained(marian_folder, dtype=torch.bfloat16)
             assert translator(TEXTS[0], **SHORT)[0][TRANSLATION] == by_hand(model, tokenizer, TEXTS[0])[0]
@@ -91,34 +91,12 @@ class TestFactory:
             ({"model": marian_folder, "device": "nowhere"}, "nowhere"),
             ({"model": marian_folder, "dtype": "float99"}, "float99"),
             ({"model": marian_folder, "model_kwargs": {"attn_implementation": "no_such"}}, "no_such"),
-            ({"model": marian_folder, "tokenizer": ("not/here", {"local_files_only": True})}, "tokenizer not/here"),
+            ({"model": marian_folder, "tokenizer": "not/here", "local_files_only": True}, "tokenizer not/here"),
         ]
         for options, message in cases:
             with pytest.raises(UserError, match=message) as error:
                 pipeline("translation", **options)
             assert "\n" not in str(error.value)
-
-    @pytest.mark.parametrize("custom", [5, ["translation"], {"translation": 5}])
-    def test_an_odd_entry_of_pipelines_is_no_mistake_of_the_user(self, vaswani_folder, custom):
-        path = vaswani_folder / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "custom_pipelines": custom}))
-        assert isinstance(pipeline(model=vaswani_folder), Text2TextGenerationPipeline)
-
-    @pytest.mark.parametrize("changes", [{"framework": "pt"}, {"truncation": "only_first"}])
-    def test_options_of_old(self, marian, tokenizer, marian_folder, changes):
-        expected = [{TRANSLATION: text} for text in texts_by_hand(marian, tokenizer)]
-        assert pipeline("translation", model=marian_folder, **changes)(TEXTS, **SHORT) == expected
-        generator = pipeline("text-generation", tiny_gpt2(len(tokenizer)), tokenizer=tokenizer, framework="pt")
-        assert generator("red", max_new_tokens=2)
-
-    def test_a_tokenizer_with_options(self, marian, tokenizer, marian_folder):
-        named = (str(marian_folder), {"model_max_length": 4})
-        translator = pipeline("translation", marian, tokenizer=named, truncation=True)
-        assert translator.tokenizer.model_max_length == 4 and named[1] == {"model_max_length": 4}
-        cut = tokenizer.decode(
-            tokenizer(TEXTS[0], truncation=True, max_length=4)["input_ids"], skip_special_tokens=True
-        )
-        assert translator(TEXTS[0], **SHORT)[0][TRANSLATION] == by_hand(marian, tokenizer, cut)[0]
 
     @pytest.mark.parametrize(
         ("file", "task"), [("config.json", "translation"), ("config.json", None), ("tokenizer_config.json", None)]
@@ -176,7 +154,7 @@ class TestOnTheHub:
             assert translator(TEXTS, **SHORT) == expected
         assert trace.exists()
         trace.unlink()
-        ours = pipeline(model=folder, device="cpu")  # takes the task from the folder and the code from the package
+        ours = pipeline(model=folder, device="cpu")  # takes the code from the package
         assert type(ours) is TranslationPipeline and not trace.exists()
 
     def test_save_pretrained_of_a_pipeline_brings_it_along(self, tokenizer, tmp_path):

@@ -187,3 +187,14 @@ def test_strings_that_are_not_utf8_are_refused(tmp_path, kind):
         Dataset(InMemoryTable(table)).save_to_disk(path)
     message = read(data=path)
     assert str(path) in message and "UTF8" in message
+
+
+def test_catalogues_are_read_in_either_direction_and_line_breaks_are_spaces(tmp_path):
+    for name, (source, target) in zip("abc", PAIRS, strict=True):
+        quoted = (text.replace('"', r"\"").replace(" ", r"\n", 1) for text in (source, target))
+        write(tmp_path / f"{name}.po", 'msgid "{}"\nmsgstr "{}"\n\nmsgid "open"\nmsgstr ""\n'.format(*quoted))
+    assert read(data=tmp_path / "*.po") == read(data=tmp_path) == PAIRS
+    assert read(data=tmp_path / "*.po", **REVERSED) == SWAPPED
+    assert "no column 'en'; the columns are: source, target" in read(data=tmp_path / "a.po", **GERMAN)
+    assert "empty, no pair" in read(data=write(tmp_path / "d.po", 'msgid "a"\nmsgstr ""\n'))
+    assert "none of the endings" in read(data=write(tmp_path / "d.po.gz", 'msgid "a"\nmsgstr "b"\n'))

@@ -1,4 +1,4 @@
-"""Pairs of sentences in files that our own readers read: line-aligned text, TSV, CSV and TMX.
+"""Pairs of sentences in files that our own readers read: line-aligned text, TSV, CSV, TMX and catalogues.
 
 JSON, Parquet and everything else is read by `datasets` (`parallel_text`), which would fill up short rows of CSV.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import datasets
 import pyarrow as pa
 
+from ..catalogues.formats import pairs
 from ..errors import UserError, reading
 from ..files import to_path
 from .text_files import LONGEST_LINE, read_lines
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_COLUMNS = ("source", "target")
 PAIR_FEATURES = datasets.Features(dict.fromkeys(DEFAULT_COLUMNS, datasets.Value("string")))
 UNDECODED = "text, undecoded"  # the reader of text in which U+FFFD stands for bytes that are not UTF-8
+CATALOGUES = (".po", ".xlf", ".xliff", ".ts")
 _ROWS = 10_000  # of a table that is written at once
 
 Pairs = Iterator[tuple[str, str]]
@@ -100,19 +102,27 @@ def column_position(column: str, available: list[str], where: str) -> int:
     return available.index(column)
 
 
+def _read_catalogue(path: Path, columns: tuple[str, str]) -> Pairs:
+    """Read translated entries, of which line breaks become spaces, as of the segments of a TMX file."""
+    sides = [column_position(column, [*DEFAULT_COLUMNS], str(path)) for column in columns]
+    for pair in pairs(path):
+        source, target = (" ".join(filter(None, map(str.strip, pair[side].split("\n")))) for side in sides)
+        yield source, target
+
+
 _READERS = {
     "text": _read_text,
     UNDECODED: partial(_read_text, errors="replace"),
     ".tsv": _read_table,
     ".csv": _read_table,
     ".tmx": read_tmx,
-}
+} | dict.fromkeys(CATALOGUES, _read_catalogue)
 
 
 def read_pairs(
     kind: str, shards: Iterable[tuple[str | Path, ...]], columns: tuple[str, str] = DEFAULT_COLUMNS
 ) -> Pairs:
-    """Yield the pairs of shards, each one file, or a source and a target file, of the kind text, .tsv, .csv or .tmx.
+    """Yield the pairs of shards, each one file, or a source and a target file, of a kind of `_READERS`.
 
     Raises:
         UserError: naming file and line; also for a file without any pair.

@@ -1,6 +1,6 @@
 """Parallel text from files, folders and the Hub, loaded as a memory-mapped dataset.
 
-`pair_source` finds what is named; text, TSV, CSV and TMX are read by `pair_readers`, all else by `datasets`.
+`pair_source` finds what is named; `pair_readers` reads text, TSV, CSV, TMX and catalogues, `datasets` all else.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 
 from ..errors import UserError, reading
 from ..files import is_local, to_path
-from .pair_readers import DEFAULT_COLUMNS, PAIR_FEATURES, UNDECODED, PairsBuilder, column_position
+from .pair_readers import CATALOGUES, DEFAULT_COLUMNS, PAIR_FEATURES, UNDECODED, PairsBuilder, column_position
 from .text_files import LONGEST_LINE, check_on_disk, file_stamp, home_path
 
 CACHE_VERSION = 3  # part of every cache key: raise it when the meaning of the cached rows changes
-_OWN = (".tsv", ".csv", ".tmx")
+_OWN = (".tsv", ".csv", ".tmx", *CATALOGUES)
 _BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of `datasets`, by suffix
 FORMATS = (*_OWN, *_BUILDERS)
 
@@ -166,7 +166,8 @@ def pair_source(
     if others or kind not in FORMATS:
         check_on_disk(paths[0])  # a missing file is reported as such
         problem = f"is of the format {' and '.join([kind or 'none', *others])}"
-        raise UserError(f"{data} {problem}: give .tsv, .csv, .json(l), .parquet or .tmx, or text as source and target")
+        fix = "give .tsv, .csv, .json(l), .parquet, .tmx, .po, .xlf or .ts, or text as source and target"
+        raise UserError(f"{data} {problem}: {fix}")
     return _of_files(str(paths[0]), kind, columns, {"train": [(path,) for path in paths]}, split)
 
 
@@ -274,7 +275,8 @@ def load_pairs(
         data: a ``.tsv``, ``.csv``, ``.json(l)`` or ``.tmx`` file, plain or ``.gz``, a ``.parquet`` file, a folder (from
             ``save_to_disk``, or of data files) or a dataset on the Hub. TSV has no quoting, and its first row is a
             header only if it holds both column names or two languages; else its columns are named by their numbers,
-            and two are source and target. CSV has both.
+            and two are source and target. CSV has both. Of a catalogue (``.po``, ``.xlf``, ``.ts``) these are the
+            names of what is translated.
         config: configuration of the Hub dataset or folder, such as ``"de-en"``.
         split: split of the Hub dataset or folder, also a slice such as ``"train[:1000]"``. A file has "train" alone.
         source_column: column with the source text, its key within a ``translation`` column, or its language in a TMX

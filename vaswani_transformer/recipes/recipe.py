@@ -46,7 +46,7 @@ class Recipe:
     )
     train_target: str | None = _option(None, "text file of training targets, aligned with train_source", DATA)
     train_data: str | None = _option(
-        None, "instead of both: TSV, CSV, JSON lines, Parquet, TMX, a folder, Hub data", DATA
+        None, "instead of both: TSV, CSV, JSON lines, Parquet, TMX, .po, XLIFF, a folder, Hub data", DATA
     )
     prepared: str | None = _option(
         None, "folder or URL made by `vaswani prepare`, to train on instead of the text", DATA

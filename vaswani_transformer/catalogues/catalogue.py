@@ -1,0 +1,209 @@
+"""What catalogues have in common: entries, their translations, and a file that is read in blocks.
+
+Filling an entry replaces spans of its block of text, so that all other bytes stay. Gettext, XLIFF and Qt files have
+sources and targets. The others have one language: by the entries of the source language's file it is known what is
+missing, which is added behind what is there; without them a file's own texts are translated in place.
+
+In texts one character from `CODE` on stands for an inline element (`<g id="1">`, `<b>`, an entity of the document),
+which `Entry.codes` has: a target must have those of its source, each once.
+"""
+
+import codecs
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import regex
+
+from ..errors import UserError, reading
+
+logger = logging.getLogger(__name__)
+
+CODE = 0x10F000  # the character of an entry's first inline element, of a private plane
+CODES = re.compile(f"[{chr(CODE)}-\U0010fffd]")
+MARK = "vaswani: "  # the start of our comments; a second filling replaces them
+NUMBERS = (*range(2, 200), 1, 0)  # the first that takes a plural form is its example: Russian "one" is 21, not 1
+CATEGORIES = ("zero", "one", "two", "few", "many", "other")  # of plural forms, in CLDR
+LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}  # behind backslashes
+IN_C = str.maketrans({"\\": "\\\\", '"': '\\"'} | {character: f"\\{letter}" for letter, character in LETTERS.items()})
+
+Edit = tuple[int, int, str]  # start and end of a span, and what replaces it
+
+
+class Filling(NamedTuple):
+    """The translation of an entry: a text for each of its `texts()`, or none, and the reason why not."""
+
+    targets: tuple[str, ...]
+    confidence: float
+    origin: str
+    reason: str = ""
+
+    @property
+    def note(self) -> str:
+        """Return the comment that goes with it."""
+        origin = re.sub(r"--+|\*/|\s+", " ", self.origin)  # what would end a comment
+        return f"{MARK}machine translation by {origin}, confidence {self.confidence:.2f}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A message of a catalogue; for each plural form `counts` has an example of the numbers that take it."""
+
+    id: str
+    sources: tuple[str, ...] = ()  # of a plural the texts for one and for many; of an array its items
+    targets: tuple[str, ...] = ()
+    state: str = "untranslated"  # or fuzzy, translated, kept, refused (`notes` has the reason), header (always edited)
+    line: int = 0
+    context: str = ""
+    flags: str = ""  # such as c-format
+    notes: str = ""
+    counts: tuple[int, ...] = ()
+    codes: tuple[str, ...] = ()
+    place: Any = field(default=None, repr=False, compare=False)  # in its block, of a header an edit; None: to be added
+
+    def texts(self) -> list[tuple[str, int | None]]:
+        """Return what is to be translated: texts, in plurals each with a number that it is for."""
+        if not self.counts:
+            return [(source, None) for source in self.sources]
+        return [(self.sources[0 if count == 1 else -1], count) for count in self.counts]
+
+
+class Catalogue:
+    """A file that is read in blocks, by a pattern each match of which may be an entry.
+
+    A format is a subclass with `_entries(match)`, and `_edits(entry, filling)`, which returns what changes at a place,
+    with the filling's note; one with one language, which uses `source`, the source language's entries by their ids,
+    with `_additions(text, pairs)` for what is missing. `language` is the code of the target language.
+    """
+
+    pattern: regex.Pattern  # an entry's line is that of its group `start`
+    gap = re.compile(r"(?!)")  # what must not be between matches
+    is_by_line = False  # whether nothing but entries continues over several lines
+    encoding, errors = "utf-8", "surrogateescape"  # of a file that names none
+    parser = None  # of expat, which checks that XML is XML
+
+    def __init__(self, path: Path, source: Mapping[str, Entry] | None = None, language: str | None = None):
+        self.path, self.source, self.language, self.line = path, source, language, 1
+        self.missing = dict(source or {})  # entries that have not been found yet
+        with reading(path), path.open("rb") as stream:
+            head = stream.read(1 << 16)
+            named = re.search(rb"""(?:charset=(?!CHARSET)|<\?xml[^>]*encoding=["'])([\w.:-]+)""", head)
+            named = named[1].decode() if named else self.encoding
+            self.encoding = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}.get(head[:2], named)
+            self.head = head.decode(errors="ignore")  # of a file in UTF-8; of others all is read
+            if self.encoding.lower() != "utf-8":
+                head += stream.read()
+                self.head = head.decode(self.encoding, "surrogateescape")
+                if self.head.encode(self.encoding, "surrogateescape") != head:
+                    raise UserError(f"{path}: it cannot be written again in {self.encoding}; convert it to UTF-8")
+        self.newline = "\r\n" if "\r\n" in self.head else "\n"
+
+    def blocks(self, size: int = 1 << 20) -> Iterator[tuple[str, list[Entry]]]:
+        """Yield blocks of text, of about `size` bytes, and their entries, the last with those that the file lacks."""
+        decoder, text = codecs.getincrementaldecoder(self.encoding)("surrogateescape"), ""
+        with reading(self.path), self.path.open("rb") as stream:
+            raw: bytes | None = stream.read(size)
+            while raw is not None:
+                following = stream.read(size) or None
+                if self.parser:
+                    self.parser.Parse(raw, following is None)
+                text += decoder.decode(raw, following is None)
+                entries, end = self._read(text, following is None)
+                yield text[:end], entries if following else entries + self._lacking()
+                text, raw = text[end:], following
+
+    def filled(self, text: str, entries: list[Entry], pairs: list[tuple[Entry, Filling]]) -> bytes:
+        """Return a block as it is written, filled with the pairs among its entries."""
+        edits = [entry.place for entry in entries if entry.state == "header"]
+        edits += [edit for entry, filling in pairs if entry.place for edit in self._edits(entry, filling)]
+        added = [pair for pair in pairs if not pair[0].place]
+        edits += self._additions(text, added) if added else []
+        parts, place = [], 0
+        for start, end, new in sorted(edits, key=lambda edit: edit[:2]):
+            parts += [text[place:start], new]
+            place = end
+        return "".join([*parts, text[place:]]).encode(self.encoding, self.errors)
+
+    def takes(self, entry: Entry, filling: Filling | None) -> bool:
+        """Return whether all texts are there, can be written, and have the inline elements of a source."""
+        if not filling or len(filling.targets) != len(entry.texts()) or not all(filling.targets):
+            return False
+        try:
+            "".join([*filling.targets, filling.origin]).encode(self.encoding, self.errors)
+        except UnicodeEncodeError:
+            logger.warning("%s, line %d: not filled, %s cannot write it", self.path, entry.line, self.encoding)
+            return False
+        codes = [sorted(CODES.findall(source)) for source in entry.sources]
+        return all(sorted(CODES.findall(target)) in codes for target in filling.targets)
+
+    def _read(self, text: str, is_last: bool) -> tuple[list[Entry], int]:
+        """Return entries, and where they end; what the last match of a text is depends on what follows."""
+        matches, entries, place, self.counted = list(self.pattern.finditer(text)), [], 0, 0
+        end = len(text) if is_last else matches[-1].start() if matches else 0
+        for match in [*(matches if is_last else matches[:-1]), None]:
+            start = match.start() if match else end
+            if wrong := self.gap.search(text, place, start):
+                if not (is_last or self.is_by_line):  # perhaps a comment without an end, as far as it is known
+                    end = place
+                    break
+                self._count_lines(text, wrong.end() - 1)
+                entries.append(Entry("", state="refused", line=self.line, notes="neither an entry nor a comment"))
+            if match:
+                self._count_lines(text, max(start, match.start("start")))
+                entries += self._entries(match)
+                place = match.end()
+        self._count_lines(text, end)
+        return entries, end
+
+    def _count_lines(self, text: str, end: int) -> None:
+        self.line += text.count("\n", self.counted, end)
+        self.counted = end
+
+    def _own(self, key: str, texts: tuple[str, ...], place: Any, is_plural=False, codes=(), state="") -> Entry:
+        """Return an entry of a format with one language."""
+        known, targets = Entry(key, texts, codes=codes), ()
+        if self.source is not None:
+            known, targets = self.missing.pop(key, Entry(key)), texts
+        is_translated = bool(targets) and all(targets)
+        state = state or ("kept" if not any(known.sources) else "translated" if is_translated else "untranslated")
+        counts = tuple(self.plurals.values()) if is_plural else ()
+        return replace(known, targets=targets, state=state, line=self.line, counts=counts, place=place)
+
+    def _lacking(self) -> list[Entry]:
+        """Return entries that the source language's file has alone."""
+        entries = [entry for entry in self.missing.values() if entry.state == "untranslated"]
+        return [replace(e, counts=tuple(self.plurals.values()) if e.counts else (), place=None) for e in entries]
+
+    @cached_property
+    def plurals(self) -> dict[str, int]:
+        """Return the target language's plural categories, each with an example; 2 for those of fractions."""
+        with reading("plural forms (pip install 'vaswani_transformer[documents]')"):
+            from babel import Locale
+
+            rule = Locale.parse((self.language or "en").replace("-", "_")).plural_form
+        names = [rule(number) for number in NUMBERS]
+        used = (name for name in CATEGORIES if name in {*rule.tags, "other"})
+        return {name: NUMBERS[names.index(name)] if name in names else 2 for name in used}
+
+
+def with_codes(text: str, codes: tuple[str, ...]) -> str:
+    """Return a text with its inline elements as a file has them."""
+    return CODES.sub(lambda match: dict(enumerate(codes)).get(ord(match[0]) - CODE, match[0]), text)
+
+
+def unescaped(text: str) -> str:
+    """Return text without backslashes, as C, Java, Apple and Android have them."""
+
+    def character(match: re.Match) -> str:
+        code = int(match[1] or match[2] or "0", 16) or int(match[3] or "0", 8)
+        return chr(code) if code else LETTERS.get(match[4], match[4] or "")
+
+    if "\\" not in text:
+        return text
+    text = re.sub(r"\\(?:[uU]([\da-fA-F]{4})|x([\da-fA-F]{1,2})|([0-7]{1,3})|\r?\n[ \t]*|(.))", character, text)
+    pairs = "[\ud800-\udbff][\udc00-\udfff]"  # other ones are bytes that are not UTF-8
+    return re.sub(pairs, lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"), text)

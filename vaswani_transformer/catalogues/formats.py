@@ -1,0 +1,74 @@
+"""Catalogues by the names of their formats: read, filled, and as pairs to train on."""
+
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from ..errors import UserError
+from ..files import to_path
+from .catalogue import Catalogue, Entry, Filling, with_codes
+
+_READERS = {  # the class of each format, whose module is imported when it is needed: commands list the names
+    "po": "gettext_file:GettextFile",
+    "xliff": "xml_files:XliffFile",
+    "ts": "xml_files:QtFile",
+}
+#: Names of the formats.
+FORMATS = tuple(_READERS)
+#: The formats by the ends of files' names.
+ENDINGS = {".po": "po", ".pot": "po", ".xlf": "xliff", ".xliff": "xliff", ".ts": "ts"}
+
+
+def open_catalogue(
+    path: str | Path, format: str | None = None, source: str | Path | None = None, language: str | None = None
+) -> Catalogue:
+    """Return a catalogue.
+
+    Args:
+        path: the file.
+        format: one of `FORMATS`; by default that of its name's ending.
+        source: the source language's catalogue, for a format with one language.
+        language: code of the target language, for plural forms that the file does not name.
+
+    Raises:
+        UserError: for a name with another ending; later for a file that is not of the format.
+    """
+    path = to_path(path)
+    format = format or next((name for end, name in ENDINGS.items() if path.name.lower().endswith(end)), None)
+    if not format:
+        raise UserError(f"{path}: its name has none of the endings {', '.join(ENDINGS)}; name its format")
+    entries = {entry.id: entry for entry in read(source, format=format)} if source else None
+    return pkgutil.resolve_name(f"{__package__}.{_READERS[format]}")(path, entries, language)
+
+
+def read(path: str | Path, **options: str | Path | None) -> Iterator[Entry]:
+    """Yield the entries of a catalogue; options and errors are those of `open_catalogue`."""
+    for _, entries in open_catalogue(path, **options).blocks():
+        yield from entries
+
+
+def fill(
+    path: str | Path, answer: Callable[[list[Entry]], Iterable[Filling | None]], **options: str | Path | None
+) -> Iterator[bytes]:
+    """Yield a catalogue in which what is untranslated or fuzzy is filled, and all else is as it was.
+
+    `answer` gives a filling, or None, for each of the entries that it gets, those of a block of about 1 MiB of text;
+    options and errors are those of `open_catalogue`.
+    """
+    catalogue = open_catalogue(path, **options)
+    for text, entries in catalogue.blocks():
+        asked = [entry for entry in entries if entry.state in ("untranslated", "fuzzy")]
+        answers = zip(asked, answer(asked) if asked else (), strict=True)
+        yield catalogue.filled(text, entries, [pair for pair in answers if catalogue.takes(*pair)])
+
+
+def pairs(path: str | Path) -> Iterator[tuple[str, str]]:
+    """Yield sources and targets of what is translated, with inline elements as the file has them.
+
+    Of a plural these are the text for one with the first form, and that for many with the last.
+    """
+    for entry in read(path):
+        if entry.state == "translated":
+            targets = (entry.targets[0], entry.targets[-1]) if entry.counts else entry.targets
+            for pair in zip(entry.sources, targets, strict=True):
+                yield tuple(with_codes(text, entry.codes) for text in pair)

@@ -1,0 +1,197 @@
+"""Catalogues in XML: XLIFF, and Qt Linguist's `.ts`."""
+
+import html
+import re
+from functools import cache, partial
+from xml.parsers import expat
+
+import regex
+
+from .catalogue import CODE, MARK, Catalogue, Edit, Entry, Filling, with_codes
+
+_ATTRIBUTES = r"""(?:[^<>"'/]|"[^"]*+"|'[^']*+'|/(?!>))*+"""
+# CDATA, and what is kept as a whole: comments, codes of a document's format, tags, entities that are not XML's own.
+_INLINE = regex.compile(
+    rf"""<!\[CDATA\[(?P<data>.*?)\]\]> | <!--.*?--> | <(?P<name>bpt|ept|it|ph|ut|xliff:g)(?=[\s/>]){_ATTRIBUTES}
+    (?:/>|>.*?</(?P=name)\s*>) | </?\w{_ATTRIBUTES}/?> | &(?!(?:amp|lt|gt|quot|apos|\#\w+);)[\w.:-]+;""",
+    regex.DOTALL | regex.VERBOSE,
+)
+
+
+@cache
+def _element(names: str, others: str = "") -> regex.Pattern:
+    """Return the pattern of elements with the white space before them; `others`: of what else is matched."""
+    return regex.compile(
+        rf"(?P<space>\s*+)(?P<start>)<(?P<name>{names})(?=[\s/>])(?P<attributes>{_ATTRIBUTES})(?:/>|>(?P<inner>(?:[^<]++"
+        rf"|<!--.*?-->|<!\[CDATA\[.*?\]\]>|<(?!/(?P=name)\s*>))*+)</(?P=name)\s*>){others}"
+        r"|<!--.*?-->|<!\[CDATA\[.*?\]\]>",
+        regex.DOTALL,
+    )
+
+
+def _children(match: regex.Match, names: str) -> list[regex.Match]:
+    """Return the elements of some names in another one, which do not contain each other."""
+    start, end = match.span("inner")
+    proposals = match.string.find("<alt-trans", start, end)  # other tools' targets
+    found = _element(names).finditer(match.string, start, end if proposals < 0 else proposals)
+    return [child for child in found if child["name"]]
+
+
+def _child(match: regex.Match, names: str) -> regex.Match | None:
+    return next(iter(_children(match, names)), None)
+
+
+def _attribute(attributes: str | None, name: str) -> str:
+    """Return the value of an attribute, empty if there is none."""
+    match = re.search(rf"""(?:^|\s){name}\s*=\s*(?:"([^"]*)"|'([^']*)')""", attributes or "")
+    return html.unescape(match[1] or match[2] or "") if match else ""
+
+
+def _with(attributes: str, **values: str) -> str:
+    """Return attributes of which some have other values, those with an empty one none."""
+    for name, value in values.items():
+        name = name.replace("_", "-")
+        attributes = re.sub(rf"""\s+{name}\s*=\s*(?:"[^"]*"|'[^']*')""", "", attributes.rstrip())
+        attributes += f' {name}="{value}"' if value else ""
+    return attributes
+
+
+class _XmlFile(Catalogue):
+    """A catalogue in XML whose entries are elements of some `names`; expat checks it, and patterns find the spans."""
+
+    names, errors = "", "xmlcharrefreplace"
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.parser = expat.ParserCreate()
+        self.gap = re.compile(rf"<(?:!--|!\[CDATA\[|(?:{self.names})[\s/>])")  # comments and elements without an end
+
+    def takes(self, entry: Entry, filling: Filling | None) -> bool:
+        """Return whether also XML has all characters, and this file the prefixes and entities of the source's file."""
+        if not super().takes(entry, filling) or re.search("[\0-\x08\x0b\x0c\x0e-\x1f]", "".join(filling.targets)):
+            return False
+        names = re.findall(r"</?([\w.-]+):|&(?!lt;|gt;|amp;|quot;|apos;)(\w[\w.-]*);", "".join(entry.codes))
+        return all((f"xmlns:{prefix}" if prefix else f"<!ENTITY {name} ") in self.head for prefix, name in names)
+
+    def _text(self, element: regex.Match | None, codes: list[str] | None = None, is_target: bool = False) -> str:
+        """Return the text of an element, whose inline elements are added to `codes`; those of a target may be there."""
+        codes = [] if codes is None else codes
+        left = list(codes) if is_target else []
+
+        def written(inline: regex.Match) -> str:
+            if inline["data"] is not None:
+                return html.escape(inline["data"])
+            number = left.index(inline[0]) if inline[0] in left else len(codes)
+            if number == len(codes):
+                codes.append(inline[0])
+            else:
+                left[number] = ""
+            return chr(CODE + number)
+
+        return html.unescape(_INLINE.sub(written, (element["inner"] if element else None) or ""))
+
+    def _xml(self, text: str, codes: tuple[str, ...] = ()) -> str:
+        """Return text as XML, with inline elements."""
+        return with_codes(html.escape(text, quote=False), codes)
+
+
+class XliffFile(_XmlFile):
+    """XLIFF 1.2, and 2.x, whose units may have several segments: the texts of one entry."""
+
+    names = "trans-unit|unit"
+    pattern = _element(names, rf"|<file(?P<file>\s{_ATTRIBUTES})>")
+    file = ""
+
+    def _entries(self, match: regex.Match) -> list[Entry]:
+        self.file = match["file"] or self.file
+        if not match["name"]:
+            return []
+        codes, sources, targets, states = [], [], [], []
+        for segment in _segments(match):
+            target = _child(segment, "target")
+            sources.append(self._text(_child(segment, "source"), codes))
+            targets.append(self._text(target, codes, is_target=True))
+            states.append(_state(segment, target, targets[-1]))
+        get = partial(_attribute, match["attributes"])
+        state = next((state for state in ("untranslated", "fuzzy") if state in states), "translated")
+        state = "translated" if state == "fuzzy" and get("approved") == "yes" else state
+        state = "kept" if get("translate") == "no" or not any(sources) else state
+        notes = "\n".join(note for note in map(self._text, _children(match, "note")) if not note.startswith(MARK))
+        name = f"{_attribute(self.file, 'original') or _attribute(self.file, 'id')}\4{get('id')}"
+        context, texts = get("resname") or get("name"), (tuple(sources), tuple(targets))
+        return [Entry(name, *texts, state, self.line, context, notes=notes, codes=tuple(codes), place=match)]
+
+    def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:
+        """Return the targets that lacked, and a note: in 1.2 behind the target, in 2.x among the unit's notes."""
+        match, note = entry.place, f"<note>{self._xml(filling.note)}</note>"
+        is_old = match["name"] == "trans-unit"
+        edits = [(*old.span(), "") for old in _children(match, "note") if self._text(old).startswith(MARK)]
+        marks = {"state": "needs-translation", "state_qualifier": "mt-suggestion"} if is_old else {}
+        outer = {"approved": ""} if is_old else {"state": "initial", "subState": "vaswani:mt"}
+        for segment, old, text in zip(_segments(match), entry.targets, filling.targets, strict=True):
+            target = _child(segment, "target")
+            if _state(segment, target, old) == "translated":
+                continue
+            last = target or _child(segment, "seg-source") or _child(segment, "source")
+            tag, space = f"<target{_with(target['attributes'] if target else '', **marks)}>", last["space"]
+            written = f"{space}{tag}{self._xml(text, entry.codes)}</target>{(space + note) * is_old}"
+            edits.append((last.start() if target else last.end(), last.end(), written))
+            edits.append((*segment.span("attributes"), _with(segment["attributes"], **outer)))
+        if not is_old:
+            notes, first = _child(match, "notes"), _child(match, "originalData|segment|ignorable")
+            place = notes.start("inner") if notes else first.start()
+            edits.append((place, place, note if notes else f"{first['space']}<notes>{note}</notes>"))
+        return edits
+
+
+def _segments(unit: regex.Match) -> list[regex.Match]:
+    """Return the elements with a source and perhaps a target."""
+    return [unit] if unit["name"] == "trans-unit" else _children(unit, "segment")
+
+
+def _state(segment: regex.Match, target: regex.Match | None, text: str) -> str:
+    """Return the state of a segment and the text of its target."""
+    if not text.strip():
+        return "untranslated"
+    state = _attribute((target if segment["name"] == "trans-unit" else segment)["attributes"], "state")
+    return "fuzzy" if re.match(r"new|initial|needs-", state) else "translated"
+
+
+class QtFile(_XmlFile):
+    """Qt Linguist's `.ts`; what it calls vanished or obsolete is kept."""
+
+    names = "message"
+    pattern = _element(names, rf"|<TS(?P<ts>\s{_ATTRIBUTES})>|<name>(?P<context>.*?)</name>")
+    context = ""
+
+    def _entries(self, match: regex.Match) -> list[Entry]:
+        self.context = html.unescape(match["context"]) if match["context"] is not None else self.context
+        self.language = _attribute(match["ts"], "language") or self.language
+        if not match["name"] or not (translation := _child(match, "translation")):
+            return []
+        codes, kind = [], _attribute(translation["attributes"], "type")
+        source = self._text(_child(match, "source"), codes)
+        comment, extra = (self._text(_child(match, name)) for name in ("comment", "extracomment"))
+        forms, is_plural = _children(translation, "numerusform"), _attribute(match["attributes"], "numerus") == "yes"
+        targets = tuple(self._text(form, codes, is_target=True) for form in forms or [translation])
+        state = "untranslated" if not all(targets) else "fuzzy" if kind == "unfinished" else "translated"
+        if kind in ("vanished", "obsolete") or not source or (is_plural and not forms):  # lupdate writes the forms
+            state = "kept"
+        counts = (*self.plurals.values(), 2, 2)[: len(forms)] if is_plural else ()
+        name, notes = ("\4".join(filter(None, texts)) for texts in ((self.context, source, comment), (comment, extra)))
+        sources, notes = (source,) * (1 + is_plural), notes.replace("\4", "\n")
+        return [Entry(name, sources, targets, state, self.line, self.context, "", notes, counts, tuple(codes), match)]
+
+    def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:
+        translation, ours = _child(entry.place, "translation"), _child(entry.place, "translatorcomment")
+        lines = [line for line in (ours["inner"] if ours else "").split("\n") if line and not line.startswith(MARK)]
+        comment, space = "\n".join([*lines, self._xml(filling.note)]), translation["space"]
+        parts = [self._xml(target, entry.codes) for target in filling.targets]
+        if entry.counts:
+            parts = [*(f"{space}    <numerusform>{part}</numerusform>" for part in parts), space]
+        tag = f"<translation{_with(translation['attributes'], type='unfinished')}>"
+        place = ours.span() if ours else (translation.start(), translation.start())
+        return [
+            (*place, f"{space}<translatorcomment>{comment}</translatorcomment>"),
+            (*translation.span(), f"{space}{tag}{''.join(parts)}</translation>"),
+        ]

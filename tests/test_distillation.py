@@ -10,7 +10,6 @@ import sys
 from functools import partial
 
 import pytest
-import sacrebleu
 import torch
 import training_runs
 import translating
@@ -106,18 +105,6 @@ def test_the_best_translations_of_one_teacher_or_several(teachers, student, made
     assert made(teachers[:number]) == expected
     facts = json.loads((tmp_path / "out" / "distillation.json").read_text())
     assert (facts["lines"], facts["pairs"]) == (LINES, len(expected))
-
-
-def test_interpolation_takes_what_is_nearest_to_the_reference(teachers, student, made, tmp_path):
-    rows = by_translate(teachers[:1], student, tmp_path, "--beams", "6", "--nbest", "6")
-    expected, first = [], 0
-    for source, reference, found in rows:
-        if texts := [one["text"] for one in learnable(found)]:
-            scores = [sacrebleu.sentence_bleu(text, [reference]).score for text in texts]
-            expected.append((source, texts[scores.index(max(scores))]))
-            first += scores.index(max(scores)) == 0
-    assert first < len(expected)
-    assert made(teachers[:1], beams=6, interpolate=True) == expected
 
 
 def test_samples_follow_the_seed_and_are_no_search(teachers, made, student, tmp_path):
@@ -262,7 +249,6 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(teachers, stranger, stude
         (*command[:4], "--output", teachers[0], "--overwrite"): f"is where the model {teachers[0]} lies",
         (*command, "--beams", 0): 'Invalid value "0" for --beams. Must be >= 1',
         (*command, "--sample", "--beams", 3): "--sample and --beams cannot be combined",
-        (*command, "--interpolate", "--text", student): "--interpolate and --text cannot be combined",
         (*command, "--teacher-precision", "int7"): "precision is 'int7'",
     }.items():
         assert message in fails(*words), words

@@ -2,8 +2,7 @@
 
 The method of distillation, with its sections, is that of Kim and Rush, 2016, Sequence-Level Knowledge Distillation
 (arXiv 1606.07947). In place of a sum over all translations, the student's loss takes the one that the teacher's beam
-search finds (Section 3.2; 5 beams there), or the one of the beam that is nearest to the reference (3.3, interpolation;
-35 beams).
+search finds (Section 3.2; 5 beams there).
 
 Back-translation makes sources for text of the target language alone (Sennrich et al., 2016, arXiv 1511.06709): drawn
 from the distribution of a model of the reverse direction (Edunov et al., 2018, arXiv 1808.09381), with a tag in front
@@ -30,7 +29,6 @@ from .decoding.parts import write_in_parts
 from .decoding.translator import Translator
 from .distributed import joined_processes
 from .errors import UserError, reading
-from .evaluation.metrics import bleu_metric
 from .evaluation.records import model_sha256
 from .export.engine import load_for_decoding
 from .files import written_whole
@@ -62,15 +60,13 @@ class TeacherOptions:
 
     beams: int | None = None  # as the first teacher was saved, if none
     sample: bool = False  # draw a translation from the teachers' distribution in place of a search
-    interpolate: bool = False  # of the beam take the translation nearest to the reference, by sentence BLEU
     precision: str | None = None  # what the teachers were loaded in
 
     def search(self, own_beams: int) -> dict[str, Any]:
         """Return options of `generate()` for a teacher that was saved with `own_beams`."""
         if self.sample:
             return {"do_sample": True, "num_beams": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-        beams = self.beams or own_beams
-        return {"do_sample": False, "num_beams": beams, "num_return_sequences": beams if self.interpolate else 1}
+        return {"do_sample": False, "num_beams": self.beams or own_beams, "num_return_sequences": 1}
 
 
 def distill(
@@ -282,26 +278,17 @@ class DistilledText:
         )
         return FileTranslator(translator, Layout(json=True))
 
-    def _hypotheses(self) -> Iterator[list[dict[str, Any]]]:
-        """Yield the translations of each line, best first."""
+    def _translated(self) -> Iterator[str | None]:
+        """Yield the translation of each line; None for one that is empty or repeats itself without end."""
         with (self.output.path / TRANSLATIONS).open(encoding="utf-8") as file:
             for line in file:
-                yield parse_json(line)["hypotheses"]
-
-    def _choose(self, reference: str, translations: list[dict[str, Any]]) -> str | None:
-        """Return the translation to learn; None if there is none."""
-        texts = [each["text"] for each in translations if each["text"].strip() and not each.get("repeats")]
-        if self.options.interpolate and texts:
-            # Smoothed, as sacreBLEU advises for sentences.
-            bleu = bleu_metric([reference], self.recipe.bleu_tokenizer, effective_order=True)
-            return max(texts, key=lambda text: bleu.sentence_score(text, [reference]).score)
-        return texts[0] if texts else None
+                best = next(iter(parse_json(line)["hypotheses"]), {"text": ""})
+                yield best["text"] if best["text"].strip() and not best.get("repeats") else None
 
     def _write(self, settings: dict[str, Any]) -> None:
         """Write what can be learned of the translations, and last the facts about it."""
-        pairs = zip(self.source.stream(), self._hypotheses(), strict=True)
-        choices = [self._choose(reference, translations) for (_, reference), translations in pairs]
-        counts = {"lines": len(choices), "pairs": sum(choice is not None for choice in choices)}
+        translated = list(self._translated())
+        counts = {"lines": len(translated), "pairs": sum(each is not None for each in translated)}
         logger.info(
             "distilled text: {lines:,} lines translated, {pairs:,} pairs kept; other translations are empty or repeat"
             " themselves without end".format(**counts)
@@ -315,14 +302,14 @@ class DistilledText:
                 (staging / self.names[0]).open("w", encoding="utf-8") as sources,
                 (staging / self.names[1]).open("w", encoding="utf-8") as targets,
             ):
-                for source, target in self._pairs(choices, counts["pairs"]):
+                for source, target in self._pairs(translated, counts["pairs"]):
                     sources.write(source + "\n")
                     targets.write(target + "\n")
             (staging / DISTILLATION).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
-    def _pairs(self, choices: Sequence[str | None], number: int) -> Iterator[tuple[str, str]]:
+    def _pairs(self, translated: Sequence[str | None], number: int) -> Iterator[tuple[str, str]]:
         """Yield what the student learns: texts with their translations, of which there are `number`, or the reverse."""
-        made = ((text, each) for text, each in zip(self._sources(), choices, strict=True) if each is not None)
+        made = ((text, each) for text, each in zip(self._sources(), translated, strict=True) if each is not None)
         if self.parallel is None:
             yield from made
             return

@@ -87,7 +87,6 @@ def test_tokenizer_command(text, tmp_path, capsys, fails):
 def test_lists(capsys):
     assert main(["recipes"]) == 0 and "multi30k-en-de" in capsys.readouterr().out
     assert main(["recipes", "demo"]) == 0 and "train_source: train.en" in capsys.readouterr().out
-    assert main(["presets"]) == 0 and "table3-b-dk-16" in capsys.readouterr().out
 
 
 def test_help_documents_every_field(capsys):

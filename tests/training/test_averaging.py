@@ -209,5 +209,5 @@ def test_averages_are_those_that_selection_takes(count, every, end):
 def test_a_run_that_ended_early_averages_nothing_far_back():
     recipe = load_recipe("wmt14-en-de-big")
     written = [Checkpoint(Path(f"checkpoint-{step}")) for step in (*range(6000, 150_000, 6000), 150_000)]
-    averaged = to_average(written, recipe.average_checkpoints, False, recipe.average_every, 150_000)
+    averaged = to_average(written, recipe.average_checkpoints, recipe.average_every, 150_000)
     assert [one.step for one in averaged] == [144_000, 150_000]  # within the last 20 times 600 steps

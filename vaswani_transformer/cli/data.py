@@ -1,4 +1,4 @@
-"""The commands around text and recipes: `vaswani clean`, `prepare`, `tokenizer`, `recipes` and `presets`."""
+"""The commands around text and recipes: `vaswani clean`, `prepare`, `tokenizer` and `recipes`."""
 
 import shlex
 import sys
@@ -138,21 +138,3 @@ def recipes(name: str | None = None, /) -> None:
     for each in names:
         first_line = read_recipe(each)[0].partition("\n")[0]
         print(f"{each:{max(map(len, names))}}  {first_line.lstrip('# ')}")
-
-
-def presets() -> None:
-    """List models by name, the paper's first, with their parameters."""
-    import torch
-
-    from ..model.configuration_vaswani import VaswaniConfig
-    from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-
-    for name in VaswaniConfig.preset_names():
-        config = VaswaniConfig.from_preset(name)
-        with torch.device("meta"):
-            parameters = VaswaniForConditionalGeneration(config).num_parameters()
-        print(
-            f"{name:28} {parameters / 1e6:7.2f}M parameters: {config.encoder_layers}+{config.decoder_layers} layers,"
-            f" d_model {config.d_model}, d_ff {config.d_ff}, {config.num_heads} heads, d_k {config.d_k},"
-            f" d_v {config.d_v}, dropout {config.dropout}, vocabulary {config.vocab_size:,}"
-        )

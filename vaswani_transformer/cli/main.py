@@ -30,7 +30,6 @@ _COMMANDS = {  # the function of each command, whose module is imported when it 
     "average": "models:average", "export": "models:export", "push": "models:push",
     "attention": "attention:attention", "experiment": "experiment:experiment", "clean": "data:clean",
     "prepare": "data:prepare", "tokenizer": "data:tokenizer", "import": "models:import_", "recipes": "data:recipes",
-    "presets": "data:presets",
 }  # fmt: skip
 _PARSING = {"train": "parse:train", "predict": "parse:predict", "evaluate": "parse:evaluate"}
 _ESCAPE = "\0"  # in front of a word such as "- Yes.", which is no option; no argument of a program can hold it

@@ -68,7 +68,6 @@ def distill(
     student: RecipeName,
     text: Path_ | None = None,
     beams: Annotated[int | None, setting("num_beams")] = None,
-    interpolate: bool = False,
     sample: bool = False,
     teacher_precision: str | None = None,
     workers: Annotated[int, within(1, MOST_WORKERS)] = 1,
@@ -84,9 +83,7 @@ def distill(
     Args:
         teachers: model folders; of several, which have one tokenizer, the probabilities are averaged
         text: text to translate, or a pattern: a.*.en.gz (default: the training sources of the recipe)
-        beams: beam size of the teacher (default: as it was saved; the paper: 5, with --interpolate 35)
-        interpolate: learn of each beam the translation nearest to the reference, by sentence BLEU, instead of the
-            likeliest
+        beams: beam size of the teacher (default: as it was saved; the paper: 5)
         sample: draw translations at random, by the recipe's seed, instead of searching for the likeliest
         teacher_precision: of the teacher: float32, bfloat16, float16, or int8 on a CPU (default: as it was saved)
         workers: processes that translate, each on its own GPU if any
@@ -94,10 +91,9 @@ def distill(
     from ..distillation import TeacherOptions
     from ..distillation import distill as train_student
 
-    options.exclude("--sample", sample, {"beams": beams, "interpolate": interpolate})
-    options.exclude("--interpolate", interpolate, {"text": text})  # it compares translations with references
+    options.exclude("--sample", sample, {"beams": beams})
     recipe = options.read_recipe(student, fields)
-    teaching = TeacherOptions(beams, sample, interpolate, teacher_precision)
+    teaching = TeacherOptions(beams, sample, teacher_precision)
     _print_trained(train_student(list(teachers), recipe, teaching, text, not quiet, workers))
 
 

@@ -77,7 +77,7 @@ class Recipe:
         None, "folder of a model to start from (fine-tuning): weights, sizes, tokenizer and search are its own", MODEL,
         "--from",
     )  # fmt: skip
-    preset: str = _option("base", "model to start from, the paper's or a student: vaswani presets", MODEL)
+    preset: str = _option("base", "sizes: base, big, parsing, of Table 3 (table3-c-dff-1024), or student-6-2", MODEL)
     d_model: int | Literal["auto"] | None = _option(
         None, "width of the model; from the preset if none, as all below", MODEL
     )

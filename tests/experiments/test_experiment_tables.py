@@ -14,7 +14,6 @@ from vaswani_transformer.cli.main import main
 from vaswani_transformer.experiments import translation
 from vaswani_transformer.experiments.base import TABLE3, Setup
 from vaswani_transformer.experiments.translation import Table3, laptop_changes, trained
-from vaswani_transformer.parsing.evalb import BASELINES
 
 
 @pytest.fixture(scope="module")
@@ -129,15 +128,13 @@ def test_table4_command(tmp_path, capsys):
     data = write_gum(tmp_path / "trees")
     changes = [word for word in TINY if not word.startswith("vocab")] + ["max_length=60", "vocab_size=700"]
     words = ["table4", "--data-dir", data, "--output", tmp_path, "--set", *changes]
-    words += ["--only", *BASELINES, "transformer"]
+    words += ["--only", "transformer"]
     status, output, errors = experiment(capsys, *words)
     assert status == 0, errors
     assert "| Transformer (4 layers) | WSJ only, discriminative | 91.3 |" in output
     figures = json.loads((tmp_path / "table4/laptop/transformer/result.json").read_text())["figures"]
     assert figures["well_formed"] == 100.0 > figures["free_well_formed"]  # untrained, left free
     assert 0 <= figures["bracket_f1"] <= 100
-    baseline = json.loads((tmp_path / "table4/laptop/right-branching/result.json").read_text())["figures"]
-    assert baseline["bracket_f1"] > 0
     assert experiment(capsys, *words)[1] == output
     (data / "gum.train.trees").unlink()
     assert experiment(capsys, *words)[0] == 0  # they are finished and need no data

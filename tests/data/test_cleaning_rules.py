@@ -1,4 +1,4 @@
-"""The rules of `vaswani clean` against plain Python: languages too."""
+"""The rules of `vaswani clean` against plain Python: near duplicates and languages too."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from pair_files import write
 from vaswani_transformer.data import cleaning
 from vaswani_transformer.data.cleaning import clean
 from vaswani_transformer.data.cleaning_options import CleaningRules
-from vaswani_transformer.data.cleaning_rules import LengthRatio, other_language, own_words
+from vaswani_transformer.data.cleaning_rules import LengthRatio, bands, other_language, own_words
 
 # The rules, by plain Python
 
@@ -129,6 +129,44 @@ def test_deviations_of_a_length_ratio_are_those_of_the_formula():
     assert len(ratio.medians) == 3
     assert np.allclose(ratio.deviation(np.array(lengths)), deviations(lengths, 3))
     assert LengthRatio.of(np.zeros((0, 2), int)).deviation(np.array([[1, 9]])).tolist() == [0]
+
+
+# Near duplicates
+
+
+def jaccard(one, other):
+    one, other = ({side[i : i + 5] for i in range(max(1, len(side) - 4))} for side in (one, other))
+    return len(one & other) / len(one | other)
+
+
+@pytest.fixture(scope="module")
+def sentences():
+    """Sentences of made-up words: two of them share next to nothing."""
+    chance = random.Random(1)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return [" ".join("".join(chance.choices(letters, k=chance.randint(2, 9))) for _ in range(12)) for _ in range(300)]
+
+
+def test_near_duplicates_are_those_of_a_jaccard_similarity(sentences, tmp_path, monkeypatch):
+    pytest.importorskip("rensa")
+    monkeypatch.setattr(cleaning, "PART", 400)
+    chance, rows = random.Random(2), []
+    for sentence in sentences:
+        words = sentence.split()
+        words[chance.randrange(12)] = "other"
+        rows += [sentence, sentence.upper() + "!", " ".join(words)]
+    recipe = recipe_of(tmp_path, [(row, f"target {number}") for number, row in enumerate(rows)])
+    make(recipe, tmp_path / "out", near_duplicates=0.8, near_side="source", length_ratio=0)
+    kept = {source for source, _ in rows_of(tmp_path / "out")}
+    assert set(sentences) <= kept
+    similar = [jaccard(rows[3 * n].casefold(), rows[3 * n + 1].casefold()) for n in range(300)]
+    assert min(similar) > 0.95 and not any(row in kept for row in rows[1::3])
+    # Of the others as many are found as their similarities let expect.
+    number, length = bands(0.8)
+    shares = [1 - (1 - jaccard(rows[3 * n], rows[3 * n + 2]) ** length) ** number for n in range(300)]
+    found = sum(row not in kept for row in rows[2::3])
+    assert abs(found - sum(shares)) < 4.5 * math.sqrt(sum(share * (1 - share) for share in shares)) + 1
+    assert 20 < found < 280
 
 
 # Languages

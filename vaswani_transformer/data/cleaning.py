@@ -94,7 +94,7 @@ def clean(
         shown = "judging" if progress else None
         make, workers = partial(_judging, tasks, text, judge), workers or default_workers(len(parts))
         list(run_tasks(make, parts, workers, engine, shown))
-        status, firsts = _match(tasks, rules, parts)
+        status, firsts = _match(tasks, text, rules, parts)
         counts = dict(zip(NAMES, np.bincount(status, minlength=len(NAMES)).tolist(), strict=True))
         counts = {name: pairs for name, pairs in counts.items() if pairs or name == NAMES[KEPT]}
         if not counts[NAMES[KEPT]]:
@@ -161,7 +161,9 @@ def _judging(tasks: Path, text: datasets.Dataset, judge: Judge) -> Callable[[int
     return task
 
 
-def _match(tasks: Path, rules: CleaningRules, parts: range) -> tuple[np.ndarray, dict[int, int]]:
+def _match(
+    tasks: Path, text: datasets.Dataset, rules: CleaningRules, parts: range
+) -> tuple[np.ndarray, dict[int, int]]:
     """Find copies; return the status of all pairs, `(pairs,)`, and the row each is a copy of."""
     table = np.concatenate([np.load(tasks / _JUDGED.format(number)) for number in parts])
     status, firsts = table["status"].copy(), {}
@@ -171,6 +173,12 @@ def _match(tasks: Path, rules: CleaningRules, parts: range) -> tuple[np.ndarray,
         first = kept[first[group]]
         status[kept[first < kept]] = cleaning_rules.DUPLICATE
         firsts = dict(zip(kept[first < kept].tolist(), first[first < kept].tolist(), strict=True))
+    if rules.near_duplicates is not None:
+        kept = np.flatnonzero(status == KEPT)
+        texts = (tuple(map(plain, pair)) for pair in pairs_of(text.select(kept)))
+        pairs = zip(kept.tolist(), texts, strict=True)
+        for row, first in cleaning_rules.near_duplicates(pairs, rules.near_duplicates, rules.near_side):
+            status[row], firsts[row] = cleaning_rules.NEAR_DUPLICATE, first
     return status, firsts
 
 

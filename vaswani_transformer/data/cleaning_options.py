@@ -1,6 +1,7 @@
 """Options of `vaswani clean`, which imports them without numpy; `cleaning_rules` follows them."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -21,3 +22,7 @@ class CleaningRules:
     """drop pairs with a side that is surely in another language than its own, such as en de; needs `cleaning`"""
     keep_duplicates: bool = False
     """keep copies of earlier pairs"""
+    near_duplicates: float | None = None
+    """drop pairs like an earlier one, with this share of their runs of characters in common; needs `cleaning`"""
+    near_side: Literal["source", "target", "both"] = "both"
+    """what is compared for that"""

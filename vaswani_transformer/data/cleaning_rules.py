@@ -1,13 +1,13 @@
-"""The rules by which `vaswani clean` drops pairs: predicates on a pair."""
+"""The rules by which `vaswani clean` drops pairs: predicates on a pair, and near duplicates."""
 
 import functools
-import math
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,31 +16,41 @@ import regex
 from ..errors import UserError, reading
 from .cleaning_options import CleaningRules
 
-KEPT, EMPTY, UNDECODABLE, IDENTICAL, LENGTH, RATIO, TEST, LANGUAGE, DUPLICATE = range(9)
+KEPT, EMPTY, UNDECODABLE, IDENTICAL, LENGTH, RATIO, TEST, LANGUAGE, DUPLICATE, NEAR_DUPLICATE = range(10)
 NAMES = (
     "kept", "empty", "undecodable", "identical", "length", "length ratio", "test text", "language", "duplicate",
+    "near duplicate",
 )  # fmt: skip
 SIDES = ("source", "target")
+BOTH = "both"
+_HASHES = 128  # of a MinHash signature, at most
+_TOGETHER = 1000  # pairs whose shingles, which are large, are in memory at once
 _WORDS = regex.compile(r"\p{Han}|[\p{L}\p{M}--\p{Han}]+", regex.V1)
 # By a language the group of those that it is easily confused with.
 _ALIKE = ("da no nn sv", "hr sr bs sh", "cs sk", "id ms", "pt gl")
 _CONFUSABLE = {language: group for group in _ALIKE for language in group.split()}
 _OWN = 4  # lines with a word, at least
+_SHINGLE = 5  # characters
 _GROUPS, _OF_A_GROUP = 10, 1000  # of pairs of similar length: how many at most, and pairs of one at least
 _LEAST_DEVIATION = 0.05  # of the logarithm: a text whose lengths agree better than sentences do is not judged by that
 # What stands for bytes that were not decoded, or wrongly: U+FFFD, and control characters that are no white space.
 _UNDECODED = re.compile("[\ufffd\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
+
+_RANGES = {"length_ratio": (0, 1e9), "near_duplicates": (0.5, 0.95)}
 
 
 def check_rules(rules: CleaningRules) -> None:
     """Raise `UserError` for rules that lack something."""
     problem = None
     with reading("pip install 'vaswani_transformer[cleaning]'"):
+        if rules.near_duplicates is not None:
+            import rensa  # noqa: F401
         known = likely_languages("a") if rules.languages else ()
     if not set(rules.languages or ()) <= set(known):
         problem = f"languages are {rules.languages}: give two of {', '.join(sorted(known))}"
-    if not 0 <= rules.length_ratio < math.inf:
-        problem = f"--length-ratio is {rules.length_ratio}: it must be 0 or more"
+    for name, (least, most) in _RANGES.items():
+        if (value := getattr(rules, name)) is not None and not least <= value <= most:
+            problem = f"--{name.replace('_', '-')} is {value}: it must be from {least} to {most}"
     if problem:
         raise UserError(problem)
 
@@ -192,3 +202,46 @@ def other_language(text: str, other_side: str, expected: str, own: Collection[st
         groups[_CONFUSABLE.get(name, name)] += probability
     right = groups.pop(expected, 0)
     return language if max(groups.values()) > odds * 20 ** (1 / len(judged)) * right else None
+
+
+# Near duplicates
+
+
+def bands(similarity: float) -> tuple[int, int]:
+    """Return how many keys a pair has, and of how many hashes each is, to find pairs of this Jaccard similarity.
+
+    With b keys of r hashes, a share 1 - (1 - s^r)^b of the pairs of similarity s shares a key (Leskovec, Rajaraman and
+    Ullman, Mining of Massive Datasets, Section 3.4): a step about (1/b)^(1/r), where it is 63 to 65%.
+    """
+    shapes = ((_HASHES // rows, rows) for rows in range(1, 33))
+    return min(shapes, key=lambda shape: abs(shape[0] ** (-1 / shape[1]) - similarity))
+
+
+def shingles(pair: tuple[str, str], side: str) -> list[str]:
+    """Return what near duplicates have in common: runs of five characters of a pair as by `plain`, in lower case."""
+    runs = []
+    for name, text in zip(SIDES, pair, strict=True):
+        if side in (name, BOTH):
+            text, mark = text.casefold(), name[0] if side == BOTH else ""
+            runs += [mark + text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1))]
+    return runs
+
+
+def near_duplicates(
+    pairs: Iterable[tuple[int, tuple[str, str]]], similarity: float, side: str
+) -> Iterator[tuple[int, int]]:
+    """Yield the rows of pairs, as by `plain`, that are like an earlier one that is kept, and its row.
+
+    All that are kept have 128 hashes in memory (RMinHash by rensa).
+    """
+    from rensa import RMinHash, RMinHashLSH
+
+    number, rows = bands(similarity)
+    index, pairs = RMinHashLSH(similarity, number * rows, number), iter(pairs)
+    while block := list(islice(pairs, _TOGETHER)):
+        signatures = RMinHash.from_token_sets([shingles(pair, side) for _, pair in block], number * rows, 1)
+        for (row, _), signature in zip(block, signatures, strict=True):
+            if similar := index.query(signature):
+                yield row, min(similar)
+            else:
+                index.insert(row, signature)

@@ -19,8 +19,6 @@ from vaswani_transformer.parsing.trees import (
     parse_trees,
     plain_label,
     read_trees,
-    tree_text,
-    unescape,
 )
 
 
@@ -120,7 +118,6 @@ def test_the_deepest_trees_are_read_and_worked_on():
     assert delinearize(linearize(tree), tree.words()) == tree
     deeper = delinearize(["(S"] * 5 + linearize(tree), tree.words())
     assert deeper.words() == tree.words() and read(str(deeper)) == [deeper]
-    assert tree_text(tree).count("\n") == 2 * depth + 1
     assert Exchange([tree], constituents=0).version() == [tree] and Exchange([tree], seed=4).parts([tree])
 
 
@@ -165,24 +162,3 @@ def test_a_root_with_several_children_keeps_them():
 def test_round_brackets_in_words():
     assert [escape(word) for word in ("(", ")", ":-)", "a", "[")] == ["-LRB-", "-RRB-", ":--RRB-", "a", "["]
     assert str(Tree("S", (leaf("-LRB-", "("), leaf("NN", "a(b")))) == "(S (-LRB- -LRB-) (NN a-LRB-b))"
-    signs = ["(", ")", "{", "}", "[", "]", "x"]
-    assert [unescape(word) for word in (r"1\/2", r"\*", "and/or", "")] == ["1/2", "*", "and/or", ""]
-    assert [unescape(word) for word in ("-LRB-", "-RRB-", "-LCB-", "-RCB-", "-LSB-", "-RSB-", "x")] == signs
-
-
-def test_a_tree_drawn_with_lines():
-    [tree] = read("(S (NP (PRP We)) (VP (VBP saw) (NP (DT the) (NN dog)) (PRN (-LRB- -LRB-) (UH yes) (-RRB- -RRB-))))")
-    assert tree_text(tree).splitlines() == [
-        "S",
-        "├─ NP",
-        "│  └─ PRP We",
-        "└─ VP",
-        "   ├─ VBP saw",
-        "   ├─ NP",
-        "   │  ├─ DT the",
-        "   │  └─ NN dog",
-        "   └─ PRN",
-        "      ├─ -LRB- (",
-        "      ├─ UH yes",
-        "      └─ -RRB- )",
-    ]

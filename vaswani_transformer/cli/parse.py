@@ -84,7 +84,6 @@ def predict(
     /,
     *sentences: str,
     input: Path_ | None = None,
-    text: bool = False,
     constrained: Constrained = True,
     writing: Writing = Writing(),  # noqa: B008 (of cyclopts)
     search: Search = Search(),  # noqa: B008
@@ -99,18 +98,16 @@ def predict(
         model: model folder of `vaswani parse train`
         sentences: if none, standard input is read
         input: parse the lines of this file (.gz works)
-        text: draw the trees with lines instead of brackets
     """
     from ..parsing.parser import FileParser
 
     options.exclude("SENTENCE", sentences, {"input": input})
-    options.exclude("--text", text, {"resume": writing.resume})
     files.check_work({"input": input}, writing)
     scans = files.scan_files({"input": input})
-    worker = FileParser(_load_parser(model, constrained, search, computing), text, writing.window)
-    values = {"text": text, "constrained": constrained, "window": writing.window}
+    worker = FileParser(_load_parser(model, constrained, search, computing), writing.window)
+    values = {"constrained": constrained, "window": writing.window}
     settings = partial(files.settings_of, model, computing, search, **values)
-    with files.open_output(writing, {} if text else scans, settings) as output:
+    with files.open_output(writing, scans, settings) as output:
         try:
             files.do_lines(worker, output, writing, {"input": input}, scans, sentences)
         finally:

@@ -21,7 +21,7 @@ from .augmentation import Exchange
 from .grammar import BracketGrammar, BracketProcessor
 from .linearization import delinearize, is_tag_among_words, linearize, with_words, without_words
 from .tokenizer import sentence_text, split_words, train_parser_tokenizer, tree_token_ids, word_starts
-from .trees import Tree, checked, clean, escape, read_trees, tree_text, words_of
+from .trees import Tree, checked, clean, escape, read_trees, words_of
 
 logger = logging.getLogger(__name__)
 
@@ -211,15 +211,14 @@ def parsing_recipe(recipe: Recipe, train_trees: Sequence[Tree], dev_trees: Seque
 class FileParser(FileTranslator):
     """Parses lines, words separated by spaces, into a file: a tree on each line, a blank line for no words.
 
-    `drawn` writes trees drawn with lines, and a blank line after each, in place of brackets. `repaired` counts the
-    outputs that were not trees over their words.
+    `repaired` counts the outputs that were not trees over their words.
     """
 
     doing = "parsing"
 
-    def __init__(self, parser: Parser, drawn: bool = False, window: int = WINDOW_LINES):
+    def __init__(self, parser: Parser, window: int = WINDOW_LINES):
         super().__init__(parser, window=window)
-        self.drawn, self.repaired = drawn, 0
+        self.repaired = 0
 
     def run(self, lines: Iterable[str], *arguments, **options) -> None:
         """Parse all lines; arguments and errors as of `FileTranslator.run`."""
@@ -228,5 +227,4 @@ class FileParser(FileTranslator):
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:
         parses = list(map(self.translator.read, window.lines, (ranked[0] for ranked in hypotheses)))
         self.repaired += sum(not parse.well_formed for parse in parses)
-        draw = (lambda tree: f"{tree_text(tree)}\n") if self.drawn else str
-        return [f"{'' if parse.tree is None else draw(parse.tree)}\n" for parse in parses]
+        return [f"{'' if parse.tree is None else parse.tree}\n" for parse in parses]

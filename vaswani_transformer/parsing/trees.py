@@ -17,8 +17,6 @@ ROOT_LABELS = ("", "ROOT", "TOP", "S1")  # of brackets around the whole tree
 TRACE = "-NONE-"  # the tag of a moved or omitted element, which is no word of the sentence
 TREE_TOKENS = "tree_tokens"  # entry of a parser's `tokenizer_config.json`: all brackets and tags
 MAX_DEPTH = 400  # nested brackets; a file with more is damaged, and Python's stack has room for recursion
-_ESCAPES = {"(": "-LRB-", ")": "-RRB-", "{": "-LCB-", "}": "-RCB-", "[": "-LSB-", "]": "-RSB-"}
-_UNESCAPES = {escape: sign for sign, escape in _ESCAPES.items()}
 _TOKEN = re.compile(r"[()]|[^() \t\r\n\f\v]+")
 _WORD = re.compile(r"[^ \t\r\n\f\v]+")
 
@@ -72,7 +70,7 @@ class Tree:
 
 def escape(word: str) -> str:
     """Return a word as it is written in trees: `-LRB-` and `-RRB-` for round brackets, which would end it."""
-    return word.replace("(", _ESCAPES["("]).replace(")", _ESCAPES[")"])
+    return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
 def words_of(line: str) -> list[str]:
@@ -94,28 +92,6 @@ def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
                 fix = "give a list of words of UTF-8 text without space or NUL"
                 raise UserError(f"line {line}: word {number} is {word!r}: {fix}")
         yield words
-
-
-def unescape(word: str) -> str:
-    r"""Return a word of a tree as it is written in text: `(` for `-LRB-`, `/` for `\/` and so on."""
-    return _UNESCAPES.get(word) or word.replace("\\/", "/").replace("\\*", "*")
-
-
-def tree_text(tree: Tree, indent: str = "") -> str:
-    """Return a tree drawn with lines, a line for each node, without a line break at the end.
-
-    `indent` comes before all lines but the first.
-
-    >>> print(tree_text(Tree("NP", (Tree("DT", word="the"), Tree("NN", word="dog")))))
-    NP
-    ├─ DT the
-    └─ NN dog
-    """
-    lines = [tree.label if tree.word is None else f"{tree.label} {unescape(tree.word)}"]
-    for number, child in enumerate(tree.children, 1):
-        branch, below = ("├─ ", "│  ") if number < len(tree.children) else ("└─ ", "   ")
-        lines.append(indent + branch + tree_text(child, indent + below))
-    return "\n".join(lines)
 
 
 def parse_trees(lines: Iterable[str], where: str, skipped: list[str] | None = None) -> Iterator[Tree]:

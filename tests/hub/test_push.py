@@ -87,24 +87,16 @@ def test_pushing_the_same_again_makes_no_commit(push, hub):
     assert sum(method == "PUT" for method, _, _ in hub.requests) == 1
 
 
-def test_weights_in_several_files_take_the_place_of_one_and_back(push, forked, hub, tmp_path):
+def test_weights_take_the_place_of_those_in_several_files(push, hub):
     push()
-    hub.repositories[REPO].find("main").files["onnx/model.safetensors"] = b"of someone else"
-    hub.repositories[REPO].find("main").files["model.fp16.safetensors"] = b"of someone else"
-    done = push("--max-shard-size", "20KB")
-    shards = weights_of(hub) - {"onnx/model.safetensors", "model.fp16.safetensors"}
-    assert "model.safetensors" not in shards and "model.safetensors.index.json" in shards and len(shards) > 3
-    assert len(weights_of(hub)) == len(shards) + 2
-    assert re.search(r"^ +removed  model.safetensors$", done.out, re.MULTILINE)
-
-    def load_and_save():
-        AutoModelForSeq2SeqLM.from_pretrained(REPO, cache_dir=tmp_path / "cache").save_pretrained(tmp_path / "back")
-
-    loaded = forked.run(load_and_save)
-    assert loaded.status == 0, loaded.err
-    push()
-    assert weights_of(hub) == {"model.safetensors", "onnx/model.safetensors", "model.fp16.safetensors"}
-    assert (tmp_path / "back" / "model.safetensors").read_bytes() == hub.files(REPO)["model.safetensors"]
+    files = hub.repositories[REPO].find("main").files
+    others = {"onnx/model.safetensors", "model.fp16.safetensors"}
+    shards = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"}
+    for name in others | shards:  # the first of someone else, the second of a push of an earlier version
+        files[name] = b"x"
+    done = push("--language", "fr")
+    assert weights_of(hub) == {"model.safetensors"} | others
+    assert set(re.findall(r"^ +removed  (.*)$", done.out, re.MULTILINE)) == shards
 
 
 def test_files_of_a_tokenizer_of_another_kind_go(push, hub):
@@ -188,12 +180,12 @@ def test_the_default_card_of_transformers_makes_way(forked, push, hub, model):
     assert push().err == "" and is_sealed(hub.files(REPO)["README.md"].decode())
 
 
-def test_private_repositories_branches_and_messages(push, hub):
-    push("--private", "--message", "the first")
-    assert hub.repositories[REPO].private and hub.repositories[REPO].find("main").message == "the first"
-    push("--revision", "small-shards", "--max-shard-size", "20KB")
-    assert weights_of(hub) == {"model.safetensors"} and len(weights_of(hub, "small-shards")) > 3
-    assert "nothing was changed" in push("--revision", "small-shards", "--max-shard-size", "20KB").out
+def test_private_repositories_and_branches(push, hub):
+    push("--private")
+    assert hub.repositories[REPO].private
+    push("--revision", "french", "--language", "fr")
+    assert b"- fr" in hub.files(REPO, "french")["README.md"] and b"- fr" not in hub.files(REPO)["README.md"]
+    assert "nothing was changed" in push("--revision", "french", "--language", "fr").out
     push("--private")
     hub.repositories[REPO].private = False
     assert "exists and is public" in push("--private", status=2).err

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import pytest
 import yaml
 from conftest import tiny_model
 from hub_server import Fault, Refusal
-from pushing import REPO, weights_of
+from pushing import REPO
+from safetensors.torch import load_file, save_file
 
 from vaswani_transformer import publish
 from vaswani_transformer.errors import UserError
@@ -62,8 +64,6 @@ def test_a_bad_card_is_refused_before_anything_is_made(push, hub):
         ({"repo_id": "a/b/c"}, "Repo id must be in the form"),
         ({"repo_id": "just-a-name"}, "give owner/name"),
         ({"repo_id": "tester/a--b"}, "Cannot have -- or .. in repo_id"),
-        ({"max_shard_size": "5"}, "Unit '5' not supported"),
-        ({"max_shard_size": "1e999GB"}, "1e999GB: cannot convert"),
         ({"evaluations": ["missing.json"]}, "missing.json: No such file"),
         ({"evaluations": "missing.json"}, "missing.json: No such file"),
     ],
@@ -111,16 +111,18 @@ def test_a_push_that_broke_can_be_repeated(push, hub, model, fault):
     assert len(hub.repositories[REPO].branches["main"]) == 2
 
 
-def test_an_update_that_breaks_leaves_the_old_model_whole(push, hub):
+def test_an_update_that_breaks_leaves_the_old_model_whole(push, hub, model, tmp_path):
     push()
+    other = shutil.copytree(model, tmp_path / "other")
+    weights = {name: -tensor for name, tensor in load_file(model / "model.safetensors").items()}
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
     before = hub.files(REPO)
     hub.faults.append(Fault("PUT", "/lfs/", times=99))
-    push("--max-shard-size", "20KB", status=1)
+    push(folder=other, status=1)
     assert hub.files(REPO) == before
     hub.faults.clear()
-    push("--max-shard-size", "20KB")
-    index = json.loads(hub.files(REPO)["model.safetensors.index.json"])
-    assert set(index["weight_map"].values()) | {"model.safetensors.index.json"} == weights_of(hub)
+    push(folder=other)
+    assert hub.files(REPO)["model.safetensors"] == (other / "model.safetensors").read_bytes()
 
 
 def test_a_commit_whose_answer_was_lost_is_not_made_twice(push, hub):
@@ -144,12 +146,11 @@ def test_an_answer_that_lacks_what_the_client_looks_for(push, hub, monkeypatch):
     assert "push again" in push(status=1).err
 
 
-@pytest.mark.parametrize(("shards", "number"), [(False, signal.SIGINT), (True, signal.SIGINT), (True, signal.SIGTERM)])
-def test_stopping_in_mid_upload(forked, push, hub, model, shards, number, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopping_in_mid_upload(forked, push, hub, model, number, tmp_path):
     stall = threading.Event()
     hub.faults.append(Fault("PUT", "/lfs/", times=99, stall=stall))
-    options = ["--license", "mit", *(["--max-shard-size", "20KB"] if shards else [])]
-    pid = forked.start("push", model, REPO, *options, TMPDIR=str(tmp_path))
+    pid = forked.start("push", model, REPO, "--license", "mit", TMPDIR=str(tmp_path))
     assert hub.reached.wait(60)
     started = time.monotonic()
     os.kill(pid, number)
@@ -160,7 +161,7 @@ def test_stopping_in_mid_upload(forked, push, hub, model, shards, number, tmp_pa
     assert list(tmp_path.iterdir()) == []
     assert len(hub.repositories[REPO].branches["main"]) == 1
     hub.faults.clear()
-    push(*options)
+    push()
     assert len(hub.repositories[REPO].branches["main"]) == 2
 
 

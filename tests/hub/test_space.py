@@ -44,7 +44,7 @@ def write(hub):
     api.create_repo(REPO)
 
     def call(*languages: str, overwrite: bool = False):
-        return push_space(api, REPO, files_of(*languages), overwrite, "message")
+        return push_space(api, REPO, files_of(*languages), overwrite)
 
     return call
 

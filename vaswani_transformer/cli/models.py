@@ -61,12 +61,8 @@ class Push:
     """make the repository private"""
     revision: str = "main"
     """branch, created if it does not exist"""
-    message: str | None = None
-    """message of the commit"""
     token: str | None = None
     """prefer HF_TOKEN, which no list of processes shows"""
-    max_shard_size: str = "5GB"
-    """largest file of weights"""
     space: bool = False
     """also publish a Space of this name, with the page of `vaswani serve`"""
     overwrite_card: Annotated[bool, _CARD] = False

@@ -71,13 +71,11 @@ def publish(
     *,
     private: bool = False,
     revision: str = MAIN,
-    message: str | None = None,
     languages: Sequence[str] = (),
     license: str | None = None,
     datasets: Sequence[str] = (),
     evaluations: Sequence[str | Path] = (),
     overwrite_card: bool = False,
-    max_shard_size: str = "5GB",
     space: bool = False,
     token: str | None = None,
     dry_run: bool = False,
@@ -93,13 +91,11 @@ def publish(
         repo_id: `owner/name`; created if it does not exist.
         private: create it as a private repository.
         revision: the branch to push to; created if it does not exist.
-        message: the commit message.
         languages: ISO 639 codes, source first; by default those that name the columns or files of the recipe.
         license: the Hub's identifier of the weights' licence.
         datasets: names of datasets on the Hub; by default that of the recipe.
         evaluations: files of `vaswani evaluate --json`; all scores on the card come from them.
         overwrite_card: replace a card on the Hub that someone else wrote or edited, and a Space that is there.
-        max_shard_size: of a file of weights, such as `"5GB"` or `"200MB"`.
         space: also put the page of `vaswani serve` for this model into the Space of the same name, in a second commit.
         token: with the right to write; by default that of `hf auth login` or of the variable HF_TOKEN.
         dry_run: prepare and check everything, but send nothing.
@@ -117,8 +113,7 @@ def publish(
         _staging.add(folder)
         staging, api, head, existing = Path(folder), HfApi(token=token), None, None
         model, tokenizer = load_model(model_folder, device="cpu")  # which refuses weights that are not finite
-        with reading(max_shard_size):
-            model.save_pretrained(staging, max_shard_size=max_shard_size)
+        model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
         vocabulary = set().union(*(side_of(tokenizer, side).get_vocab() for side in SIDES))
         results = _read_evaluations(model_folder, evaluations)
@@ -151,10 +146,9 @@ def publish(
                 ModelCard(text).validate(repo_type="model")
                 if space:
                     ModelCard(pages[CARD]).validate(repo_type="space")
-            done = _push(api, done, head, staging, private, message or "Upload model with vaswani push")
+            done = _push(api, done, head, staging, private)
             if space:
-                words = message or "Write Space with vaswani push"
-                done = replace(done, space=push_space(api, repo_id, pages, overwrite_card, words))
+                done = replace(done, space=push_space(api, repo_id, pages, overwrite_card))
             return done
 
 
@@ -212,7 +206,7 @@ def _read_evaluations(model_folder: str | Path, paths: Sequence[str | Path]) -> 
     return results
 
 
-def _push(api: HfApi, plan: Published, head: ModelInfo | None, staging: Path, private: bool, message: str) -> Published:
+def _push(api: HfApi, plan: Published, head: ModelInfo | None, staging: Path, private: bool) -> Published:
     """Create repository and branch if they do not exist, upload the files, and commit them last."""
     repo_id, revision = plan.repo_id, plan.revision
     if head is None:
@@ -230,7 +224,8 @@ def _push(api: HfApi, plan: Published, head: ModelInfo | None, staging: Path, pr
     operations = [CommitOperationDelete(path_in_repo=name) for name in removed]
     operations += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=staging / name) for name in plan.files]
     # `upload_folder` makes several commits of a large folder where hf_xet is installed.
-    commit = api.create_commit(repo_id, operations, commit_message=message, revision=revision, parent_commit=head.sha)
+    options = {"commit_message": "Upload model with vaswani push", "revision": revision, "parent_commit": head.sha}
+    commit = api.create_commit(repo_id, operations, **options)
     info = find_head(api, repo_id, commit.oid)
     sizes = {sibling.rfilename: sibling.size for sibling in info.siblings or []}
     if missing := sorted(name for name, size in plan.files.items() if sizes.get(name) != size):

@@ -101,7 +101,7 @@ def read_file(api: HfApi, head: ModelInfo, name: str) -> str | None:
         return Path(path).read_text(encoding="utf-8", errors="replace")
 
 
-def push_space(api: HfApi, repo_id: str, files: dict[str, str], overwrite: bool, message: str) -> Space:
+def push_space(api: HfApi, repo_id: str, files: dict[str, str], overwrite: bool) -> Space:
     """Put the files of a Space into its repository, in one commit; a new one is private if its model is.
 
     A Space that has its program stays as it is: it fetches the model whenever it starts.
@@ -111,7 +111,6 @@ def push_space(api: HfApi, repo_id: str, files: dict[str, str], overwrite: bool,
         repo_id: `owner/name` of the Space, and of the model.
         files: of `space_files`.
         overwrite: replace the files of one that is there.
-        message: of the commit.
     """
     if (head := find_head(api, repo_id, repo_type="space")) is None:
         private = api.model_info(repo_id).private or None
@@ -122,5 +121,6 @@ def push_space(api: HfApi, repo_id: str, files: dict[str, str], overwrite: bool,
         logger.warning("the Space of this name is there already, so it stays: --overwrite-card")
         return Space(files, page)
     operations = [CommitOperationAdd(name, text.encode()) for name, text in files.items()]
-    commit = api.create_commit(repo_id, operations, commit_message=message, repo_type="space", parent_commit=head.sha)
+    options = {"commit_message": "Write Space with vaswani push", "parent_commit": head.sha}
+    commit = api.create_commit(repo_id, operations, repo_type="space", **options)
     return Space(files, page, commit.oid != head.sha)

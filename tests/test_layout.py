@@ -94,7 +94,7 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4197, "data": 3367, "training": 2531, "importing": 1407, "cli": 1886, "decoding": 1914,
+    "model": 4197, "data": 3127, "training": 2531, "importing": 1407, "cli": 1886, "decoding": 1914,
     "experiments": 745, "serving": 1440, "hub": 822, "export": 941, "parsing": 945, "documents": 1210,
     "attention": 449, "catalogues": 580, "recipes": 442, "evaluation": 343,
 }  # fmt: skip

@@ -163,10 +163,12 @@ def test_what_is_cut_had_gone_round_four_times(model, tokenizer, start, circle, 
 def test_endless_repetition_is_cut_and_said(model, tokenizer, caplog):
     options = {"num_beams": 1, "max_new_tokens": 30}
     translator, text = Translator(model, tokenizer, **options), "The dog sleeps."
-    whole = tokenizer.decode(model.generate(**tokenizer(text, return_tensors="pt"), **options)[0], True)
+    generated = model.generate(**tokenizer(text, return_tensors="pt"), **options)[0, 1:].tolist()
+    whole = tokenizer.decode(generated, True)
     [[found]] = translator.hypotheses([text])
     assert found.repeats and len(found.text) < len(whole) / 2 and whole.startswith(found.text)
-    ids = tokenizer(text_target=[found.text], add_special_tokens=False)["input_ids"]  # no end, which was not written
+    ids = [generated[: found.tokens]]  # no end, which was not written
+    assert tokenizer.decode(ids[0], True) == found.text
     [[scored]] = Translator(model, tokenizer, scores=True, length_penalty=0.5, **options).hypotheses([text])
     [logs] = score_ids(model, tokenizer([text])["input_ids"], ids)
     assert found.tokens == scored.tokens == len(logs) < 10 and scored.log_probability == pytest.approx(sum(logs))

@@ -113,6 +113,7 @@ def trained(tmp_path_factory, tokenizer):
     return folder, export_model(folder, root / "exported").folder
 
 
+@pytest.mark.usefixtures("whole_outputs")
 @pytest.mark.parametrize(
     "options",
     [

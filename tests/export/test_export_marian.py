@@ -28,7 +28,7 @@ MODELS = {
     "the paper's": {},
     "learned positions": {
         "position_encoding": "learned", "activation_function": "silu", "tie_word_embeddings": False,
-        "attention_bias": True, "output_bias": True, "max_position_embeddings": 60, "scale": 1.0,
+        "attention_bias": True, "output_bias": True, "max_position_embeddings": 80, "scale": 1.0,
     },
     "last norms": {
         "position_encoding": "sinusoidal-halves", "position_offset": 2, "activation_function": "gelu",

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ..errors import UserError, reading
-from .options import NOT_EMPTY, REQUIRED, Computing, Path_, within
+from .options import NOT_EMPTY, REQUIRED, SEVERAL, Computing, Path_, exclude, within
 
 _LIMITS, _USERS = Parameter(group="limits"), Parameter(group="users")
 
@@ -17,6 +17,7 @@ def serve(
     *models: Annotated[Path_, REQUIRED],
     host: Annotated[str, NOT_EMPTY] = "127.0.0.1",
     port: Annotated[int, within(0, 65_535)] = 5000,
+    memory: Annotated[tuple[Path_, ...], SEVERAL] = (),
     max_models: Annotated[int | None, within(1, 10**6), _LIMITS] = None,
     max_characters: Annotated[int, within(1, 10**8), _LIMITS] = 50_000,
     queue: Annotated[int, within(1, 10**8), _LIMITS] = 10_000,
@@ -34,6 +35,7 @@ def serve(
             en-de=MODEL
         host: address to listen at (by default this machine only)
         port: port
+        memory: files of earlier translations (TMX, TSV, ...), as of `vaswani translate`, for a server of one model
         max_models: models in memory at once (default: those whose files fit half of it)
         max_characters: characters of a request
         queue: sentences under way at once; beyond it requests are refused with status 503
@@ -47,11 +49,13 @@ def serve(
         from ..serving.server import listen, make_server
     except ModuleNotFoundError as error:
         raise UserError(f"serving needs {error.name}: pip install 'vaswani_transformer[serve]'") from error
+    from ..data.memory import read_memory
     from ..export.engine import load_for_decoding
     from ..serving.models import find_models
     from ..serving.service import Limits
 
     places = find_models(list(models))
+    exclude("several models", len(places) > 1, {"memory": memory})
     app = make_app(
         places,
         partial(load_for_decoding, device=computing.device, precision=computing.precision),
@@ -59,6 +63,7 @@ def serve(
         most_models=max_models,
         tokens_per_batch=computing.tokens_per_batch,
         keys=keys,
+        memory=read_memory(memory, (places[0].source, places[0].target)) if memory else None,
     )
     socket, server = listen(host, port), make_server(app, timeout, root_path)
     name = f"[{host}]" if ":" in host else host

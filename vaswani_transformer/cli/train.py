@@ -37,8 +37,9 @@ def train(
     from ..training.run import train as train_recipe
 
     settings = options.read_recipe(recipe, fields, chooses=True)
-    options.exclude("--target-text", target_text, {"prepared": settings.prepared})
-    options.exclude("--forecast", forecast, {"prepared": settings.prepared, "target_text": target_text})
+    others = {"prepared": settings.prepared, "fuzzy_matches": settings.fuzzy_matches}
+    options.exclude("--target-text", target_text, others)
+    options.exclude("--forecast", forecast, others | {"target_text": target_text})
     if target_text is not None:
         from ..distillation import train_with_target_text
 

@@ -15,7 +15,7 @@ from ..errors import UserError, reading
 from ..files import file_sha256
 from . import options
 from .files import Work, check_work, do_lines, open_output, scan_files, settings_of, timed, write_result
-from .options import AnyModel, Path_, Sampling, Search, Together, group, within
+from .options import SEVERAL, AnyModel, Path_, Sampling, Search, Together, group, within
 
 
 @group("input")
@@ -29,6 +29,8 @@ class Files:
     """how the translation of each line of --input has to begin"""
     glossary: Path_ | None = None
     """terms that translations must have: lines of SOURCE TAB TARGET, or of a word that is not translated"""
+    memory: Annotated[tuple[Path_, ...], SEVERAL] = ()
+    """earlier translations (TMX, TSV, ...): of the same source as they are, of a near one shown to a model for it"""
     max_source_tokens: Annotated[int | None, within(2, 10**6)] = None
     """a line of more tokens is too long"""
     long_lines: Literal["split", "refuse"] = "split"
@@ -86,7 +88,8 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
     of_lines = {name: getattr(written, name) for name in ("nbest", "scores", "confidence", "alignments")}
     of_lines |= {"resume": work.resume, "workers": work.has_workers, "prefix": files.prefix, "SENTENCE": sentences}
     options.exclude(f"--format {written.format}", written.format in FORMATS, of_lines)
-    check_work({"input": files.input, "prefix": files.prefix, "glossary": files.glossary}, work)
+    memory = {f"memory {number}": path for number, path in enumerate(files.memory, 1)}
+    check_work({"input": files.input, "prefix": files.prefix, "glossary": files.glossary} | memory, work)
     if written.format in FORMATS:
         _translate_document(model, request)
     else:
@@ -97,7 +100,7 @@ def _translate_lines(model: str, sentences: tuple[str, ...], request: Request) -
     """Translate sentences, a file or standard input, in this process or by workers."""
     files, work = request.files, request.work
     read = {"input": files.input, "prefix": files.prefix}
-    scans = scan_files(read, files.glossary)
+    scans = scan_files(read, files.glossary, *files.memory)
     # Loaded here too where workers are elsewhere: what is wrong with model or options is known at once.
     computing = replace(request.computing, device="cpu", precision=None) if work.has_workers else request.computing
     worker = load(model, replace(request, computing=computing))
@@ -106,9 +109,10 @@ def _translate_lines(model: str, sentences: tuple[str, ...], request: Request) -
 
     def settings() -> dict[str, Any]:
         glossary = files.glossary and file_sha256(files.glossary)
+        memory = {"memory": " ".join(map(file_sha256, files.memory))} if files.memory else {}
         groups = request.computing, request.written, request.search, request.sampling
         limits = {"window": work.window, "max_source_tokens": files.max_source_tokens}
-        return settings_of(model, *groups, **limits, glossary=glossary)
+        return settings_of(model, *groups, **limits, glossary=glossary, **memory)
 
     lines_per_record = 1 if request.written.format == "json" else request.written.nbest or 1
     with open_output(work, scans, settings, lines_per_record, drawn) as output:
@@ -140,7 +144,7 @@ def _translate_document(model: str, request: Request) -> None:
 
     with reading(files.input or "standard input"):
         data = Path(files.input).read_bytes() if files.input is not None else sys.stdin.buffer.read()
-    result = translate_document(data, written.format, translate, align, _language(model, request))
+    result = translate_document(data, written.format, translate, align, _languages(model, request)[0])
     if output is not None:
         write_result(output, result)
     else:
@@ -148,15 +152,17 @@ def _translate_document(model: str, request: Request) -> None:
         sys.stdout.buffer.flush()
 
 
-def _language(folder: str, request: Request) -> str:
-    """Return the language of a model's sources, as given, or as its recipe or the import names it; else English."""
+def _languages(folder: str, request: Request) -> list[str]:
+    """Return a model's languages, that of its sources first: as given, or as recipe or import has them, or English."""
     from ..hub.card_facts import known_languages
 
-    return request.written.source_language or [*known_languages(folder), "en"][0]
+    known = known_languages(folder) or ["en"]
+    return [request.written.source_language or known[0], *known[1:]]
 
 
 def load(folder: str, request: Request):
     """Return the model of the options and all that is done with it, a `FileTranslator`; workers call this too."""
+    from ..data.memory import read_memory
     from ..decoding.file_translator import FileTranslator, Layout
     from ..decoding.glossary import read_glossary
     from ..decoding.scoring import word_confidences
@@ -165,6 +171,7 @@ def load(folder: str, request: Request):
     files, written = request.files, request.written
     needs = {"sample": request.sampling.sample, "alignments": written.alignments}
     glossary = None if files.glossary is None else read_glossary(files.glossary)
+    memory = read_memory(files.memory, _languages(folder, request)) if files.memory else None
     model, tokenizer = request.computing.load(folder, **needs, glossary=files.glossary, prefix=files.prefix)
     settings = options.generate_options(model, request.search, request.sampling, written.nbest)
     seed = request.sampling.seed
@@ -180,8 +187,9 @@ def load(folder: str, request: Request):
         split_long=files.long_lines == "split" and not is_whole,
         scores=written.scores or written.nbest is not None,
         glossary=glossary,
+        memory=memory,
         seed=seed,
-        source_language=_language(folder, request),
+        source_language=_languages(folder, request)[0],
         target_language=written.target_language,
         **settings,
     )

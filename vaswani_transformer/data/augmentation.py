@@ -15,6 +15,7 @@ import numpy as np
 import regex
 
 from ..model.language_codes_vaswani import typed_code
+from .memory import Memory
 from .tokenization import SIDES, side_of
 
 ROOM = 1.15  # most tokens of a batch of changed pairs, as a share of the limit that it was made for
@@ -87,10 +88,11 @@ CHANGES = {
 
 
 def changed(kind: str, source: str, target: str, random: Random) -> tuple[str, str]:
-    """Return a pair changed in one way; the code of a target language before the source stays."""
-    code, source = typed_code(source)
+    """Return a pair changed in one way; the code of a target language before its source and a match behind it stay."""
+    (code, source), tag = typed_code(source), f" {Memory.TAG} "
+    source, *match = source.split(tag)
     source, target = CHANGES[kind](source, target, random)
-    return code + source, target
+    return code + tag.join([source, *match]), target
 
 
 def choose_change(shares: Mapping[str, float], seed: int, number: int) -> Callable[[str, str], tuple[str, str]] | None:

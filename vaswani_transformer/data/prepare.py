@@ -41,7 +41,7 @@ from .prepared import (
     open_prepared,
     shard_name,
 )
-from .recipe_data import data_sources, new_tokenizer
+from .recipe_data import data_sources, load_training_pairs, new_tokenizer
 from .text_files import check_on_disk, file_stamp
 from .tokenization import load_tokenizer, tokenizer_sha256, vocabulary_sizes
 from .tokenized_pairs import KEPT, FilterCounts, pair_encoder
@@ -104,9 +104,11 @@ def prepare(
         if validation is None:
             held_out = held_out_rows(len(text), recipe.validation_size, recipe.seed)
         texts = {TRAIN: text, VALIDATION: validation.load() if validation else text.select(held_out)}
+        if recipe.fuzzy_matches:
+            texts, held_out = dict(zip(PARTS, load_training_pairs(recipe), strict=True)), held_out[:0]
         shards = [shard_name(part, number) for part in texts for number in range(-(-len(texts[part]) // CHUNK))]
         if not (folder / UNFINISHED).exists():
-            _start(folder, recipe, settings, text, held_out, shards)
+            _start(folder, recipe, settings, texts[TRAIN], held_out, shards)
         make = functools.partial(_ShardWriter, folder.absolute(), texts, held_out, settings["recipe"], CHUNK)
         workers = workers or default_workers(len(text) // _WORTH_A_WORKER)
         results = list(run_tasks(make, range(len(shards)), workers, engine, "preparing" if progress else None))
@@ -117,6 +119,7 @@ def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) 
     """Return what decides the content: a preparation is resumed with the same only."""
     fields = {name: getattr(recipe, name) for name in (*LIMIT_FIELDS, *DATA_FIELDS)}
     fields |= {name: None if recipe.tokenizer_folder else getattr(recipe, name) for name in TOKENIZER_FIELDS}
+    fields |= {"fuzzy_matches": True} if recipe.fuzzy_matches else {}  # which earlier preparations do not name
     files = list(train.files)
     if validation is None or recipe.tokenizer_folder is None:
         fields["seed"] = recipe.seed  # chooses what is held out, and the tokenizer's sample

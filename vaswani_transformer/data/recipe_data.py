@@ -2,7 +2,8 @@
 
 import glob
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import numpy as np
 from ..files import is_local
 from ..recipes.recipe import Recipe, augmentation_shares
 from .augmentation import choose_change
-from .parallel_text import PairSource, held_out_rows, pair_source, pairs_of
+from .memory import Memory
+from .parallel_text import CACHE_VERSION, PairSource, cache_file, held_out_rows, pair_source, pairs_of
 from .text_files import home_path
-from .tokenization import train_tokenizer
+from .tokenization import SIDES, train_tokenizer
 
 TOKENIZER_PAIRS = 1_000_000  # that a tokenizer is trained on at most; more change next to nothing
 
@@ -68,13 +70,29 @@ def data_sources(recipe: Recipe, one_text: bool = False) -> tuple[PairSource, Pa
 
 
 def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Dataset]:
-    """Load training and validation text; without validation data some training pairs are held out."""
+    """Load training text, with matches if any, and validation text; without the latter some pairs are held out."""
     train_source, validation_source = data_sources(recipe)
     train = train_source.load()
     if validation_source is not None:
-        return train, validation_source.load()
-    held_out = held_out_rows(len(train), recipe.validation_size, recipe.seed)
-    return train.select(np.delete(np.arange(len(train)), held_out)), train.select(held_out)
+        validation = validation_source.load()
+    else:
+        held_out = held_out_rows(len(train), recipe.validation_size, recipe.seed)
+        validation, train = train.select(held_out), train.select(np.delete(np.arange(len(train)), held_out))
+    return _with_matches(train) if recipe.fuzzy_matches else train, validation
+
+
+def _with_matches(train: datasets.Dataset) -> datasets.Dataset:
+    """Return the pairs, and those with a near other one again, with the target of the nearest behind their source."""
+    memory = cache(lambda: Memory(pairs_of(train)))  # made where the result is not in the cache
+
+    def add(batch: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        pairs = list(zip(batch["source"], batch["target"], strict=True))
+        matches = zip(pairs, memory().near(batch["source"], others=True), strict=True)
+        pairs += [(f"{source} {memory().TAG} {match[0][2]}", target) for (source, target), match in matches if match]
+        return {side: [pair[number] for pair in pairs] for number, side in enumerate(SIDES)}
+
+    key = f"{train._fingerprint}-matches-{CACHE_VERSION}"
+    return train.map(add, batched=True, new_fingerprint=key, cache_file_name=cache_file(key), desc="finding matches")
 
 
 def sample_rows(number: int, seed: int) -> np.ndarray:

@@ -30,7 +30,7 @@ class Layout:
         lines = []
         for each in hypotheses:
             fields = [str(number)] if self.numbered else []
-            fields += [f"{each.score:.6f}"] if self.scores or self.numbered else []
+            fields += ["nan" if each.score is None else f"{each.score:.6f}"] if self.scores or self.numbered else []
             fields += [] if each.words is None else [f"{mean_confidence(each.words):.3f}"]
             fields += [each.text] if each.alignment is None else [each.text, each.alignment]
             lines.append("\t".join(part.replace("\t", " ") if len(fields) > 1 else part for part in fields) + "\n")

@@ -4,6 +4,7 @@ Nothing here imports torch: the search is `search.py` for a model, and the expor
 """
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from .glossary import Glossary, Progress, Terms, Tokens, term_forms
 from .scoring import check_length, length_rule, positions, score_ids
 from .streaming import WINDOW_LINES, Window, in_windows, split_line
 
+logger = logging.getLogger(__name__)
 _ROUNDS = 4  # times that an output has to end with the same tokens to be cut; a text may repeat a word twice
 
 
@@ -44,6 +46,7 @@ class Piece:
     ids: list[int]  # tokens of the source, `</s>` included
     prefix: list[int] = field(default_factory=list)  # tokens that the translation has to begin with
     terms: Terms | None = None  # what it has to have by a glossary
+    known: str | None = None  # its translation by a memory: nothing is to be searched
 
 
 @dataclass
@@ -75,6 +78,7 @@ class Translator:
         split_long: split a longer line into sentences, clauses or words and join their translations; else refuse it.
         scores: also compute scores, by one more pass through the decoder for each translation.
         glossary: terms that translations have to have wherever their sources have them.
+        memory: exact matches are taken, without scores, near ones shown to a model trained with `fuzzy_matches`.
         seed: for sampling: each window starts from a random state made of the seed and the window's number; torch's
             own is left as it was.
         source_language: code of the sources' language, for the splitting of long lines.
@@ -93,6 +97,7 @@ class Translator:
         split_long: bool = False,
         scores: bool = False,
         glossary: Glossary | None = None,
+        memory: "Memory | None" = None,  # noqa: F821 (which takes time to import)
         seed: int | None = None,
         source_language: str = "en",
         target_language: str | None = None,
@@ -100,8 +105,10 @@ class Translator:
     ):
         self.model, self.tokenizer, self.tokens_per_batch = model, tokenizer, tokens_per_batch
         self.max_source_tokens, self.split_long, self.scores, self.seed = max_source_tokens, split_long, scores, seed
-        self.glossary, self.source_language = glossary, source_language
+        self.glossary, self.memory, self.source_language = glossary, memory, source_language
         self.generate_options = {name: value for name, value in generate_options.items() if value is not None}
+        if memory is not None and not self.setting("fuzzy_matches"):
+            logger.warning("only exact matches of the memory are used: the model was trained without --fuzzy-matches")
         # `prepare` may run in another thread than decoding, and tokenizers are not made for two at once.
         self._own_tokenizer = copy.deepcopy(tokenizer)
         with reading("the target language"):
@@ -128,6 +135,9 @@ class Translator:
             try:
                 with reading(f"line {number}"):
                     self.codes.split(source)
+                if self.memory and not pairs[line][1].strip() and (known := self.memory.exact(source)):
+                    pieces.append(Piece(line, source_ids, known=known))
+                    continue
                 parts = self._within_limits(number, source, source_ids)
                 prefix = self._prefix_ids(number, pairs[line][1], len(parts[0]))
                 terms = self._terms(number, source, parts, glossary, encode) if glossary else [None] * len(parts)
@@ -136,6 +146,8 @@ class Translator:
                 break
             if len(parts) > 1:
                 split.append(number)
+            elif self.memory and self.setting("fuzzy_matches"):
+                parts = [self._with_match(source, source_ids)]
             prefixes = [prefix, *([] for _ in parts[1:])]
             pieces += [Piece(line, *part) for part in zip(parts, prefixes, terms, strict=True)]
         return PreparedWindow(window, pieces, split)
@@ -152,6 +164,13 @@ class Translator:
         count = lambda part: len(self._own_tokenizer(code + part)["input_ids"])  # noqa: E731
         parts = split_line(text, limit, count, self.source_language)
         return self._own_tokenizer([code + part for part in parts])["input_ids"]
+
+    def _with_match(self, source: str, ids: list[int]) -> list[int]:
+        """Return the tokens of a source and of its nearest match's target; its own, if there is none or no room."""
+        [matches] = self.memory.near([source])
+        texts = [self.codes.coded(f"{source} {self.memory.TAG} {target}") for _, _, target in matches]
+        [joined] = self._own_tokenizer(texts)["input_ids"] if texts else [ids]
+        return joined if len(joined) <= min(positions(self.model.config), self.max_source_tokens or math.inf) else ids
 
     def _prefix_ids(self, number: int, text: str, source_length: int) -> list[int]:
         """Return the tokens of the prefix of line `number`."""
@@ -234,7 +253,7 @@ class Translator:
 
     def translate_prepared(self, prepared: PreparedWindow, progress: Any = None) -> list[list[Hypothesis]]:
         """Return the hypotheses of each line of a window, best first; of a blank line they are empty."""
-        pieces, lines = prepared.pieces, [[] for _ in prepared.window.lines]
+        pieces, lines = [each for each in prepared.pieces if each.known is None], [[] for _ in prepared.window.lines]
         last_pieces = set({piece.line: index for index, piece in enumerate(pieces)}.values())  # of each line
         progress = progress if progress is not None else tqdm(disable=True)
         progress.update(len(lines) - len(last_pieces))
@@ -248,9 +267,10 @@ class Translator:
         for number, ids in searched:
             outputs[number] = ids
             progress.update(number in last_pieces)
-        hypotheses = self.as_hypotheses(pieces, [outputs[number] for number in range(len(pieces))])
-        for piece, ranked in zip(pieces, hypotheses, strict=True):
-            lines[piece.line].append(ranked)
+        hypotheses = iter(self.as_hypotheses(pieces, [outputs[number] for number in range(len(pieces))]))
+        for piece in prepared.pieces:
+            same = [Hypothesis(piece.known)] * self.setting("num_return_sequences", 1)
+            lines[piece.line].append(next(hypotheses) if piece.known is None else same)
         return [self._joined(parts) for parts in lines]
 
     def _joined(self, parts: list[list[Hypothesis]]) -> list[Hypothesis]:
@@ -264,7 +284,7 @@ class Translator:
             text = join_translations(" ".join(part.text.splitlines()) for part in ranked)
             repeats = any(part.repeats for part in ranked)
             whole = Hypothesis(text, sum(part.tokens for part in ranked), repeats=repeats)
-            if self.scores:
+            if self.scores and ranked[0].log_probability is not None:
                 whole = self._scored(whole, math.fsum(part.log_probability for part in ranked))
             joined.append(whole)
         return joined

@@ -67,6 +67,7 @@ class Recipe:
     target_column: str = _option("target", "column of the targets (of TSV a number too), its key or language: de", DATA)
     max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
     max_length_ratio: float = _option(3.0, "drop pairs with one side over this many times as long; 0: no limit", DATA)
+    fuzzy_matches: bool = _option(False, "also show sources beside the translation of their nearest neighbour", DATA)
     augmentation: str | None = _option(None, "change a share of the pairs: default, or upper:0.05,typos:0.1", DATA)
 
     tokenizer: str | None = _option(None, "folder of a trained tokenizer; none: train one on the data", TOKENIZER)

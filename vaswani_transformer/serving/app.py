@@ -36,6 +36,7 @@ def make_app(
     most_models: int | None = None,
     tokens_per_batch: int = 2048,
     keys: Collection[str] = (),
+    memory: Any = None,
 ) -> FastAPI:
     """Return the application, which an ASGI server runs once.
 
@@ -45,12 +46,13 @@ def make_app(
         limits: what is taken.
         most_models: as of `Models`.
         tokens_per_batch: as of `Engine`.
+        memory: as of `Translator`, for each model.
         keys: API keys, one of which a translation needs; none for no need.
     """
 
     def start(model: ServedModel) -> Engine:
         more = {"needs": [model.needs]} if model.needs else {}
-        return Engine(*load(model.folder, **more), tokens_per_batch, metrics.batches.labels(model.name).observe)
+        return Engine(*load(model.folder, **more), tokens_per_batch, metrics.batches.labels(model.name).observe, memory)
 
     models = Models(served, start, most_models)
 

@@ -181,12 +181,13 @@ class Engine:
         tokenizer: its tokenizer.
         tokens_per_batch: source tokens searched at once with 4 beams, padding counted; with more beams fewer.
         note_batch: is called with the number of sentences of each step of a search, and of each batch.
+        memory: as of `Translator`.
     """
 
-    def __init__(self, model, tokenizer, tokens_per_batch: int = 2048, note_batch: Callable = lambda size: None):
+    def __init__(self, model, tokenizer, tokens_per_batch=2048, note_batch: Callable = lambda size: None, memory=None):
         self.model, self.tokenizer, self.note_batch = model, tokenizer, note_batch
         self.pending = 0  # sentences that have come and are not done
-        self.translator = Translator(model, tokenizer, tokens_per_batch, max_source_tokens=LONGEST)
+        self.translator = Translator(model, tokenizer, tokens_per_batch, max_source_tokens=LONGEST, memory=memory)
         self._longest = min(LONGEST, positions(model.config))
         self._room, self.is_ours = tokens_per_batch * _BEAMS, hasattr(model, "open_search")
         self._groups: dict[_Key, _Group] = {}
@@ -299,6 +300,9 @@ class Engine:
         """Divide a ticket among the searches."""
         shares: dict[_Key, _Share] = {}
         for number, piece in enumerate(ticket.pieces):
+            if piece.known is not None:
+                ticket.deliver((number, [Hypothesis(piece.known)]))
+                continue
             lengths = sum(len(piece.ids) > limit for limit in _LENGTHS)
             options = ticket.options
             if piece.terms:  # whose search needs more beams

@@ -48,7 +48,7 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     check_tokenizer_matches(tokenizer, config)
     set_seed(recipe.seed)
     model = VaswaniForConditionalGeneration(config)
-    _set_search(model, SEARCH | _search_of(recipe))
+    _set_search(model, recipe, **SEARCH)
     return with_attention(model, recipe)
 
 
@@ -73,7 +73,7 @@ def model_of_folder(recipe: Recipe, folder: str | Path, weights: bool = True) ->
     if weights:
         model.load_state_dict(source.state_dict())
     model.generation_config = source.generation_config
-    _set_search(model, _search_of(recipe))
+    _set_search(model, recipe)
     if recipe.lora_rank is not None:
         add_adapters(model, recipe)
     elif config.decoder_start_token_id == config.pad_token_id:
@@ -102,15 +102,14 @@ def read_model_of(folder: str | Path) -> VaswaniForConditionalGeneration:
     return model
 
 
-def _search_of(recipe: Recipe) -> dict[str, Any]:
-    """Return what the recipe sets of a search, without what is chosen after the training."""
-    return {name: value for name in SEARCH if (value := getattr(recipe, name)) not in (None, AUTO)}
-
-
-def _set_search(model: VaswaniForConditionalGeneration, settings: dict[str, Any]) -> None:
-    model.generation_config.update(**settings)
-    if model.generation_config.num_beams in (None, 1):
-        model.generation_config.length_penalty = None  # or it would not let itself be saved
+def _set_search(model: VaswaniForConditionalGeneration, recipe: Recipe, **settings: Any) -> None:
+    """Set what the recipe sets of a search, and these where it sets nothing; what is chosen after training stays."""
+    config, given = model.generation_config, {name: getattr(recipe, name) for name in SEARCH}
+    config.update(**settings | {name: value for name, value in given.items() if value not in (None, AUTO)})
+    if config.num_beams in (None, 1):
+        config.length_penalty = None  # or it would not let itself be saved
+    if recipe.fuzzy_matches:
+        config.fuzzy_matches = True  # by which a translator knows that it may show them
 
 
 def add_adapters(model: VaswaniForConditionalGeneration, recipe: Recipe) -> None:

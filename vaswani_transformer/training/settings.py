@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..data.prepared import open_prepared
-from ..data.recipe_data import data_sources, new_tokenizer
+from ..data.recipe_data import data_sources, load_training_pairs, new_tokenizer
 from ..data.tokenization import load_tokenizer
 from ..data.tokenized_pairs import pair_lengths, tokenize_pairs
 from ..data.words import words_of
@@ -128,6 +128,9 @@ class _Choice:
         size = f"{len(text):,} pairs of {words / 2 / len(text):.1f} words"
         self.choose("vocab_size", vocabulary_size(words), f"{size}: each entry has to be seen often")
         recipe, folder = self.recipe, self.recipe.tokenizer_folder
+        if recipe.fuzzy_matches:
+            text = load_training_pairs(recipe)[0]
+            sample = text.select(np.linspace(0, len(text) - 1, min(len(text), _SAMPLE)).astype(int))
         tokenizer = new_tokenizer(recipe, sample) if folder is None else load_tokenizer(folder)
         limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
         kept, _ = tokenize_pairs(sample, tokenizer, **limits, description="counting tokens")

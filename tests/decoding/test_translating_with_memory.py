@@ -1,0 +1,105 @@
+"""Translating with a memory: exact matches as they are, near ones shown to a model that was trained so."""
+
+import asyncio
+import json
+
+import pytest
+import translating
+from model_folders import PAIRS
+from translating import OPTIONS, run
+
+from vaswani_transformer import Translator, load_model
+from vaswani_transformer.data.memory import Memory
+
+fails, model, source = translating.fails, translating.model, translating.source
+MEMORY = [("A dog.", "Es ist\tein Hund."), ("the small red house over there", "das kleine rote Haus dort")]
+NEAR, NEW, SHORT = "the small red house over here", PAIRS[0][0], {"num_beams": 2, "max_new_tokens": 6}
+SHOWN = f"{NEAR} <TM> {MEMORY[1][1]}"
+
+
+@pytest.fixture
+def loaded(model):
+    """A model that is marked as trained with matches, and its tokenizer."""
+    loaded, tokenizer = load_model(model, "cpu")
+    loaded.generation_config.fuzzy_matches = True
+    return loaded, tokenizer
+
+
+def test_an_exact_match_is_taken_and_a_near_one_is_shown(loaded):
+    lines = [NEW, " A  dog. ", "", NEAR, ("A dog.", "Ein"), NEW]
+    translator = Translator(*loaded, memory=Memory(MEMORY), scores=True, num_return_sequences=2, **SHORT)
+    plain = Translator(*loaded, scores=True, num_return_sequences=2, **SHORT)
+    answers, expected = list(translator.hypotheses(lines, 4)), texts_of(plain.hypotheses(lines, 4))
+    assert [(each.text, each.score) for each in answers[1]] == [(MEMORY[0][1], None)] * 2
+    answers = texts_of(answers)
+    assert answers[3:4] == texts_of(plain.hypotheses([SHOWN])) != expected[3:4]
+    assert answers[4:5] == texts_of(plain.hypotheses([("A dog. <TM> " + MEMORY[0][1], "Ein")]))
+    assert [answers[row] for row in (0, 2, 5)] == [expected[row] for row in (0, 2, 5)]
+
+
+def texts_of(answers) -> list[list[str]]:
+    """Without scores, whose last digits depend on the batch."""
+    return [[each.text for each in ranked] for ranked in answers]
+
+
+def test_a_match_for_which_there_is_no_room_is_not_shown(loaded):
+    tokens = len(loaded[1](SHOWN)["input_ids"])
+    for most, line in ((tokens, SHOWN), (tokens - 1, NEAR)):
+        translator = Translator(*loaded, memory=Memory(MEMORY), max_source_tokens=most, **SHORT)
+        assert list(translator.translate([NEAR])) == list(Translator(*loaded, **SHORT).translate([line]))
+
+
+def test_the_server_answers_with_what_it_knows(loaded, model, fails):
+    pytest.importorskip("fastapi")
+    from vaswani_transformer.serving.engine import Engine
+
+    async def ask(engine):
+        pieces = engine.tokenize([(line, "") for line in ("A dog.", NEAR, NEW)])
+        return [each async for each in engine.translate(pieces, tuple(SHORT.items()))]
+
+    engine = Engine(*loaded, memory=Memory(MEMORY))
+    answers = {number: ranked[0].text for number, ranked in asyncio.run(ask(engine))}
+    engine.close()
+    translator = Translator(*loaded, memory=Memory(MEMORY), **SHORT)
+    assert answers == dict(enumerate(translator.translate(["A dog.", NEAR, NEW])))
+    line = fails("serve", f"en-de={model}", f"de-en={model}", "--memory", "memory.tsv")
+    assert "several models and --memory cannot be combined" in line
+
+
+def test_the_command_takes_exact_matches_of_a_model_that_knows_no_others(model, tmp_path, capsys, caplog):
+    (tmp_path / "memory.tsv").write_text("A dog.\tEs ist ein Hund.\nthe small red house over there\tdas Haus\n")
+    (tmp_path / "in").write_text(f"A dog.\n{NEAR}\n")
+    command = ["translate", model, "--input", tmp_path / "in", *OPTIONS]
+    assert run(*command) == 0
+    plain = capsys.readouterr().out.splitlines()
+    command += ["--memory", tmp_path / "memory.tsv"]
+    assert run(*command) == 0
+    assert capsys.readouterr().out.splitlines() == ["Es ist ein Hund.", plain[1]]
+    assert caplog.text.count("only exact matches of the memory are used") == 1
+    assert run(*command, "--nbest", "2", "--confidence") == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == ["1", "1", "2", "2"] and {row[1] for row in rows[:2]} == {"nan"}
+    assert run(*command, "--format", "json", "--scores") == 0
+    [first, _] = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["hypotheses"] == [{"text": "Es ist ein Hund.", "tokens": 0}]
+    (tmp_path / "in.html").write_text("<p>A <b>dog</b>.</p>")
+    assert run("translate", model, "--format", "html", "--input", tmp_path / "in.html", *command[-2:]) == 0
+    assert "Hund" in capsys.readouterr().out
+
+
+def test_a_memory_is_a_file_that_an_output_depends_on(model, tmp_path, fails):
+    memory, output = tmp_path / "memory.tsv", tmp_path / "out"
+    memory.write_text("A dog.\tEin Hund.\n")
+    (tmp_path / "in").write_text("A dog.\n")
+    command = ["translate", model, "--input", tmp_path / "in", "--output", output, "--memory", memory]
+    assert "out is the same file as --memory" in fails(*command, output)
+    assert "none.tsv" in fails("translate", model, "a", "--memory", tmp_path / "none.tsv")
+    memory.write_text("A dog.\n")
+    assert f"{memory}, line 1" in fails("translate", model, "a", "--memory", memory)
+    memory.write_text("A dog.\tEin Hund.\n")
+    assert run(*command) == 0 and output.read_text() == "Ein Hund.\n"
+    (tmp_path / "in").write_text("A dog.\n" + "a cat " * 20)
+    command += ["--window", "1", "--max-source-tokens", "9", "--long-lines", "refuse"]
+    assert "line 2 has" in fails(*command) and output.read_text() == "Ein Hund.\n"
+    memory.write_text("A dog.\tDer Hund.\n")
+    assert "cannot be resumed: --memory was" in fails(*command, "--resume")

@@ -19,57 +19,52 @@ def members(**changes):
 
 
 @torch.no_grad()
-def common_log_probs(models, combine: str, source: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def common_log_probs(models, source: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Log-probabilities `(rows, length, vocab_size)` of the next token by the definition, in double precision."""
     sources = source.expand(len(targets), -1)
     each = [
         model(sources, decoder_input_ids=targets, use_cache=False).logits.double().softmax(dim=-1) for model in models
     ]
-    if combine == "probabilities":
-        return (sum(each) / len(each)).log()
-    product = torch.stack(each).log().mean(dim=0).exp()
-    return (product / product.sum(dim=-1, keepdim=True)).log()
+    return (sum(each) / len(each)).log()
 
 
-@pytest.mark.parametrize("combine", ["probabilities", "log_probabilities"])
-def test_one_member_samples_as_the_model(combine):
+def test_one_member_samples_as_the_model():
     model = tiny_model(scale=1.5, dtype=torch.float64)
     input_ids, attention_mask = padded_batch((7, 4, 2))
     results = []
-    for each in (model, Ensemble([model], combine)):
+    for each in (model, Ensemble([model])):
         torch.manual_seed(0)
         options = {"do_sample": True, "top_k": 5, "max_extra_tokens": 8}
         results.append(each.generate(input_ids, attention_mask=attention_mask, **options))
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("combine", ["probabilities", "log_probabilities"])
 class TestSeveralMembers:
-    def test_logits_are_the_common_distribution(self, combine):
+    def test_logits_are_the_common_distribution(self):
         models, source = members(), random_ids(5)
         targets = torch.cat((torch.full((3, 1), START), random_ids(3, 6, seed=1)), dim=1)
-        logits = Ensemble(models, combine)(source.expand(3, -1), decoder_input_ids=targets).logits
-        expected = common_log_probs(models, combine, source, targets)
+        logits = Ensemble(models)(source.expand(3, -1), decoder_input_ids=targets).logits
+        expected = common_log_probs(models, source, targets)
         torch.testing.assert_close(logits.double().log_softmax(dim=-1), expected, rtol=1e-5, atol=1e-5)
 
-    def test_greedy_takes_the_likeliest_of_the_common_distribution(self, combine):
+    def test_greedy_takes_the_likeliest_of_the_common_distribution(self):
         models = members()
         input_ids, attention_mask = padded_batch((6, 3))
-        outputs = Ensemble(models, combine).generate(input_ids, attention_mask=attention_mask, max_new_tokens=10)
+        outputs = Ensemble(models).generate(input_ids, attention_mask=attention_mask, max_new_tokens=10)
         for row, length in enumerate((6, 3)):
             expected = [START]
             while len(expected) < 11 and expected[-1] != END:
-                log_probs = common_log_probs(models, combine, input_ids[row, :length], torch.tensor([expected]))
+                log_probs = common_log_probs(models, input_ids[row, :length], torch.tensor([expected]))
                 expected.append(int(log_probs[0, -1].argmax()))
             assert without_padding(outputs[row]) == expected
 
     @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
-    def test_beams_find_the_best_of_all_outputs(self, combine, alpha):
+    def test_beams_find_the_best_of_all_outputs(self, alpha):
         limit, models = 3, [peaked_model(0), peaked_model(3)]
         source = random_ids(4, vocab_size=VOCABULARY)
         prefixes = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * (limit - 1))
         inputs = torch.cat((torch.full((len(prefixes), 1), START), prefixes), dim=1)
-        rows = common_log_probs(models, combine, source, inputs).tolist()
+        rows = common_log_probs(models, source, inputs).tolist()
         log_probs = dict(zip(map(tuple, prefixes.tolist()), rows, strict=True))
 
         def score(output):
@@ -78,13 +73,13 @@ class TestSeveralMembers:
 
         best = exhaustive_search(score, VOCABULARY, END, limit)[:4]
         options = {"num_beams": 36, "num_return_sequences": 4, "length_penalty": alpha, "max_new_tokens": limit}
-        outputs = Ensemble(models, combine).generate(source[None], **options, **WITH_SCORES)
+        outputs = Ensemble(models).generate(source[None], **options, **WITH_SCORES)
         found = [tuple(without_padding(row[: limit + 1])[1:]) for row in outputs.sequences]
         assert found == [output for _, output in best]
         assert outputs.sequences_scores.tolist() == pytest.approx([score for score, _ in best], rel=1e-4)
 
-    def test_a_batch_equals_its_rows_alone_whatever_the_cache(self, combine):
-        ensemble = Ensemble(members(dtype=torch.float64), combine)
+    def test_a_batch_equals_its_rows_alone_whatever_the_cache(self):
+        ensemble = Ensemble(members(dtype=torch.float64))
         input_ids, attention_mask = padded_batch((7, 4, 2))
         options = {"num_beams": 3, "length_penalty": 0.6, "max_extra_tokens": 5}
         for cache in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
@@ -148,7 +143,7 @@ class TestFromFolders:
             ids = tokenizer(target, return_tensors="pt")["input_ids"]
             inputs = ensemble.prepare_decoder_input_ids_from_labels(ids)
             source_ids = tokenizer(source, return_tensors="pt")["input_ids"][0]
-            log_probs = common_log_probs(ensemble.members, "probabilities", source_ids, inputs)
+            log_probs = common_log_probs(ensemble.members, source_ids, inputs)
             assert count == ids.shape[1]
             assert loss == pytest.approx(-float(log_probs[0].gather(1, ids[0, :, None]).sum()), rel=1e-4)
 

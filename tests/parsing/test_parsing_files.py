@@ -165,17 +165,10 @@ def test_trees_over_other_words_are_not_well_formed(wordy_model):
 
 
 @pytest.mark.usefixtures("without_training")
-def test_bad_trees_are_left_out_where_asked_and_counted(model, trees, run, tmp_path, caplog):
+def test_bad_trees_are_named_by_file_and_line(model, trees, run, tmp_path):
     bad, dev = tmp_path / "bad.trees", (trees / "dev.trees").read_text()
     bad.write_text(dev + "(ROOT (S (NN a)\n(ROOT (X (NN)))\n")
     assert "bad.trees, line 9" in run("evaluate", model, "--trees", bad, status=2).err
-    out = run("evaluate", model, "--trees", bad, "--skip-bad").out
-    assert "8 sentences parsed" in out and "2 bad tree(s) left out, the first: " in caplog.text
-    command = training(trees, tmp_path / "run", "--trees", bad)
-    assert "bad.trees, line 9" in run(*command, status=2).err
-    run(*command, "--skip-bad")
-    assert len((tmp_path / "run" / "text" / "dev.words").read_text().splitlines()) == 8
-    err = run("evaluate", "--trees", trees / "dev.trees", "--predicted", bad, "--skip-bad", status=2).err
-    assert "--predicted and --skip-bad cannot be combined" in err
+    assert "bad.trees, line 9" in run(*training(trees, tmp_path / "run", "--trees", bad), status=2).err
     err = run("evaluate", "--trees", trees / "dev.trees", "--predicted", bad, status=2).err
     assert "bad.trees, line 9" in err

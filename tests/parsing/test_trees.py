@@ -22,8 +22,8 @@ from vaswani_transformer.parsing.trees import (
 )
 
 
-def read(text: str, skipped: list | None = None) -> list[Tree]:
-    return list(parse_trees(iter(text.split("\n")), "file", skipped))
+def read(text: str) -> list[Tree]:
+    return list(parse_trees(iter(text.split("\n")), "file"))
 
 
 def leaf(tag: str, word: str) -> Tree:
@@ -85,25 +85,15 @@ def test_bad_trees_are_told_with_file_line_and_problem(text, line, problem):
     assert message.startswith(f"file, line {line}: ") and problem in message and "\n" not in message
 
 
-def test_the_rest_of_a_bad_tree_is_no_tree():
-    skipped: list[str] = []
-    trees = read("(S (NN a) dog (NP (NN b))\n  (NP (NN c))\n\n  (NN d)) (S (NN e))\n(S (NN f))", skipped)
-    assert list(map(str, trees)) == ["(S (NN f))"] and len(skipped) == 1
-
-
 @given(st.lists(st.sampled_from(["(", ")", " ", "\n", "\n  ", "S", "a", "\0", "(S", "(NN a)", "-LRB-"])).map("".join))
 def test_any_text_is_trees_or_a_mistake_that_is_told(text):
-    skipped: list[str] = []
-    left = read(text, skipped)
-    if not skipped:
-        assert read(text) == left
-        assert "".join(text.split()) == "".join("".join(map(str, left)).split())
-    else:
-        with pytest.raises(UserError) as caught:
-            read(text)
-        assert str(caught.value).startswith(skipped[0])
-    for message in skipped:
-        assert 1 <= int(re.match(r"file, line (\d+): ", message).group(1)) <= text.count("\n") + 1
+    try:
+        left = read(text)
+    except UserError as error:
+        line = re.match(r"file, line (\d+): ", str(error))[1]
+        assert 1 <= int(line) <= text.count("\n") + 1
+        return
+    assert "".join(text.split()) == "".join("".join(map(str, left)).split())
     assert read("\n".join(map(str, left))) == left
 
 

@@ -93,7 +93,7 @@ class Sampling:
 class Computing:
     """Options of a model's computation."""
 
-    ensemble, combine = (), "probabilities"
+    ensemble = ()
 
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, ...; auto: an accelerator if any"""
@@ -107,7 +107,7 @@ class Computing:
         from ..export.engine import load_for_decoding
 
         folders = [folder, *self.ensemble]
-        return load_for_decoding(folders, self.device, self.precision, combine=self.combine, needs=flags_given(needs))
+        return load_for_decoding(folders, self.device, self.precision, needs=flags_given(needs))
 
 
 @group("model")
@@ -117,8 +117,6 @@ class Together(Computing):
 
     ensemble: Annotated[tuple[Path_, ...], SEVERAL] = ()
     """further models that translate together with MODEL; all words up to the next option"""
-    combine: Literal["probabilities", "log_probabilities"] = "probabilities"
-    """what the ensemble averages"""
 
 
 def flag(name: str) -> str:

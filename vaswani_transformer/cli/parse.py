@@ -23,7 +23,6 @@ TreeOptions = options.recipe_options(
     lambda field: (field.metadata["group"] != DATA or field.name in _LIMITS) and field.name not in _NOT_OF_TREES
 )
 Switch = Parameter(negative_bool=("no-",))
-SkipBad = Annotated[bool, Parameter(help="drop bad trees and count them, instead of stopping")]
 _RESTRICT = "restrict outputs to trees over the words (the default); else other outputs are repaired and counted"
 Constrained = Annotated[bool, Switch, Parameter(help=_RESTRICT)]
 
@@ -37,7 +36,6 @@ def train(
     tags: Annotated[bool, Switch] = True,
     words: Annotated[bool | None, Switch] = None,
     augment: Annotated[int, within(0, 1000)] = 0,
-    skip_bad: SkipBad = False,
     quiet: Quiet = False,
     fields: TreeOptions = TreeOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
@@ -58,7 +56,7 @@ def train(
     from ..training.run import train as train_recipe
 
     settings = options.read_recipe(recipe, fields)
-    train_trees, dev_trees = (load_trees(path, skip_bad) for path in (trees, dev))
+    train_trees, dev_trees = map(load_trees, (trees, dev))
     form = TextForm(tags, recipe != _PAPER if words is None else words, augment)
     with locked_together(settings.output):
         result = train_recipe(parsing_recipe(settings, train_trees, dev_trees, form), progress=not quiet)
@@ -124,7 +122,6 @@ def evaluate(
     output: Path_ | None = None,
     json: Path_ | None = None,
     test_set: str | None = None,
-    skip_bad: SkipBad = False,
     constrained: Constrained = True,
     search: Search = Search(),  # noqa: B008 (of cyclopts)
     computing: Computing = Computing(),  # noqa: B008
@@ -146,9 +143,8 @@ def evaluate(
 
     if (model is None) == (predicted is None):
         raise UserError("give a MODEL to evaluate, or the trees of another parser with --predicted: one of the two")
-    options.exclude("--predicted", predicted, {"skip_bad": skip_bad})  # which needs a tree for each gold tree
     files.check_files({"trees": trees, "predicted": predicted}, {"output": output, "json": json})
-    gold = load_trees(trees, skip_bad)
+    gold = load_trees(trees)
     record: dict = {"test_set": test_set or Path(trees).name.removesuffix(".gz")}
     if predicted:
         parses, extra, name = load_trees(predicted), {}, Path(predicted).name

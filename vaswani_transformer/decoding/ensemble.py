@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,12 +16,6 @@ from ..errors import UserError
 from ..loading import load_model
 from ..model.generation_vaswani import VaswaniGenerationMixin
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
-
-#: How the members' log-probabilities of the next token, `(members, ...)`, are averaged.
-COMBINATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "probabilities": lambda log_probs: log_probs.logsumexp(dim=0) - math.log(len(log_probs)),
-    "log_probabilities": lambda log_probs: log_probs.mean(dim=0),
-}
 
 _SAME = ("vocab_size", "target_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 
@@ -63,23 +57,20 @@ class _MemberEncoders(nn.Module):
 class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
     r"""Models that translate together; `generate()`, `Translator` and `score_pairs` take it as they take a model.
 
-    At each step the members' distributions of the next token are averaged. With `"probabilities"` the result is their
-    mean, \(\frac{1}{M}\sum_m P_m(y_t \mid y_{<t}, X)\), the default of fairseq and Sockeye; with `"log_probabilities"`
-    it is proportional to their geometric mean, the default of OpenNMT-py, in which a single member can rule a token
-    out. Sizes and architectures of the members may differ.
+    At each step the members' distributions of the next token are averaged, as by default in fairseq and Sockeye:
+    \(\frac{1}{M}\sum_m P_m(y_t \mid y_{<t}, X)\). Sizes and architectures of the members may differ.
 
     The generation configuration is the first member's. An ensemble cannot be saved, trained or assisted by a draft.
 
     Args:
         models: the members, each a [`VaswaniForConditionalGeneration`] in evaluation mode.
-        combine: one of `COMBINATIONS`.
 
     Raises:
         UserError: for members of different vocabularies or special tokens. Vocabularies of the same size look alike
             here; `load_ensemble` compares tokenizers.
     """
 
-    def __init__(self, models: Sequence[nn.Module], combine: str = "probabilities"):
+    def __init__(self, models: Sequence[nn.Module]):
         models = list(models)
         for name in _SAME:
             values = [getattr(model.config, name) for model in models]
@@ -91,7 +82,7 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
             config.position_encoding = "learned"
             config.max_position_embeddings = min(member.max_position_embeddings for member in learned)
         super().__init__(config)
-        self.members, self._average = nn.ModuleList(models), COMBINATIONS[combine]
+        self.members = nn.ModuleList(models)
         self.generation_config = copy.deepcopy(models[0].generation_config)
         self.training = models[0].training  # the members keep their own
 
@@ -142,7 +133,7 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
             log_probs.append(output.logits.float().log_softmax(dim=-1))
             caches_after.append(output.past_key_values)
         return Seq2SeqLMOutput(
-            logits=self._average(torch.stack(log_probs)),
+            logits=torch.stack(log_probs).logsumexp(dim=0) - math.log(len(log_probs)),
             past_key_values=_MemberCaches(caches_after) if use_cache else None,
             encoder_last_hidden_state=encoder_outputs[0],
         )
@@ -155,14 +146,13 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
 
 
 def load_ensemble(
-    folders: Sequence[str | Path], device: str = "auto", combine: str = "probabilities", **options
+    folders: Sequence[str | Path], device: str = "auto", **options
 ) -> tuple[Ensemble, PreTrainedTokenizerBase]:
     """Return saved models as one [`Ensemble`], and their tokenizer.
 
     Args:
         folders: a model folder each.
         device: where to put the members.
-        combine: see [`Ensemble`].
         **options: for `load_model`.
 
     Raises:
@@ -173,4 +163,4 @@ def load_ensemble(
     if len(set(map(tokenizer_sha256, tokenizers))) > 1:
         names = " and ".join(map(str, folders))
         raise UserError(f"{names} have different tokenizers: members of an ensemble must share one vocabulary")
-    return Ensemble(models, combine), tokenizers[0]
+    return Ensemble(models), tokenizers[0]

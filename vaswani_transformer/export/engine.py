@@ -23,7 +23,6 @@ def load_for_decoding(
     device: str = "auto",
     precision: str | None = None,
     *,
-    combine: str | None = None,
     needs: Sequence[str] = (),
 ) -> tuple[Any, Any]:
     """Return the model, or the ensemble of several, ready to translate and score, and its tokenizer.
@@ -35,7 +34,6 @@ def load_for_decoding(
         device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"`, ...
         precision: `"float32"`, `"bfloat16"`, `"float16"`; `"int8"`, by CTranslate2 on a CPU; of an exported model a
             type of CTranslate2. By default as the model was saved.
-        combine: see `Ensemble`.
         needs: names of options in force that CTranslate2 cannot follow, such as `"--glossary"`. With them int8 becomes
             float32, which is logged, and an exported model is refused.
 
@@ -63,7 +61,7 @@ def load_for_decoding(
     from ..loading import load_model
 
     if len(folders) > 1:
-        model, tokenizer = load_ensemble(folders, device, combine or "probabilities", precision=precision)
+        model, tokenizer = load_ensemble(folders, device, precision=precision)
     else:
         model, tokenizer = load_model(folders[0], device, precision)
         model.keep_decoder()

@@ -118,21 +118,14 @@ class Parser(Translator):
         return processors
 
 
-def load_trees(path: str | Path, skip_bad: bool = False) -> list[Tree]:
-    """Return the cleaned trees of a file, without those that have no words.
-
-    Args:
-        path: brackets, plain or `.gz`.
-        skip_bad: leave bad trees out, and log their number, instead of raising an error.
+def load_trees(path: str | Path) -> list[Tree]:
+    """Return the cleaned trees of a file in brackets, plain or `.gz`, without those that have no words.
 
     Raises:
         UserError: as `read_trees`, and where no tree is left.
     """
-    skipped: list[str] | None = [] if skip_bad else None
-    cleaned = [clean(tree) for tree in read_trees(path, skipped)]
+    cleaned = [clean(tree) for tree in read_trees(path)]
     trees = [tree for tree in cleaned if tree is not None]
-    if skipped:
-        logger.warning("%s: %s bad tree(s) left out, the first: %s", path, f"{len(skipped):,}", skipped[0])
     if len(trees) < len(cleaned):
         logger.warning("%s: %s tree(s) without words left out", path, f"{len(cleaned) - len(trees):,}")
     if not trees:

@@ -94,16 +94,13 @@ def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
         yield words
 
 
-def parse_trees(lines: Iterable[str], where: str, skipped: list[str] | None = None) -> Iterator[Tree]:
+def parse_trees(lines: Iterable[str], where: str) -> Iterator[Tree]:
     """Yield the trees in lines, as `read_trees`; `where` names the source in messages."""
     for first, text in _paragraphs(lines):
         try:
             yield from _read(text, first)
         except ValueError as error:
-            message = f"{where}, {shortened(str(error))}"
-            if skipped is None:
-                raise UserError(message) from error
-            skipped.append(message)
+            raise UserError(f"{where}, {shortened(str(error))}") from error
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -157,20 +154,19 @@ def _tree(parts: list["str | Tree"], is_outermost: bool) -> Tree | None:
     return Tree(label, tuple(inside)) if is_constituent else None
 
 
-def read_trees(path: str | Path, skipped: list[str] | None = None) -> Iterator[Tree]:
+def read_trees(path: str | Path) -> Iterator[Tree]:
     """Yield the trees of a file, unchanged: with traces, functional tags and outer labels.
 
     A tree has one line or several, of which all but the first are indented. Blank lines are skipped.
 
     Args:
         path: UTF-8 text, plain or `.gz`.
-        skipped: receives the message about each bad tree, which is left out; if None, a bad tree is an error.
 
     Raises:
         UserError: for a file that cannot be read, and, with file and line, for unbalanced or empty brackets and text
             outside of brackets.
     """
-    return parse_trees(read_lines(Path(path)), str(path), skipped)
+    return parse_trees(read_lines(Path(path)), str(path))
 
 
 def plain_label(label: str) -> str:

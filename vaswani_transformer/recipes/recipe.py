@@ -138,7 +138,6 @@ class Recipe:
     attention: str = _option("auto", "transformers' eager, sdpa, ...; auto: eager on a CPU, else sdpa", OPTIMIZER)
     fused_loss: bool = _option(True, "projection and loss in blocks: a batch's logits never exist at once", OPTIMIZER)
     compile: bool = _option(False, "compile the layers with torch.compile: a minute at the start", OPTIMIZER)
-    compress_gradients: bool = _option(False, "send gradients between GPUs in bf16: half the bytes", OPTIMIZER)
     seed: int = _option(0, "of initial weights, dropout and shuffling", OPTIMIZER)
     deterministic: bool = _option(False, "on a GPU too the same weights, bit for bit, for a seed: slower", OPTIMIZER)
 
@@ -223,7 +222,7 @@ _FOLDERS = ("output", "prepared", "tokenizer", "from_model", "data_dir")
 _FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 _TYPES = typing.get_type_hints(Recipe)
 # Fields of earlier versions: with the default that changed nothing, and those that never changed a training.
-_GONE = {"bpe_dropout": 0.0, "checkpoint_minutes": 0.0}
+_GONE = {"bpe_dropout": 0.0, "checkpoint_minutes": 0.0, "compress_gradients": False}
 _IDLE = ("expected_pairs", "expected_source_length", "expected_target_length")
 
 

@@ -49,7 +49,7 @@ SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are comp
 FREE_ON_RESUME = {
     "max_steps", "max_minutes", "early_stopping", "keep_checkpoints", "average_checkpoints", "average_every",
     "keep_weights", "data_workers", "num_beams", "length_penalty", "max_extra_tokens", "output",
-    "overwrite", "tokens_per_device", "padding_free", "compress_gradients", "ddp_timeout", "report_to", "log_every",
+    "overwrite", "tokens_per_device", "padding_free", "ddp_timeout", "report_to", "log_every",
     "prepared",  # wherever the folder lies; what is in it is compared by content
 }  # fmt: skip
 

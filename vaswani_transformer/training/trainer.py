@@ -16,7 +16,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import torch
-from accelerate.utils import DDPCommunicationHookType, gather_object, send_to_device
+from accelerate.utils import gather_object, send_to_device
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
@@ -55,7 +55,6 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
             devices and accumulated parts, padding not counted (the paper: about 25,000).
         tokens_per_device: what one device takes at once; if none, what its memory holds, and on a CPU 4096.
         padding_free: train on batches without padding (`PackedCollator`); validation pads.
-        compress_gradients: send gradients between processes in bf16.
         learning_rate_scale: factor on Equation 3.
         decline_steps: last steps, over which the rate also declines to zero.
         fused_loss: compute projection and training loss together (`skip_logits` of the model's `forward`).
@@ -65,7 +64,6 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     tokens_per_batch: int = Recipe.tokens_per_batch
     tokens_per_device: int | None = None
     padding_free: bool = False
-    compress_gradients: bool = False
     learning_rate_scale: float = Recipe.learning_rate_scale
     decline_steps: int = Recipe.decline_steps
     fused_loss: bool = True
@@ -102,8 +100,6 @@ class VaswaniTrainer(Seq2SeqTrainer):
             model.config.label_smoothing, self.label_smoother = args.label_smoothing_factor, None
         if (settings := self.accelerator.ddp_handler) is not None:
             settings.gradient_as_bucket_view = True  # or gradients are there twice
-            if args.compress_gradients:
-                settings.comm_hook = DDPCommunicationHookType.BF16
         self.shares = augmentation_shares(args.augmentation)
         self.tokens_per_device = args.tokens_per_device or choose_tokens_per_device(self)
         # The number of parts must be a multiple of the number of processes, each of which takes equally many.

@@ -75,14 +75,15 @@ class Entry:
 class Catalogue:
     """A file that is read in blocks, by a pattern each match of which may be an entry.
 
-    A format is a subclass with `_entries(match)`, and `_edits(entry, filling)`, which returns what changes at a place,
-    with the filling's note; one with one language, which uses `source`, the source language's entries by their ids,
-    with `_additions(text, pairs)` for what is missing. `language` is the code of the target language.
+    A format is a subclass with `_entries(match)`, and `_edits(entry, filling)`: what changes in the block, `text`, with
+    the filling's note. `source` has the source language's entries by their ids, for formats with one language;
+    `language` is the code of the target language.
     """
 
     pattern: regex.Pattern  # an entry's line is that of its group `start`
     gap = re.compile(r"(?!)")  # what must not be between matches
     is_by_line = False  # whether nothing but entries continues over several lines
+    declaration = re.compile(rb"(?!)")  # of a file's encoding, in its first bytes
     encoding, errors = "utf-8", "surrogateescape"  # of a file that names none
     parser = None  # of expat, which checks that XML is XML
 
@@ -91,19 +92,19 @@ class Catalogue:
         self.missing = dict(source or {})  # entries that have not been found yet
         with reading(path), path.open("rb") as stream:
             head = stream.read(1 << 16)
-            named = re.search(rb"""(?:charset=(?!CHARSET)|<\?xml[^>]*encoding=["'])([\w.:-]+)""", head)
+            named = self.declaration.search(head)
             named = named[1].decode() if named else self.encoding
             self.encoding = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}.get(head[:2], named)
             self.head = head.decode(errors="ignore")  # of a file in UTF-8; of others all is read
-            if self.encoding.lower() != "utf-8":
+            if codecs.lookup(self.encoding).name != "utf-8":
                 head += stream.read()
                 self.head = head.decode(self.encoding, "surrogateescape")
                 if self.head.encode(self.encoding, "surrogateescape") != head:
                     raise UserError(f"{path}: it cannot be written again in {self.encoding}; convert it to UTF-8")
         self.newline = "\r\n" if "\r\n" in self.head else "\n"
 
-    def blocks(self, size: int = 1 << 20) -> Iterator[tuple[str, list[Entry]]]:
-        """Yield blocks of text, of about `size` bytes, and their entries, the last with those that the file lacks."""
+    def blocks(self, size: int = 1 << 20) -> Iterator[list[Entry]]:
+        """Yield the entries of each block, which has about `size` bytes, the last with those that the file lacks."""
         decoder, text = codecs.getincrementaldecoder(self.encoding)("surrogateescape"), ""
         with reading(self.path), self.path.open("rb") as stream:
             raw: bytes | None = stream.read(size)
@@ -113,20 +114,21 @@ class Catalogue:
                     self.parser.Parse(raw, following is None)
                 text += decoder.decode(raw, following is None)
                 entries, end = self._read(text, following is None)
-                yield text[:end], entries if following else entries + self._lacking()
+                self.text = text[:end]
+                yield entries if following else entries + self._lacking()
                 text, raw = text[end:], following
 
-    def filled(self, text: str, entries: list[Entry], pairs: list[tuple[Entry, Filling]]) -> bytes:
-        """Return a block as it is written, filled with the pairs among its entries."""
-        edits = [entry.place for entry in entries if entry.state == "header"]
-        edits += [edit for entry, filling in pairs if entry.place for edit in self._edits(entry, filling)]
-        added = [pair for pair in pairs if not pair[0].place]
-        edits += self._additions(text, added) if added else []
+    def filled(self, entries: list[Entry], pairs: list[tuple[Entry, Filling]]) -> bytes:
+        """Return the block as it is written, filled with the pairs among its entries."""
+        edits = [entry.place for entry in entries if entry.state == "header"] + self._all_edits(pairs)
         parts, place = [], 0
         for start, end, new in sorted(edits, key=lambda edit: edit[:2]):
-            parts += [text[place:start], new]
+            parts += [self.text[place:start], new]
             place = end
-        return "".join([*parts, text[place:]]).encode(self.encoding, self.errors)
+        return "".join([*parts, self.text[place:]]).encode(self.encoding, self.errors)
+
+    def _all_edits(self, pairs: list[tuple[Entry, Filling]]) -> list[Edit]:
+        return [edit for pair in pairs for edit in self._edits(*pair)]
 
     def takes(self, entry: Entry, filling: Filling | None) -> bool:
         """Return whether all texts are there, can be written, and have the inline elements of a source."""

@@ -11,12 +11,18 @@ from .catalogue import Catalogue, Entry, Filling, with_codes
 _READERS = {  # the class of each format, whose module is imported when it is needed: commands list the names
     "po": "gettext_file:GettextFile",
     "xliff": "xml_files:XliffFile",
+    "android": "xml_files:AndroidFile",
     "ts": "xml_files:QtFile",
+    "properties": "line_files:PropertiesFile",
+    "strings": "line_files:StringsFile",
+    "json": "tree_files:JsonFile",
+    "yaml": "tree_files:YamlFile",
 }
 #: Names of the formats.
 FORMATS = tuple(_READERS)
 #: The formats by the ends of files' names.
-ENDINGS = {".po": "po", ".pot": "po", ".xlf": "xliff", ".xliff": "xliff", ".ts": "ts"}
+ENDINGS = {".po": "po", ".pot": "po", ".xlf": "xliff", ".xliff": "xliff", "strings.xml": "android", ".ts": "ts"}
+ENDINGS |= {".properties": "properties", ".strings": "strings", ".json": "json", ".yml": "yaml", ".yaml": "yaml"}
 
 
 def open_catalogue(
@@ -43,7 +49,7 @@ def open_catalogue(
 
 def read(path: str | Path, **options: str | Path | None) -> Iterator[Entry]:
     """Yield the entries of a catalogue; options and errors are those of `open_catalogue`."""
-    for _, entries in open_catalogue(path, **options).blocks():
+    for entries in open_catalogue(path, **options).blocks():
         yield from entries
 
 
@@ -56,10 +62,10 @@ def fill(
     options and errors are those of `open_catalogue`.
     """
     catalogue = open_catalogue(path, **options)
-    for text, entries in catalogue.blocks():
+    for entries in catalogue.blocks():
         asked = [entry for entry in entries if entry.state in ("untranslated", "fuzzy")]
         answers = zip(asked, answer(asked) if asked else (), strict=True)
-        yield catalogue.filled(text, entries, [pair for pair in answers if catalogue.takes(*pair)])
+        yield catalogue.filled(entries, [pair for pair in answers if catalogue.takes(*pair)])
 
 
 def pairs(path: str | Path) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,7 @@ class GettextFile(Catalogue):
         (?P<targets>(?:\s*+msgstr(?:\[\d++\])?+{_STRINGS})++) | (?:[ \t]*+\#[^\n]*+(?:\n|\Z))++)""",
         regex.MULTILINE | regex.VERBOSE,
     )
+    declaration = re.compile(rb"charset=(?!CHARSET)([\w.:-]+)")
     gap, is_by_line = re.compile(r"^[ \t\ufeff]*[^\s\ufeff]", re.MULTILINE), True
     counts: tuple[int, ...] = ()
 

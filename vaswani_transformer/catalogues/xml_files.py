@@ -1,4 +1,4 @@
-"""Catalogues in XML: XLIFF, and Qt Linguist's `.ts`."""
+"""Catalogues in XML: XLIFF, Qt Linguist's `.ts`, Android's `strings.xml`."""
 
 import html
 import re
@@ -7,7 +7,7 @@ from xml.parsers import expat
 
 import regex
 
-from .catalogue import CODE, MARK, Catalogue, Edit, Entry, Filling, with_codes
+from .catalogue import CODE, MARK, Catalogue, Edit, Entry, Filling, unescaped, with_codes
 
 _ATTRIBUTES = r"""(?:[^<>"'/]|"[^"]*+"|'[^']*+'|/(?!>))*+"""
 # CDATA, and what is kept as a whole: comments, codes of a document's format, tags, entities that are not XML's own.
@@ -16,6 +16,7 @@ _INLINE = regex.compile(
     (?:/>|>.*?</(?P=name)\s*>) | </?\w{_ATTRIBUTES}/?> | &(?!(?:amp|lt|gt|quot|apos|\#\w+);)[\w.:-]+;""",
     regex.DOTALL | regex.VERBOSE,
 )
+_IN_ANDROID = str.maketrans({"\\": "\\\\", '"': '\\"', "'": "\\'", "\n": "\\n", "\t": "\\t"})
 
 
 @cache
@@ -47,10 +48,9 @@ def _attribute(attributes: str | None, name: str) -> str:
     return html.unescape(match[1] or match[2] or "") if match else ""
 
 
-def _with(attributes: str, **values: str) -> str:
+def _with(attributes: str, values: dict[str, str]) -> str:
     """Return attributes of which some have other values, those with an empty one none."""
     for name, value in values.items():
-        name = name.replace("_", "-")
         attributes = re.sub(rf"""\s+{name}\s*=\s*(?:"[^"]*"|'[^']*')""", "", attributes.rstrip())
         attributes += f' {name}="{value}"' if value else ""
     return attributes
@@ -60,6 +60,7 @@ class _XmlFile(Catalogue):
     """A catalogue in XML whose entries are elements of some `names`; expat checks it, and patterns find the spans."""
 
     names, errors = "", "xmlcharrefreplace"
+    declaration = re.compile(rb"""^\s*<\?xml[^>]*encoding=["']([\w.:-]+)""")
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -126,17 +127,17 @@ class XliffFile(_XmlFile):
         match, note = entry.place, f"<note>{self._xml(filling.note)}</note>"
         is_old = match["name"] == "trans-unit"
         edits = [(*old.span(), "") for old in _children(match, "note") if self._text(old).startswith(MARK)]
-        marks = {"state": "needs-translation", "state_qualifier": "mt-suggestion"} if is_old else {}
+        marks = {"state": "needs-translation", "state-qualifier": "mt-suggestion"} if is_old else {}
         outer = {"approved": ""} if is_old else {"state": "initial", "subState": "vaswani:mt"}
         for segment, old, text in zip(_segments(match), entry.targets, filling.targets, strict=True):
             target = _child(segment, "target")
             if _state(segment, target, old) == "translated":
                 continue
             last = target or _child(segment, "seg-source") or _child(segment, "source")
-            tag, space = f"<target{_with(target['attributes'] if target else '', **marks)}>", last["space"]
+            tag, space = f"<target{_with(target['attributes'] if target else '', marks)}>", last["space"]
             written = f"{space}{tag}{self._xml(text, entry.codes)}</target>{(space + note) * is_old}"
             edits.append((last.start() if target else last.end(), last.end(), written))
-            edits.append((*segment.span("attributes"), _with(segment["attributes"], **outer)))
+            edits.append((*segment.span("attributes"), _with(segment["attributes"], outer)))
         if not is_old:
             notes, first = _child(match, "notes"), _child(match, "originalData|segment|ignorable")
             place = notes.start("inner") if notes else first.start()
@@ -189,9 +190,52 @@ class QtFile(_XmlFile):
         parts = [self._xml(target, entry.codes) for target in filling.targets]
         if entry.counts:
             parts = [*(f"{space}    <numerusform>{part}</numerusform>" for part in parts), space]
-        tag = f"<translation{_with(translation['attributes'], type='unfinished')}>"
+        tag = f"<translation{_with(translation['attributes'], {'type': 'unfinished'})}>"
         place = ours.span() if ours else (translation.start(), translation.start())
         return [
             (*place, f"{space}<translatorcomment>{comment}</translatorcomment>"),
             (*translation.span(), f"{space}{tag}{''.join(parts)}</translation>"),
         ]
+
+
+class AndroidFile(_XmlFile):
+    """Android's `strings.xml`: strings, plurals, arrays."""
+
+    names = "string-array|string|plurals"
+    pattern = _element(names)
+
+    def _entries(self, match: regex.Match) -> list[Entry]:
+        if not match["name"]:
+            return []
+        items, codes, is_plural = _children(match, "item"), [], match["name"] == "plurals"
+        texts = [self._text(item, codes) for item in (items if match["name"] != "string" else [match])]
+        if is_plural and self.source is None:  # of the source language
+            of = dict(zip((_attribute(item["attributes"], "quantity") for item in items), texts, strict=True))
+            texts = [of.get("one", of.get("other", "")), of.get("other", "")]
+        key = f"{match['name']} {_attribute(match['attributes'], 'name')}"
+        state = "kept" if _attribute(match["attributes"], "translatable") == "false" else ""
+        place = (*match.span(), match["space"], match["attributes"])
+        return [self._own(key, tuple(texts), place, is_plural, tuple(codes), state)]
+
+    def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:
+        """Return the element with its texts, a comment before it."""
+        if entry.place:
+            start, end, space, attributes = entry.place
+        else:
+            start = end = len(self.text[: self.text.rindex("</")].rstrip())
+            space, attributes = f"{self.newline}    ", f' name="{entry.id.split(" ", 1)[1]}"'
+        name, parts = entry.id.split(" ")[0], [self._xml(target, entry.codes) for target in filling.targets]
+        if name != "string":
+            tags = [f' quantity="{name}"' for name in self.plurals] if entry.counts else [""] * len(parts)
+            parts = [*(f"{space}    <item{tag}>{part}</item>" for tag, part in zip(tags, parts, strict=True)), space]
+        return [(start, end, f"{space}<!-- {filling.note} -->{space}<{name}{attributes}>{''.join(parts)}</{name}>")]
+
+    def _text(self, element: regex.Match | None, codes: list[str] | None = None, is_target: bool = False) -> str:
+        """Return text without Android's escapes; white space counts in quotation marks alone."""
+        parts = re.findall(r'(?s)"((?:[^"\\]|\\.)*)"|((?:[^"\\]|\\.)+)', super()._text(element, codes, is_target))
+        return unescaped("".join(quoted or re.sub(r"(?a)\s+", " ", plain) for quoted, plain in parts).strip(" "))
+
+    def _xml(self, text: str, codes: tuple[str, ...] = ()) -> str:
+        """Return text with Android's escapes."""
+        text, is_plain = re.sub(r"^[@?]", r"\\\g<0>", text.translate(_IN_ANDROID)), text == " ".join(text.split())
+        return super()._xml(text if is_plain else f'"{text}"', codes)

@@ -1,0 +1,236 @@
+"""Formats with one language: texts translated in place, or what the source language's file has added to another."""
+
+import json
+
+import pytest
+import yaml
+from catalogue_files import FEW, SOME_TEXTS, check_damage, echo, filled, nothing
+from hypothesis import given
+from hypothesis import strategies as st
+from lxml import etree
+
+from vaswani_transformer.catalogues.formats import ENDINGS, FORMATS, open_catalogue, read
+from vaswani_transformer.errors import UserError
+
+KEYS = st.text("abcdé._ \"'#:{}", min_size=1, max_size=4).map("Q".__add__)  # no language
+NO_SYMBOLS = SOME_TEXTS.filter(lambda text: text[0] != ":")  # of Ruby, which are kept
+VALUES = NO_SYMBOLS | st.sampled_from([1, True, None, "", [], {}]) | st.lists(NO_SYMBOLS | st.just(2), max_size=2)
+TREES = st.dictionaries(KEYS, VALUES | st.dictionaries(KEYS, VALUES | st.dictionaries(KEYS, VALUES)), min_size=2)
+STYLES = {"json": (None, 2, "\t"), "yaml": (False, None, True)}
+
+
+def dumped(tree, ending, style):
+    if ending == "json":
+        return json.dumps(tree, indent=style, ensure_ascii=style is None)
+    return yaml.safe_dump(tree, default_flow_style=style, allow_unicode=style is not True, width=40)
+
+
+def loaded(data, ending):
+    return json.loads(data) if ending == "json" else yaml.safe_load(data)
+
+
+def upper(entries):
+    """Fill entries with their sources between signs."""
+    return [fill._replace(targets=tuple(f"<{text}>" for text in fill.targets)) for fill in echo(entries)]
+
+
+def translated(value):
+    if isinstance(value, dict):
+        return {key: translated(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [translated(inner) for inner in value]
+    return f"<{value}>" if isinstance(value, str) and value else value
+
+
+def is_within(text, longer):
+    rest = iter(longer)
+    return all(character in rest for character in text)
+
+
+@FEW
+@given(TREES, st.sampled_from(["json", "yaml"]), st.integers(0, 2))
+def test_texts_of_trees_are_translated_in_their_places(tmp_path_factory, tree, ending, style):
+    path = tmp_path_factory.mktemp("tree") / f"a.{ending}"
+    path.write_text(dumped(tree, ending, STYLES[ending][style]), encoding="utf-8")
+    assert filled(path, nothing) == path.read_bytes()
+    assert loaded(filled(path, upper), ending) == translated(tree)
+
+
+def merged(target, source):
+    """What a target's tree is with the texts that only the source's has."""
+    target = dict(target)
+    for key, value in source.items():
+        if isinstance(value, dict) and isinstance(target.get(key, {}), dict):
+            inner = merged(target.get(key, {}), value)
+            target |= {key: inner} if inner or key in target else {}
+        elif key not in target and value and isinstance(value, str):
+            target[key] = translated(value)
+    return target
+
+
+@FEW
+@given(TREES, st.data(), st.sampled_from(["json", "yaml"]), st.integers(0, 2))
+def test_what_a_tree_lacks_is_added_behind_what_it_has(tmp_path_factory, tree, data, ending, style):
+    tree = json.loads(
+        json.dumps(tree), object_hook=lambda inner: {k: v for k, v in inner.items() if not isinstance(v, list)}
+    )
+    part = {}
+    for key, value in tree.items():
+        kept = {k: f"{k}!" for k in value if data.draw(st.booleans())} if isinstance(value, dict) else "there"
+        part |= {key: kept} if data.draw(st.booleans()) else {}
+    folder = tmp_path_factory.mktemp("tree")
+    (source := folder / f"en.{ending}").write_text(dumped(tree, ending, None), encoding="utf-8")
+    (target := folder / f"de.{ending}").write_text(dumped(part, ending, STYLES[ending][style]), encoding="utf-8")
+    result = filled(target, upper, source=source)
+    assert loaded(result, ending) == merged(part, tree)
+    assert is_within(target.read_text("utf-8"), result.decode())
+
+
+def test_plural_forms_are_those_of_the_language_and_a_language_above_all_keys_changes(tmp_path):
+    (path := tmp_path / "devise.en.yml").write_text(
+        'en:  # top\n  errors:\n    one: 1 error\n    other: "%{count} errors"\n  order:\n    - :year\n    - Two days\n'
+        "  text: |\n    Two\n      lines\n  # end\n  anchor: &a Shared\n  alias: *a\n"
+    )
+    result = filled(path, language="ru").decode()
+    form = '"%{count} errors"'
+    assert loaded(result, "yaml")["ru"]["errors"] == {
+        "one": "%{count} errors", "few": "%{count} errors", "many": "%{count} errors", "other": "%{count} errors"
+    }  # fmt: skip
+    assert f"    # vaswani: machine translation by test, confidence 0.50\n    other: {form}\n" in result
+    assert "ru:  # top" in result and "anchor: &a Shared\n  alias: *a\n" in result and "  # end\n" in result
+    assert '  text: "Two\\n  lines\\n"\n' in result and "    - :year\n    # vaswani" in result
+    (path := tmp_path / "app.json").write_text(
+        '{\n\t"app" : {"n_one": "{{count}} file", "n_other": "{{count}} files"}\n}'
+    )
+    forms = {f"n_{name}": "{{count}} files" for name in ("one", "few", "many", "other")}
+    assert json.loads(filled(path, language="ru")) == {"app": forms}
+    (target := tmp_path / "app-ja.json").write_text("{}\n")
+    assert filled(target, source=path, language="ja") == b'{"app": {"n_other": "{{count}} files"}}\n'
+
+
+ANDROID = """\ufeff<?xml version="1.0" encoding="utf-8"?>
+<!DOCTYPE resources [
+  <!ENTITY app "My <b>App</b>">
+]>
+<!-- <string name="commented">Not me</string> -->
+<resources xmlns:xliff="urn:oasis:names:tc:xliff:document:1.2">
+    <string name="plain">Hello</string><string name='single' >It\\'s "quoted   spaces"   and \\n lines</string>
+    <string name="wrapped">Two
+        lines of\u00a0text \\u00e9\\@</string>
+    <string name="html">Click <b>here</b> or <a href="https://x.y/?a=1&amp;b=2">there</a> &amp; go</string>
+    <string name="cdata"><![CDATA[<b>Bold</b> & "more"]]></string>
+    <string name="entity">&app; costs %1$d&#160;€</string>
+    <string name="xl">Hello <xliff:g id="name" example="Ann">%1$s</xliff:g>!</string>
+    <string name="fixed" translatable="false">https://x</string>
+    <plurals name="files">
+        <item quantity="one">%d file</item>
+        <item quantity="other">%d files</item>
+    </plurals>
+    <string-array name="days"><item>Monday</item><item>Tuesday</item></string-array>
+    <integer name="n">3</integer>
+</resources>
+"""
+
+
+def test_android_texts_are_what_the_phone_shows(tmp_path):
+    (path := tmp_path / "strings.xml").write_text(ANDROID, encoding="utf-8")
+    entries = {entry.id.split()[1]: entry for entry in read(path, language="ru")}
+    assert entries["single"].sources == ("It's quoted   spaces and \n lines",) and entries["single"].line == 7
+    assert entries["wrapped"].sources == ("Two lines of\xa0text é@",)
+    assert entries["cdata"].sources == ("<b>Bold</b> & more",)
+    assert entries["fixed"].state == "kept" and len(entries["files"].counts) == 4
+    assert entries["xl"].codes == ('<xliff:g id="name" example="Ann">%1$s</xliff:g>',)
+    result = filled(path, lambda entries: echo(entries, '@ l\'"x"\n  <y>'), language="ru")
+    tree = etree.fromstring(result, etree.XMLParser(resolve_entities=False))
+    assert tree.find("string[@name='plain']").text == r"\@ l\'\"x\"\n  <y>".join(['"', '"'])
+    assert len(tree.findall("plurals/item")) == 4 and len(tree.findall("string-array/item")) == 2
+    (target := tmp_path / "de" / "strings.xml").parent.mkdir()
+    target.write_text(
+        '<resources>\n  <string name="plain">Hallo</string>\n  <string name="old">x</string>\n</resources>\n'
+    )
+    added = etree.fromstring(filled(target, source=path, language="de"))
+    assert [child.get("name") for child in added if child.tag != etree.Comment] == [
+        "plain", "old", "single", "wrapped", "html", "cdata", "files", "days"
+    ]  # fmt: skip
+    assert filled(target, source=path, language="de").startswith(
+        target.read_bytes()[:-14]
+    )  # it declares no &app; and xliff:
+
+
+STRINGS = """/* A "comment" with = ; */
+"key" = "Hello \\"you\\"\\n%@";
+// line comment "a" = "b";
+word = "unquoted key";
+"multi" = "line one
+line two"  ; "same line"="x"; "uni" = "\\U00e9"; "emp"="";"""
+PROPERTIES = """# comment
+plain=Hello
+  spaced : value with trailing \ncont = first \\
+       second
+esc\\ key\\:x = caf\\u00e9 \\t tab
+empty=
+novalue
+uni = \\ud83d\\ude00 smile\n"""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-be"])
+def test_apples_strings(tmp_path, encoding):
+    (path := tmp_path / "a.strings").write_text("\ufeff" * (encoding == "utf-16-be") + STRINGS, encoding=encoding)
+    texts = {
+        "key": 'Hello "you"\n%@',
+        "word": "unquoted key",
+        "multi": "line one\nline two",
+        "same line": "x",
+        "uni": "é",
+    }
+    assert {entry.id: entry.sources[0] for entry in read(path) if entry.state == "untranslated"} == texts
+    assert [entry.line for entry in read(path)] == [2, 4, 5, 6, 6, 6]
+    assert filled(path, nothing) == path.read_bytes()
+    result = filled(path).decode(encoding)
+    assert '// line comment "a" = "b";\n/* vaswani: machine' in result and '"key" = "Hello \\"you\\"\\n%@";' in result
+    (target := tmp_path / "b.strings").write_text('"word" = "Wort";')
+    target.write_bytes(filled(target, source=path))
+    assert target.read_text().startswith('"word" = "Wort";\n/* ')
+    assert {entry.id: entry.targets[0] for entry in read(target, source=path)} == texts | {"word": "Wort"}
+
+
+def test_javas_properties_in_ascii_latin_1_and_utf_8(tmp_path):
+    (path := tmp_path / "a.properties").write_text(PROPERTIES)
+    texts = {"plain": "Hello", "spaced": "value with trailing ", "cont": "first second"}
+    texts |= {"esc key:x": "café \t tab", "uni": "😀 smile"}
+    assert {entry.id: entry.sources[0] for entry in read(path) if entry.state == "untranslated"} == texts
+    assert [entry.line for entry in read(path)] == [2, 3, 4, 6, 7, 8, 9]
+    assert filled(path).isascii() and b"\\ud83d\\ude00 smile" in filled(path)
+    for encoding, expected in (("latin-1", b"x\xa0y=\xdf\n# vaswani"), ("utf-8", "x\xa0y=ß\n# vaswani".encode())):
+        (target := tmp_path / "b.properties").write_text("x\xa0y=ß", encoding=encoding)
+        target.write_bytes(filled(target, source=path))
+        assert target.read_bytes().startswith(expected)
+        result = {entry.id: entry.targets[0] for entry in read(target, source=path) if entry.state == "translated"}
+        assert result == texts and next(read(target)).id == "x\xa0y"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("strings.xml", ANDROID), ("a.strings", STRINGS), ("a.properties", PROPERTIES)]
+    + [(f"a.{ending}", dumped({"a": {"b": "x y", "n": 1}, "l": ["a", "b"]}, ending, 2)) for ending in ("json", "yaml")]
+)  # fmt: skip
+def test_damage_is_refused_by_entry_or_on_one_line(tmp_path, name, text):
+    (path := tmp_path / name).write_text(text, encoding="utf-8")
+    check_damage(path, 30)
+
+
+@pytest.mark.parametrize("ending", ["json", "yaml", "yml", "strings", "properties", "po", "xlf"])
+def test_empty_files_and_other_files(tmp_path, ending):
+    (path := tmp_path / f"a.{ending}").write_bytes(b"")
+    (source := tmp_path / f"b.{ending}").write_text(
+        {"json": '{"a": "b"}', "strings": '"a" = "b";'}.get(ending, "a: b\n")
+    )
+    try:
+        path.write_bytes(filled(path, source=None if ending in ("po", "xlf") else source))
+        assert [entry.sources for entry in read(path)] == [("b",)] * (ending != "po")
+    except UserError as error:
+        assert ending in ("json", "xlf") and str(error).startswith(f"{path}: ")
+    assert set(ENDINGS.values()) == set(FORMATS)
+    with pytest.raises(UserError, match=r"a\.xml: its name has none of the endings \.po, "):
+        open_catalogue(tmp_path / "a.xml")
+    with pytest.raises(UserError, match=r"none\.po: No such file"):
+        open_catalogue(tmp_path / "none.po")

@@ -1,0 +1,153 @@
+"""Catalogues that are trees of keys and values: JSON and YAML."""
+
+import json
+import re
+from collections.abc import Iterator
+from locale import locale_alias
+from typing import NamedTuple
+
+import yaml
+
+from .catalogue import CATEGORIES, Catalogue, Edit, Entry, Filling
+
+_PLURAL = re.compile(rf"(.*_|)({'|'.join(CATEGORIES)})")
+# Of YAML, before the first value in it: any other may be behind the end of a text that started on an earlier line.
+_START_OF_LINE = re.compile(r"""([ \t]*)(?:(?:- +)*(?:"[^"]*"|'[^']*')[ \t]*:[ \t]*|[^"'{}\[\],]*)""")
+
+Path = tuple[str, ...]  # keys on the way to a value, for items of lists their numbers in brackets
+
+
+class Node(NamedTuple):
+    """A value: its span, and its text or its members; None for numbers and the like. Keys of lists start at -1."""
+
+    start: int
+    end: int
+    value: "str | list[tuple[Node, Node]] | None"
+
+
+class JsonFile(Catalogue):
+    """JSON; siblings such as `key_one` and `key_other` (i18next), `one` and `other` (Rails) are a plural.
+
+    An id is the keys on the way to a text; the last one of a plural ends with `*`, that of a list of texts is `[]`.
+    """
+
+    comment = ""
+
+    def _read(self, text: str, is_last: bool) -> tuple[list[Entry], int]:
+        if not is_last:
+            return [], 0
+        root, self.nodes, self.counted = self._parse(text), {}, 0
+        entries, groups = [], {}  # by ids the nodes of each entry
+        if isinstance(root.value, list) and len(root.value) == 1 and isinstance(root.value[0][1].value, list):
+            key, below = root.value[0]
+            is_language = re.split("[-_]", key.value or "")[0] in {re.split("[_.@]", name)[0] for name in locale_alias}
+            if is_language and (self.comment or f"{key.value}." in self.path.name):  # as in YAML of Rails
+                root = below
+                if self.source is None and self.language:
+                    is_quoted = text[key.start] in "\"'" or self.language == "no"  # which is false in YAML
+                    name = _written(self.language) if is_quoted else self.language
+                    entries.append(Entry("", state="header", place=(*key[:2], name)))
+        for key, form, node in self._texts(root, ()):
+            groups.setdefault(key, {})[form] = node
+        for key, nodes in groups.items():
+            is_plural = "other" in nodes
+            forms = nodes if not is_plural else ("one", "other") if self.source is None else self.plurals
+            texts = tuple(nodes[form].value if form in nodes else "" for form in forms)
+            self._count_lines(text, next(iter(nodes.values())).start)
+            entries.append(self._own(key, texts, nodes, is_plural))
+        return entries, len(text)
+
+    def _texts(self, node: Node, path: Path) -> Iterator[tuple[str, str, Node]]:
+        """Yield the texts below a node: an entry's id, the plural form or the number of the item, the text's node."""
+        self.nodes[path], members = node, node.value if isinstance(node.value, list) else []
+        names = {key.value for key, value in members if isinstance(value.value, str)}
+        for key, value in members:
+            name = key.value or " "
+            if not isinstance(value.value, str):
+                yield from self._texts(value, (*path, name))
+                continue
+            self.nodes[(*path, name)], plural, form = value, _PLURAL.fullmatch(name), ""
+            if key.start < 0:
+                name, form = "[]", name
+            elif plural and f"{plural[1]}other" in names:
+                name, form = f"{plural[1]}*", plural[2]
+            yield "\4".join([*path, name]), form, value
+
+    def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:
+        """Return the texts in the places of those that are there, with comments where the format has them."""
+        edits, texts = [], dict(zip(self.plurals if entry.counts else entry.place, filling.targets, strict=True))
+        for form, (start, end, _) in entry.place.items():
+            edits.append((start, end, _written(texts.get(form, filling.targets[-1]))))
+            line = self.comment and _START_OF_LINE.fullmatch(self.text, self.text.rfind("\n", 0, start) + 1, start)
+            if line:
+                edits.append((line.start(), line.start(), line[1] + self.comment.format(filling.note) + self.newline))
+        return edits
+
+    def _all_edits(self, pairs: list[tuple[Entry, Filling]]) -> list[Edit]:
+        """Return also what is missing, behind the others of the nearest map that there is, in it new ones on a line."""
+        trees: dict[Path, dict] = {}
+        for entry, filling in pairs:
+            *path, last = entry.id.removesuffix("\4[]").split("\4")
+            texts = [list(filling.targets)] if entry.id.endswith("\4[]") else filling.targets
+            names = [last[:-1] + name for name in self.plurals] if entry.counts else [last]
+            parents = [tuple(path[:number]) for number in range(len(path) + 1)]
+            known = max(number for number, parent in enumerate(parents) if parent in self.nodes)
+            inner = trees.setdefault(parents[known], {})
+            for key in path[known:]:
+                inner = inner.setdefault(key, {})
+            inner.update((n, text) for n, text in zip(names, texts, strict=True) if (*path, n) not in self.nodes)
+        deepest_first = sorted(trees, key=len, reverse=True)  # maps of YAML may end where the maps in them do
+        edits = super()._all_edits([pair for pair in pairs if pair[0].place])
+        return edits + [edit for path in deepest_first for edit in self._insertion(self.nodes[path], trees[path])]
+
+    def _insertion(self, node: Node, tree: dict) -> list[Edit]:
+        """Return the edit that adds members to a map, in the way that its last one is written."""
+        key, value = node.value[-1] if node.value and isinstance(node.value, list) else (None, None)
+        if not tree or not isinstance(node.value, list) or (key and key.start < 0):  # a text, or a list
+            return []
+        comma = "," if self.text[node.start : node.end][:1] == "{" else ""
+        space = self.text[len(self.text[: key.start].rstrip()) : key.start] if key else ""
+        space = space if comma else self.newline + space.rpartition("\n")[2]
+        members = (comma + space).join(f"{_written(key)}: {_written(value)}" for key, value in tree.items())
+        place = value.end if value else node.end - 1
+        return [(place, place, (comma if value else "") + space + members)]
+
+    def _parse(self, text: str) -> Node:
+        """Return the tree."""
+        json.loads(text.lstrip("\ufeff"))
+        tokens = re.finditer(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\]",:\ufeff]+', text)
+
+        def node(token: re.Match) -> Node:
+            if token[0] not in "{[":
+                return Node(*token.span(), json.loads(token[0]) if token[0][0] == '"' else None)
+            members: list[tuple[Node, Node]] = []
+            while (inner := next(tokens))[0] not in "}]":
+                key = node(inner) if token[0] == "{" else Node(-1, -1, f"[{len(members)}]")
+                members.append((key, node(next(tokens) if token[0] == "{" else inner)))
+            return Node(token.start(), inner.end(), members)
+
+        return node(next(tokens))
+
+
+class YamlFile(JsonFile):
+    """YAML; what has an anchor or a tag, and Ruby's symbols, are kept."""
+
+    comment = "# {}"
+
+    def _parse(self, text: str) -> Node:
+        def node(part: yaml.Node) -> Node:
+            start, end = part.start_mark.index, part.end_mark.index
+            if isinstance(part, yaml.ScalarNode):
+                is_text = part.tag == "tag:yaml.org,2002:str" and text[start] not in "&!:"
+                return Node(start, start + len(text[start:end].rstrip(" \t\r\n")), part.value if is_text else None)
+            members = enumerate(part.value) if isinstance(part, yaml.SequenceNode) else part.value
+            members = [(Node(-1, -1, f"[{k}]") if isinstance(k, int) else node(k), node(value)) for k, value in members]
+            is_flow = not members or text[start] in "{["
+            return Node(start, end if is_flow else members[-1][1].end, members)  # of others the end is behind comments
+
+        root = yaml.compose(text, Loader=yaml.CSafeLoader)
+        return node(root) if root else Node(0, len(text) + 1, [])
+
+
+def _written(value: str | list | dict) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -125,26 +125,21 @@ def marian_positions(folder: Path, dtype: torch.dtype) -> Original:
     return marianmt(folder, dtype, positions="marian")
 
 
-def fsmt(folder: Path, dtype: torch.dtype, **changes) -> Original:
-    """`FSMTForConditionalGeneration` with two vocabularies; decoder input and output are one matrix."""
+def fairseq(folder: Path, dtype: torch.dtype) -> Original:
+    """A checkpoint of fairseq's `transformer`, computed by FSMT, whose weights are fairseq's under other names.
+
+    It has two vocabularies; decoder input and output are one matrix.
+    """
     sizes = {"src_vocab_size": 61, "tgt_vocab_size": 53, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2}
     for stack in ("encoder", "decoder"):
         sizes |= {f"{stack}_ffn_dim": 40, f"{stack}_attention_heads": 4}
-    model = FSMTForConditionalGeneration(FSMTConfig(**{**sizes, "langs": ["de", "en"], **changes}))
+    model = FSMTForConditionalGeneration(FSMTConfig(**sizes, langs=["de", "en"]))
     randomize(model, 3)
     with torch.no_grad():
         for matrix in (model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight):
             matrix[model.config.pad_token_id] = 0
         model.model.decoder.output_projection.weight.copy_(model.model.decoder.embed_tokens.weight)
-    model.generation_config.update(num_beams=BEAMS, max_length=20)
-    write_fsmt_tokenizer(folder, model.config)
-    return of_transformers("`FSMTForConditionalGeneration`", model, folder, dtype)
-
-
-def fairseq(folder: Path, dtype: torch.dtype) -> Original:
-    """A checkpoint of fairseq's `transformer`, computed by FSMT, whose weights are fairseq's under other names."""
-    original = fsmt(folder / "fsmt", dtype)
-    model = FSMTForConditionalGeneration.from_pretrained(folder / "fsmt").to(dtype).eval()
+    original = of_transformers("fairseq, computed by FSMT", model, folder / "fsmt", dtype)
     state = {
         name.removeprefix("model."): tensor for name, tensor in model.state_dict().items() if "positions" not in name
     }
@@ -161,7 +156,7 @@ def fairseq(folder: Path, dtype: torch.dtype) -> Original:
         return model.generate(ids, attention_mask=mask, num_beams=beams, **limits)
 
     options = {"max_length": 20, "max_extra_tokens": None}
-    return Original("fairseq, computed by FSMT", original.logits, search, folder / "model.pt", search_options=options)
+    return Original(original.name, original.logits, search, folder / "model.pt", search_options=options)
 
 
 DOUBLE, SINGLE = torch.float64, torch.float32
@@ -170,8 +165,7 @@ FORMATS = {
     marianmt: (DOUBLE, SINGLE),
     separate_marianmt: (DOUBLE, SINGLE),
     marian_positions: (DOUBLE, SINGLE),
-    fsmt: (SINGLE,),  # its mask is not made for others
-    fairseq: (SINGLE,),
+    fairseq: (SINGLE,),  # FSMT's mask is not made for others
 }
 
 
@@ -227,21 +221,6 @@ def write_marian_tokenizer(folder: Path, config: MarianConfig) -> None:
         "separate_vocabs": not config.share_encoder_decoder_embeddings,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-
-
-def write_fsmt_tokenizer(folder: Path, config: FSMTConfig) -> None:
-    """The files of an `FSMTTokenizer` with the sizes of a configuration."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for side, size in (("src", config.src_vocab_size), ("tgt", config.tgt_vocab_size)):
-        words = [
-            f"{chr(97 + number % 26)}{'' if number < 26 else chr(97 + number // 26)}</w>" for number in range(size)
-        ]
-        tokens = ["<s>", "<pad>", "</s>", "<unk>", *words]
-        (folder / f"vocab-{side}.json").write_text(
-            json.dumps({token: number for number, token in enumerate(tokens[:size])})
-        )
-    (folder / "merges.txt").write_text("#version: 0.2\n")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"langs": list(config.langs), "do_lower_case": False}))
 
 
 # The comparison

@@ -94,7 +94,7 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4197, "data": 3294, "training": 2529, "importing": 1407, "cli": 1894, "decoding": 1934,
+    "model": 4197, "data": 3258, "training": 2529, "importing": 1319, "cli": 1894, "decoding": 1934,
     "experiments": 745, "serving": 1446, "hub": 822, "export": 939, "parsing": 934, "documents": 1210,
     "attention": 449, "catalogues": 840, "recipes": 442, "evaluation": 343,
 }  # fmt: skip

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_model, tiny_recipe
+from import_differences import sentencepiece_model
 from pair_files import in_memory
 from transformers import AutoTokenizer
-from transformers.models.fsmt.tokenization_fsmt import FSMTTokenizer
 
 from vaswani_transformer import UserError, VaswaniTokenizer, load_model, load_tokenizer, train_tokenizer
 from vaswani_transformer.attention.alignments import align
@@ -27,6 +27,7 @@ from vaswani_transformer.decoding.scoring import score_pairs
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.recipes.recipe import Recipe
 
+MODELS, VOCABULARIES = ("source.spm", "target.spm"), ("vocab.json", "target_vocab.json")
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 PAIRS = generate_corpus(200, 20, 20).train
 SOURCES, TARGETS = (list(side) for side in zip(*PAIRS[:8], strict=True))
@@ -44,28 +45,26 @@ def fast(folder: Path) -> tuple[VaswaniTokenizer, Any, Any]:
     return VaswaniTokenizer(**backends, **SPECIAL), *sides
 
 
-def moses(folder: Path) -> tuple[Any, Any, Any]:
+def marian(folder: Path) -> tuple[Any, Any, Any]:
     """transformers' class for each side, with letters as tokens."""
-    pytest.importorskip("sacremoses")
-    sides = []
-    for texts in (SOURCES, TARGETS):
-        letters = sorted({letter for text in texts for letter in text} | set("&apos;quot"))
-        pieces = [*SPECIAL.values(), *(letter + end for letter in letters for end in ("", "</w>"))]
-        sides.append({piece: number for number, piece in enumerate(pieces)})
+    pytest.importorskip("sentencepiece")
+    from transformers import MarianTokenizer
+
     folder.mkdir()
-    (folder / "merges.txt").write_text("t h\n")
-    for name, ids in zip(("vocab-src.json", "vocab-tgt.json"), sides, strict=True):
-        (folder / name).write_text(json.dumps(ids))
+    for texts, model, vocabulary in zip((SOURCES, TARGETS), MODELS, VOCABULARIES, strict=True):
+        pieces = ["▁", *sorted({letter for text in texts for letter in text} - {" "})]
+        (folder / model).write_bytes(sentencepiece_model(pieces))
+        ids = {piece: number for number, piece in enumerate(["</s>", "<unk>", "<pad>", *pieces])}
+        (folder / vocabulary).write_text(json.dumps(ids))
     (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "FSMTTokenizer", "langs": ["en", "de"]})
+        json.dumps({"tokenizer_class": "MarianTokenizer", "separate_vocabs": True})
     )
-    source = FSMTTokenizer.from_pretrained(folder)
-    names = {"src_vocab_file": folder / "vocab-tgt.json", "tgt_vocab_file": folder / "vocab-src.json"}
-    target = FSMTTokenizer(langs=["de", "en"], merges_file=folder / "merges.txt", **names)
-    return load_tokenizer(folder), source, target
+    files = [str(folder / name) for name in (*MODELS[::-1], *VOCABULARIES[::-1])]
+    target = MarianTokenizer(*files[:3], target_vocab_file=files[3], separate_vocabs=True)
+    return load_tokenizer(folder), MarianTokenizer.from_pretrained(folder), target
 
 
-@pytest.fixture(scope="module", params=[fast, moses], ids=["fast", "moses"])
+@pytest.fixture(scope="module", params=[fast, marian], ids=["fast", "marian"])
 def world(request, tmp_path_factory) -> World:
     folder = tmp_path_factory.mktemp("world")
     tokenizer, source, target = request.param(folder / "tokenizer")
@@ -103,7 +102,7 @@ def test_translated(world):
     texts = list(translator.translate(SOURCES))
     for text, source in zip(texts, SOURCES, strict=True):
         output = model.generate(torch.tensor(ids_of(world.source, [source])), num_beams=2, max_new_tokens=8)
-        reference = tokenizer if world.target.__class__ is FSMTTokenizer else world.target
+        reference = world.target if tokenizer.is_fast else tokenizer
         assert text == reference.decode(output[0], skip_special_tokens=True).strip()
 
 
@@ -133,7 +132,7 @@ def test_attention_and_words(world):
             SOURCES[0].split()
         )
     else:
-        with pytest.raises(UserError, match="FSMTTokenizer does not say which word"):
+        with pytest.raises(UserError, match="MarianTokenizer does not say which word"):
             align(model, tokenizer, SOURCES, TARGETS)
 
 

@@ -155,7 +155,7 @@ def test_names_of_tokens_are_what_yaml_makes_of_them(exported):
 
 
 class TwoVocabularies:
-    """As FSMTTokenizer has them."""
+    """As MarianTokenizer has them."""
 
     unk_token_id = 2
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from experimenting import TINY as CHANGES
 from random_trees import TINY
 
-HAS_CTRANSLATE2, HAS_SACREMOSES = (importlib.util.find_spec(name) for name in ("ctranslate2", "sacremoses"))
+HAS_CTRANSLATE2 = importlib.util.find_spec("ctranslate2")
 _FORMS = {
     ".json": "json", ".jsonl": "lines of json", ".yaml": "yaml", ".yml": "yaml",
     ".safetensors": "safetensors", ".gz": "gzip",
@@ -116,8 +116,6 @@ TARGETS += [
     # Models of other toolkits.
     *_reads("import marianmt --output new", "source.spm", "target.spm", "vocab.json", "tokenizer_config.json",
             *_MODEL_SETTINGS, "model.safetensors", folder="marianmt/", tolerant=True, **_NEW),
-    *_reads("import fsmt --output new", "vocab-src.json", "merges.txt", "tokenizer_config.json", *_MODEL_SETTINGS,
-            folder="fsmt/", tolerant=True, **_NEW),
     *_reads("import relu-two --output new", "model.npz", "model.npz.decoder.yml", "target.yml", folder="relu-two/",
             tolerant=True, **_NEW),
     *_reads("import src-spm --output new", "src-spm/joint.spm", tolerant=True, **_NEW),
@@ -130,5 +128,3 @@ TARGETS += [
     *_reads(f"{_TUNE} --train-data memory.tmx --source-column en --target-column de", "memory.tmx", tolerant=True,
             **_NEW),
 ]  # fmt: skip
-if not HAS_SACREMOSES:
-    TARGETS = [target for target in TARGETS if "fsmt" not in target.command]

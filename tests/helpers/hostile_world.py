@@ -98,7 +98,6 @@ def _bring_others() -> None:
     """Models of other toolkits, one of them imported, one pickled, and a translation memory."""
     for make in (import_differences.marianmt, import_differences.fairseq):
         make(Path(make.__name__), torch.float32)
-    Path("fairseq/fsmt").rename("fsmt")
     shutil.copytree("marianmt", "pickled", ignore=shutil.ignore_patterns("*.safetensors"))
     torch.save(load_file("marianmt/model.safetensors"), "pickled/pytorch_model.bin")
     for name in ("relu-two", "src-spm"):

@@ -5,13 +5,14 @@ The mapping is that of `convert_fsmt_original_pytorch_checkpoint_to_pytorch.py`,
 
 import argparse
 import functools
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from canaries import Canary
 from conftest import error_of
-from import_differences import sentencepiece_model
+from import_differences import main, sentencepiece_model
 from imported_models import model_of
 from transformers import FSMTConfig, FSMTForConditionalGeneration
 
@@ -114,6 +115,13 @@ def test_logits_are_those_of_fsmt(tmp_path, form):
     imported = fairseq.read(write(tmp_path, form(fairseq_state(reference))).parent)
     assert_same(model_of(imported), reference)
     assert imported.config.dropout == 0.3 and imported.facts.languages == ("de", "en")
+
+
+def test_searches_are_those_of_fsmt_in_the_table_of_differences(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["import_differences.py", "--only", "fairseq", "--sentences", "3"])
+    main()
+    header, _, row = capsys.readouterr().out.splitlines()
+    assert header.count("|") == row.count("|") and row.endswith("| 3 of 3 | 3 of 3 |")
 
 
 @pytest.mark.parametrize(

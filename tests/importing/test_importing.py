@@ -136,6 +136,7 @@ def test_nothing_is_there(folder, tmp_path):
     ("name", "content", "described"),
     [
         ("config.json", '{"model_type": "m2m_100"}', "(a 'm2m_100' model of transformers) is not in a format"),
+        ("config.json", '{"model_type": "fsmt"}', "of FSMT (facebook/wmt19-*) give fairseq's own checkpoint"),
         ("config.json", '{"model_type": ["bert"]}', "(a folder) is not in a format that can be imported. Known"),
         ("model.bin", "", "what was converted for CTranslate2 stays there"),
         ("config.json", "{", "config.json: "),

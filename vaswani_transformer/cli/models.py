@@ -141,8 +141,8 @@ def import_(
 ) -> None:
     """Make a model of another toolkit a model of this package, with its tokenizer and a card.
 
-    SOURCE is the folder or Hub name (owner/name) of a MarianMT (OPUS-MT) or FSMT model of transformers, Marian's .npz,
-    or fairseq's .pt. Code in pickles does not run.
+    SOURCE is the folder or Hub name (owner/name) of a MarianMT (OPUS-MT) model of transformers, Marian's .npz, or
+    fairseq's .pt. Code in pickles does not run.
 
     Args:
         source: file, folder, or name of a model on the Hub

@@ -18,7 +18,7 @@ from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from ..errors import UserError, items_of, reading, texts_in
 from ..json_and_yaml import read_json
-from .slow_tokenizers import SLOW_FILES, load_slow_tokenizer
+from .marian_tokenizer import MARIAN_FILES, load_marian_tokenizer
 
 # The position is the id. `<pad>` is not 0 because beam search in transformers takes a pad id of 0 for "none given" and
 # fills finished hypotheses with `</s>` instead.
@@ -117,12 +117,12 @@ def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFas
 
 _FAST_FILES = ("tokenizer.json", "target_tokenizer.json")
 #: What tokenizers are made of, beside their configuration.
-TOKENIZER_FILES = (*_FAST_FILES, *chain(*SLOW_FILES.values()))
+TOKENIZER_FILES = (*_FAST_FILES, *MARIAN_FILES)
 
 
 def tokenizer_files(settings: dict) -> tuple[str, ...]:
     """Return the files that a tokenizer consists of besides its configuration, `settings`."""
-    return SLOW_FILES.get(str(settings.get("tokenizer_class")), _FAST_FILES)
+    return MARIAN_FILES if settings.get("tokenizer_class") == "MarianTokenizer" else _FAST_FILES
 
 
 def refuse_special_files(folder: Path) -> None:
@@ -136,8 +136,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     """Load a tokenizer from a local folder; nothing is downloaded, and no code of the folder runs.
 
     Returns:
-        A fast tokenizer, with two sides a `VaswaniTokenizer`; `MarianTokenizer` or `FSMTTokenizer` where the folder
-        names these.
+        A fast tokenizer, with two sides a `VaswaniTokenizer`; `MarianTokenizer` where the folder names it.
 
     Raises:
         UserError: The folder does not exist, holds no tokenizer, its files cannot be read as one, it does not end a
@@ -152,8 +151,10 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     with reading(f"the tokenizer in {folder}"):
         if isinstance(kind, str) and tokenizer_class_from_name(kind) is None:
             raise ValueError(f"transformers has no {kind!r:.100}, and code in a folder is not run")
-        if kind in list(SLOW_FILES):
-            tokenizer = load_slow_tokenizer(folder, kind)
+        if kind == "FSMTTokenizer":  # earlier versions imported such models
+            raise ValueError("an FSMTTokenizer is no longer loaded: import fairseq's own checkpoint of this model")
+        if kind == "MarianTokenizer":
+            tokenizer = load_marian_tokenizer(folder)
         else:
             # Without trust_remote_code=False, transformers would ask on standard input whether to run code in there.
             tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)

@@ -21,8 +21,8 @@ _REQUIRED = {"test_set": str, "weights_sha256": str, "command": str, "generation
 _EXPORTED_FILES = ("export.json", "model.bin", "shared_vocabulary.json")  # of an export to CTranslate2
 # Of tokenizers with two sides. Other folders have none, and the sums that they had before these were known.
 _OF_TWO_SIDES = (
-    "target_tokenizer.json", "source.spm", "target.spm", "vocab.json", "target_vocab.json", "vocab-src.json",
-    "vocab-tgt.json", "merges.txt", "source_vocabulary.json", "target_vocabulary.json",
+    "target_tokenizer.json", "source.spm", "target.spm", "vocab.json", "target_vocab.json",
+    "source_vocabulary.json", "target_vocabulary.json",
 )  # fmt: skip
 
 

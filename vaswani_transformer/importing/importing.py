@@ -22,16 +22,17 @@ from ..model.checkpoint_vaswani import check_finite
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import written_at_once
 from ..training.run_folder import IMPORT
-from . import fairseq, fsmt, marian, marianmt
+from . import fairseq, marian, marianmt
 from .source import Facts, Imported, model_type
 
 #: Modules of this room, in the order in which they are asked; the options of
 #: `import_model` that apply to each are parameters of its `read`.
-FORMATS = (marianmt, fsmt, marian, fairseq)
+FORMATS = (marianmt, marian, fairseq)
 WEIGHTS, CARD = "model.safetensors", "README.md"
 _NOT_OURS = (
     "NLLB, M2M100, mBART, Pegasus, T5, OpenNMT, Eole and Argos Translate normalise before each sublayer, and BART"
-    " normalises embeddings, which the paper's architecture does not; what was converted for CTranslate2 stays there"
+    " normalises embeddings, which the paper's architecture does not; what was converted for CTranslate2 stays there;"
+    " of FSMT (facebook/wmt19-*) give fairseq's own checkpoint"
 )
 # Files of a repository on the Hub that are fetched: weights, and what may accompany them. training_args.bin is never
 # read: that it exists shows that transformers' Trainer was at work.

@@ -1,22 +1,23 @@
 """OPUS-MT and its kin: folders of transformers' `MarianMTModel`; a fast tokenizer with the same ids where it exists."""
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
 
-from transformers import MarianConfig, PreTrainedTokenizerBase
+import torch
+from transformers import GenerationConfig, MarianConfig, PreTrainedTokenizerBase
 from transformers.trainer import TRAINER_STATE_NAME
 
-from ..data.slow_tokenizers import load_slow_tokenizer
+from ..data.marian_tokenizer import load_marian_tokenizer
 from ..errors import UserError, reading
+from ..hub.card_facts import is_language, metadata
 from ..json_and_yaml import read_json
 from ..marian_format import NO_PROBABILITY
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.tokenization_vaswani import VaswaniTokenizer
-from . import transformers_folders as folders
 from .sentencepiece import Unsupported, backend
-from .source import Imported, model_type, read_weights
-from .transformers_folders import DECODER, ENCODER
+from .source import ACTIVATIONS, Facts, Imported, model_type, read_weights
 
 NAME = "MarianMTModel of transformers (OPUS-MT)"
 # Marian computes tensor2tensor's positions; transformers computes others for the same weights, and models that were
@@ -27,7 +28,12 @@ _POSITIONS = {
     "transformers": ("sinusoidal-halves", 1e-5, "transformers (MarianMTModel)",
                      "Positions are those that transformers computes for MarianMTModel, not Marian's own."),
 }  # fmt: skip
+_SHARED = "model.shared.weight"
+_ENCODER, _DECODER = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
 _OUTPUT = "lm_head.weight"
+_IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")  # our configuration has them
+_SAME = ("d_model", "encoder_layers", "decoder_layers", "max_position_embeddings", "scale_embedding", *_IDS[1:],
+         "dropout", "attention_dropout", "activation_dropout")  # fmt: skip
 _KEPT = ("model_max_length", "source_lang", "target_lang")  # of the entries of tokenizer_config.json
 _TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
@@ -42,33 +48,100 @@ def read(source: Path, positions: str | None = None) -> Imported:
     is_of_trainer = any((source / name).is_file() for name in ("training_args.bin", TRAINER_STATE_NAME))
     positions = positions or ("transformers" if is_of_trainer else "marian")
     encoding, epsilon, toolkit, note = _POSITIONS[positions]
-    config = folders.config_of(source, MarianConfig)
+    config = _config_of(source)
     weights = read_weights(source)
-    bias = weights.pop("final_logits_bias")
-    shared = ("model.shared.weight", ENCODER, DECODER, _OUTPUT) if config.share_encoder_decoder_embeddings else ()
-    sides = (ENCODER, *shared), (DECODER, *shared, _OUTPUT), (_OUTPUT, DECODER, *shared)
-    ties, weights = folders.renamed(weights, *sides)
-    weights["lm_head.bias"] = bias.flatten().clone()
+    bias = weights.pop("final_logits_bias").flatten().clone()
     if positions == "marian":
-        weights["lm_head.bias"][config.pad_token_id] = NO_PROBABILITY
-    languages = map(_tokenizer_settings(source).get, ("source_lang", "target_lang"))
-    facts = folders.facts_of_folder(source, toolkit, languages)
-    facts.notes = (note,)
+        bias[config.pad_token_id] = NO_PROBABILITY
+    encoder, decoder, output = _matrices(weights, config.share_encoder_decoder_embeddings)
+    computed = [f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")]
+    weights = {name: tensor for name, tensor in weights.items() if name not in (_SHARED, *computed)}
+    weights |= {_ENCODER: encoder, _DECODER: decoder, _OUTPUT: output, "lm_head.bias": bias}
     return Imported(
         VaswaniConfig(
-            **folders.shared_settings(config),
-            **ties,
+            **{name: getattr(config, name) for name in _SAME},
             vocab_size=config.vocab_size,
             decoder_vocab_size=None if config.share_encoder_decoder_embeddings else config.decoder_vocab_size,
+            d_ff=config.encoder_ffn_dim,
+            num_heads=config.encoder_attention_heads,
+            activation_function=ACTIVATIONS.get(config.activation_function, config.activation_function),
+            attention_bias=True,
             output_bias=True,
             position_encoding=encoding,
             layer_norm_eps=epsilon,
+            tie_word_embeddings=torch.equal(decoder, output),
+            share_encoder_decoder_embeddings=torch.equal(encoder, decoder),
             bos_token_id=None,  # Marian has none
         ),
         weights,
         marian_tokenizer(source),
-        facts,
-        folders.search_settings(source, config),
+        _facts(source, toolkit, note),
+        _search_settings(source, config),
+    )
+
+
+def _config_of(folder: Path) -> MarianConfig:
+    """Return the folder's configuration, with the defaults of its class in transformers.
+
+    Raises:
+        UserError: for values of a wrong kind, and a decoder of other heads than the encoder's.
+    """
+    path = folder / "config.json"
+    values = read_json(path)
+    with reading(path):
+        config = MarianConfig(**{name: values[name] for name in values.keys() & MarianConfig.__annotations__.keys()})
+    heads = config.encoder_attention_heads
+    if config.decoder_attention_heads != heads:  # which no weight shows
+        value = f"decoder_attention_heads in {path} is {config.decoder_attention_heads}"
+        raise UserError(f"{value}: only models with as many in the encoder, which has {heads}, can be imported")
+    return config
+
+
+def _matrices(weights: dict[str, torch.Tensor], is_shared: bool) -> list[torch.Tensor]:
+    """Return the embeddings of encoder and decoder and the output projection, `(tokens, d_model)`.
+
+    A tied matrix may be stored under another of its names; one that `is_shared` has four.
+
+    Raises:
+        KeyError: a matrix is missing.
+    """
+    shared = (_SHARED, _ENCODER, _DECODER, _OUTPUT) if is_shared else ()
+    sides = (_ENCODER, *shared), (_DECODER, *shared, _OUTPUT), (_OUTPUT, _DECODER, *shared)
+    return [weights[next(filter(weights.__contains__, names), names[0])] for names in sides]
+
+
+def _search_settings(folder: Path, config: MarianConfig) -> dict[str, Any]:
+    """Return the folder's search settings, and transformers' rule for the scores of a beam search.
+
+    They are in `generation_config.json`, in older folders in `config.json`.
+    """
+    path = folder / "generation_config.json"
+    if path.is_file():
+        settings = read_json(path, finite=False)
+    else:
+        values = read_json(folder / "config.json")
+        settings = {name: values.get(name, getattr(config, name, None)) for name in GenerationConfig().to_dict()}
+    dropped = {*_IDS, "transformers_version", "_from_model_config", "use_cache"}
+    settings = {name: value for name, value in settings.items() if value is not None and name not in dropped}
+    return {"length_normalization": "power", "length_penalty": 1.0, **settings}
+
+
+def _facts(folder: Path, toolkit: str, note: str) -> Facts:
+    """Return what a folder's configurations and card say about its model."""
+    name = str(read_json(folder / "config.json").get("_name_or_path") or "")
+    source = re.search(r"(?:^|/)(Helsinki-NLP/[\w.-]+)$", name)
+    path = folder / "README.md"
+    card = {}
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            card = metadata(file.read(1 << 22))
+    codes = tuple(filter(is_language, map(_tokenizer_settings(folder).get, ("source_lang", "target_lang"))))
+    return Facts(
+        toolkit,
+        f"https://huggingface.co/{source[1]}" if source else "",
+        card.get("license"),
+        codes if len(codes) == 2 else tuple(card.get("languages", ())),
+        (note,),
     )
 
 
@@ -88,7 +161,7 @@ def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """
     settings = _tokenizer_settings(folder)
     names = ("vocab.json", "target_vocab.json" if settings.get("separate_vocabs") else "vocab.json")
-    vocabularies = [folders.read_vocabulary(folder / name) for name in names]
+    vocabularies = [_read_vocabulary(folder / name) for name in names]
     tokens = {name: _text(settings.get(name)) or default for name, default in _TOKENS.items()}
     if added := sorted(_added_tokens(folder, settings) - vocabularies[0].keys()):
         fix = "add them to vocab.json and to the SentencePiece models, or import the model without them"
@@ -101,7 +174,7 @@ def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         except Unsupported:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # it recommends sacremoses, which it does not use
-                return load_slow_tokenizer(folder, "MarianTokenizer")
+                return load_marian_tokenizer(folder)
         return VaswaniTokenizer(
             tokenizer_object=backends[0],
             target_tokenizer_object=backends[1],
@@ -109,6 +182,17 @@ def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             **tokens,
             **{name: settings[name] for name in _KEPT if settings.get(name) is not None},
         )
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
+    """Return the numbers of a vocabulary's tokens."""
+    vocabulary = read_json(path)
+    numbers = set(vocabulary.values())
+    # Numbers far apart would make a table of as many names.
+    is_whole = all(type(number) is int and 0 <= number < 2 * len(numbers) + 100 for number in numbers)
+    if not is_whole or not 0 < len(vocabulary) == len(numbers):
+        raise UserError(f"{path} is not a vocabulary, of tokens with numbers from 0 on: copy the folder again")
+    return vocabulary
 
 
 def _tokenizer_settings(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tokenizers of MarianMT and FSMT folders: the ids of transformers' own classes, on both sides."""
+"""Tokenizers of MarianMT folders: the ids of transformers' own class, on both sides."""
 
 import json
 import pickle
@@ -9,14 +9,10 @@ import pytest
 from hypothesis import given
 from sentencepiece_models import TEXTS, trained
 from transformers import AutoTokenizer
-from transformers.models.fsmt.tokenization_fsmt import FSMTTokenizer
 
 from vaswani_transformer import UserError, VaswaniTokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
-from vaswani_transformer.importing.fsmt import fsmt_tokenizer
 from vaswani_transformer.importing.marianmt import marian_tokenizer
-
-LANGUAGES = ("en", "de")
 
 
 @pytest.fixture(scope="module")
@@ -120,37 +116,8 @@ def assert_slow_works(tokenizer, reference, sources: list[str], targets: list[st
     assert decoded[0] == decoded[1]
 
 
-def fsmt_folder(folder: Path) -> Path:
-    """A dictionary of letters for each side and a few merges."""
-    folder.mkdir()
-    for name, letters in (("src", "abcdefghijklmnopqrstuvwxyz.,"), ("tgt", "zyxwvutsrqponmlkjihgfedcbaäöü.,")):
-        pieces = ["<s>", "<pad>", "</s>", "<unk>", *(letter + end for letter in letters for end in ("", "</w>")), "th"]
-        ids = {piece: number for number, piece in enumerate([*pieces, "the</w>"])}
-        (folder / f"vocab-{name}.json").write_text(json.dumps(ids))
-    (folder / "merges.txt").write_text("t h 9\nth e</w> 8\n")
-    config = {"tokenizer_class": "FSMTTokenizer", "langs": list(LANGUAGES), "model_max_length": 1024}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
-
-
-def test_fsmt_on_both_sides(tmp_path):
-    folder = fsmt_folder(tmp_path / "folder")
-    reference, tokenizer = FSMTTokenizer.from_pretrained(folder, split_special_tokens=True), fsmt_tokenizer(folder)
-    sources, targets = ["the cat, it's here.", "A dog."], ["der Hund, über.", "the cat."]
-    # transformers' class encodes sources alone, so the target's reference is one with the languages turned round.
-    turned = tmp_path / "turned"
-    fsmt_folder(turned)
-    for name, other in (("src", "tgt"), ("tgt", "src")):
-        (turned / f"vocab-{name}.json").write_bytes((folder / f"vocab-{other}.json").read_bytes())
-    turned = FSMTTokenizer.from_pretrained(turned, langs=list(LANGUAGES[::-1]))
-    labels = tokenizer(text_target=targets)["input_ids"]
-    assert labels == turned(targets)["input_ids"] != reference(targets)["input_ids"]
-    assert all(ids[-1] == tokenizer.eos_token_id == 2 for ids in labels)
-    assert_slow_works(tokenizer, reference, sources, targets, tmp_path / "saved")
-    assert tokenizer.decode(labels[1], skip_special_tokens=True) == "the cat."
-
-
-def test_without_sacremoses_a_folder_of_fsmt_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sacremoses", None)
-    with pytest.raises(UserError, match=r"needs the package sacremoses: pip install 'vaswani_transformer\[moses\]'"):
-        fsmt_tokenizer(fsmt_folder(tmp_path / "folder"))
+def test_without_sentencepiece_a_model_that_tokenizers_cannot_follow_is_refused(pairs, tmp_path, monkeypatch):
+    folder = marian_folder(tmp_path / "folder", pairs, user_defined_symbols=["<sep>"])
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(UserError, match=r"package sentencepiece: pip install 'vaswani_transformer\[sentencepiece\]'"):
+        marian_tokenizer(folder)

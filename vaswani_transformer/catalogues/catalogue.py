@@ -204,8 +204,6 @@ def unescaped(text: str) -> str:
         code = int(match[1] or match[2] or "0", 16) or int(match[3] or "0", 8)
         return chr(code) if code else LETTERS.get(match[4], match[4] or "")
 
-    if "\\" not in text:
-        return text
     text = re.sub(r"\\(?:[uU]([\da-fA-F]{4})|x([\da-fA-F]{1,2})|([0-7]{1,3})|\r?\n[ \t]*|(.))", character, text)
     pairs = "[\ud800-\udbff][\udc00-\udfff]"  # other ones are bytes that are not UTF-8
     return re.sub(pairs, lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"), text)

@@ -28,16 +28,10 @@ ENDINGS |= {".properties": "properties", ".strings": "strings", ".json": "json",
 def open_catalogue(
     path: str | Path, format: str | None = None, source: str | Path | None = None, language: str | None = None
 ) -> Catalogue:
-    """Return a catalogue.
+    """Return a catalogue of one of `FORMATS`, by default that of its name's ending; `UserError` for another ending.
 
-    Args:
-        path: the file.
-        format: one of `FORMATS`; by default that of its name's ending.
-        source: the source language's catalogue, for a format with one language.
-        language: code of the target language, for plural forms that the file does not name.
-
-    Raises:
-        UserError: for a name with another ending; later for a file that is not of the format.
+    `source` is the source language's catalogue, for a format with one language; `language` the code of the target
+    language, for plural forms that the file does not name.
     """
     path = to_path(path)
     format = format or next((name for end, name in ENDINGS.items() if path.name.lower().endswith(end)), None)

@@ -179,8 +179,8 @@ class QtFile(_XmlFile):
         if kind in ("vanished", "obsolete") or not source or (is_plural and not forms):  # lupdate writes the forms
             state = "kept"
         counts = (*self.plurals.values(), 2, 2)[: len(forms)] if is_plural else ()
-        name, notes = ("\4".join(filter(None, texts)) for texts in ((self.context, source, comment), (comment, extra)))
-        sources, notes = (source,) * (1 + is_plural), notes.replace("\4", "\n")
+        name = "\4".join(filter(None, (self.context, source, comment)))
+        sources, notes = (source,) * (1 + is_plural), "\n".join(filter(None, (comment, extra)))
         return [Entry(name, sources, targets, state, self.line, self.context, "", notes, counts, tuple(codes), match)]
 
     def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:

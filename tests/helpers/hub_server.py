@@ -19,8 +19,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import yaml
 
 LFS_SUFFIXES = (".safetensors", ".bin")
-# What the Hub writes into a new Space.
-SPACE_TEXT = "Check out the configuration reference at https://huggingface.co/docs/hub/spaces-config-reference"
 
 
 @dataclass
@@ -79,7 +77,7 @@ class HubServer:
     """A Hub with a user, repositories and faults.
 
     Attributes:
-        repositories: `owner/name`, of a Space `spaces/owner/name`, of a dataset `datasets/owner/name` -> Repository.
+        repositories: `owner/name`, of a dataset `datasets/owner/name` -> Repository.
         objects: SHA-256 -> content, of files stored by LFS.
         requests: (method, path, status) of each request, in the order of their ends.
         bodies: bytes of request bodies, in the same order, to search for what must not be sent.
@@ -136,10 +134,6 @@ def card_errors(content: str) -> list[str]:
     for language in languages if isinstance(languages, list) else [languages]:
         if not re.fullmatch(r"[a-z]{2,3}", str(language)):
             errors.append(f'"language" {language} must be a code of ISO 639')
-    if {data.get("colorFrom", "red"), data.get("colorTo", "red")} - {"red", "yellow", "green", "blue", "gray"}:
-        errors.append('"colorFrom" and "colorTo" must be of the known colours')
-    if len(data.get("short_description", "")) > 60:
-        errors.append('"short_description" must have 60 characters at most')
     return errors
 
 
@@ -250,18 +244,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def create(self):
         asked = json.loads(self.body)
-        is_space = asked.get("type") == "space"
-        name = f"{'spaces/' if is_space else ''}{asked.get('organization') or self._user()}/{asked['name']}"
+        name = f"{asked.get('organization') or self._user()}/{asked['name']}"
         self._may_write(name)
         url = f"{self.hub.endpoint}/{name}"
         if name in self.hub.repositories:
             message = "You already created this model repo"
             raise Refusal(409, message, body={"error": message, "url": url})
         repository = self.hub.repositories[name] = Repository(asked.get("visibility") == "private")
-        files = {".gitattributes": b"*.safetensors filter=lfs\n"}
-        if is_space:
-            files["README.md"] = f"---\ntitle: A Space\n---\n\n{SPACE_TEXT}\n".encode()
-        repository.commit("main", "initial commit", files)
+        repository.commit("main", "initial commit", {".gitattributes": b"*.safetensors filter=lfs\n"})
         return self._json({"url": url, "name": name, "id": name})
 
     def branch(self, name, branch):
@@ -279,7 +269,7 @@ class _Handler(BaseHTTPRequestHandler):
             for path, data in sorted(commit.files.items())
         ]
         private = self.hub.repositories[name].private
-        name = name.removeprefix("spaces/").removeprefix("datasets/")
+        name = name.removeprefix("datasets/")
         return self._json({"id": name, "sha": commit.oid, "private": private, "siblings": siblings, "tags": []})
 
     def tree(self, name, revision, folder=""):
@@ -355,7 +345,7 @@ class _Handler(BaseHTTPRequestHandler):
         return 200, data, headers
 
 
-_NAME = r"((?:spaces/|datasets/)?[^/]+/[^/]+)"  # of a model, a Space or a dataset
+_NAME = r"((?:datasets/)?[^/]+/[^/]+)"  # of a model or a dataset
 _API = rf"/api/(?:models/)?{_NAME}"
 _ROUTES = [
     ("GET", r"/api/whoami-v2", _Handler.whoami),

@@ -11,7 +11,6 @@ from pathlib import Path
 import pushing
 import pytest
 import torch
-from hub_server import SPACE_TEXT, Fault, Refusal
 from huggingface_hub import ModelCard, snapshot_download
 from model_folders import change
 from pushing import REPO, weights_of
@@ -23,7 +22,6 @@ model = pushing.model
 push = pushing.push
 scores = pushing.scores
 
-SPACE = f"spaces/{REPO}"
 AUTO = AutoModelForSeq2SeqLM, AutoTokenizer
 
 
@@ -55,10 +53,12 @@ def test_a_pushed_model_comes_back_equal(push, forked, hub, model, tmp_path):
 @pytest.mark.parametrize(
     "moses", [None, {"languages": ["en", "pt_BR"], "aggressive_dash_splits": True, "escape": False}]
 )
-def test_the_settings_of_imported_tokenizers_come_along(push, hub, model, tmp_path, moses):
+def test_the_settings_of_imported_tokenizers_and_parsers_come_along(push, hub, model, tmp_path, moses):
     """Without them the published model would cut texts in another way."""
     folder = shutil.copytree(model, tmp_path / "imported")
     settings = {"known_tokens": [300, 290], "split_special_tokens": True, "source_lang": "en", "target_lang": "pt_BR"}
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    settings["tree_tokens"] = [token[1:] for token in vocabulary if token.startswith("Ġ") and len(token) > 1][:3]
     change(folder, "tokenizer_config.json", **settings, moses=moses)
     assert push(folder=folder).err == ""
     published = json.loads(hub.files(REPO)["tokenizer_config.json"])
@@ -189,40 +189,6 @@ def test_private_repositories_and_branches(push, hub):
     push("--private")
     hub.repositories[REPO].private = False
     assert "exists and is public" in push("--private", status=2).err
-
-
-# Spaces, of which more is in test_space.py
-
-
-def test_a_space_goes_up_with_its_model(push, hub):
-    dry = push("--space", "--dry-run", token="")
-    assert hub.requests == []
-    hub.faults.append(Fault("POST", "/api/spaces/.*/commit/", answer=Refusal(502, "no").answer))
-    assert "push again" in push("--space", "--private", status=1).err
-    assert hub.files(REPO)["model.safetensors"] and SPACE_TEXT in hub.files(SPACE)["README.md"].decode()
-    hub.faults.clear()
-    done = push("--space", "--private")
-    assert f"pushed to {hub.endpoint}/{SPACE}:" in done.out and done.err == ""
-    assert hub.repositories[REPO].private and hub.repositories[SPACE].private
-    for name, data in hub.files(SPACE).items():
-        assert name == ".gitattributes" or f"\n==> Space, {name} <==\n{data.decode()}" in dry.out
-        assert name == ".gitattributes" or re.search(rf"^ *{len(data):,}  {name}$", dry.out, re.MULTILINE)
-    assert push("--space", "--private").out.count("nothing was changed") == 2
-
-
-def test_a_space_needs_languages_unless_it_is_a_parsers(push, hub, model, tmp_path):
-    folder = shutil.copytree(model, tmp_path / "copy")
-    (folder / "recipe.yaml").unlink()
-    assert "known are en: give --language twice" in push("--space", "--language", "en", folder=folder, status=2).err
-    assert not hub.repositories
-    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    trees = {"tree_tokens": [token[1:] for token in vocabulary if token.startswith("Ġ") and len(token) > 1][:3]}
-    change(folder, "tokenizer_config.json", **trees)
-    push("--space", folder=folder)
-    assert b"vaswani serve model --host" in hub.files(SPACE)["Dockerfile"]
-    assert b"Draws the trees" in hub.files(SPACE)["README.md"]
-    assert not hub.repositories[SPACE].private
-    assert json.loads(hub.files(REPO)["tokenizer_config.json"]).items() >= trees.items()
 
 
 # Cards of others

@@ -20,7 +20,7 @@ from stores import refuse, web_server
 from vaswani_transformer.evaluation.records import weights_sha256
 from vaswani_transformer.hub.card_facts import CardFacts, read_run, results_of_record
 from vaswani_transformer.hub.model_card import carry_over, escaped, may_be_replaced, render_card, seal
-from vaswani_transformer.hub.space import MOST_BYTES
+from vaswani_transformer.hub.push import MOST_BYTES
 
 model = pushing.model
 push = pushing.push

@@ -63,10 +63,8 @@ class Push:
     """branch, created if it does not exist"""
     token: str | None = None
     """prefer HF_TOKEN, which no list of processes shows"""
-    space: bool = False
-    """also publish a Space of this name, with the page of `vaswani serve`"""
     overwrite_card: Annotated[bool, _CARD] = False
-    """replace the card even if someone wrote or edited it, and the Space"""
+    """replace the card even if someone wrote or edited it"""
     languages: Annotated[tuple[str, ...], _CARD, Parameter(name="--language")] = ()
     """language, such as en; repeat it, source first"""
     license: Annotated[str | None, _CARD] = None
@@ -107,7 +105,7 @@ def push(model: Model, repository: str, /, *, options: Push = Push()) -> None:  
 
 
 def _print_pushed(result, dry_run: bool) -> None:
-    goal, space = f"{result.url or result.repo_id}, branch {result.revision}", result.space
+    goal = f"{result.url or result.repo_id}, branch {result.revision}"
     if dry_run:
         print(f"would go to {goal} (nothing was sent):")
     elif result.changed:
@@ -118,15 +116,8 @@ def _print_pushed(result, dry_run: bool) -> None:
         print(f"{size:14,}  {name}")
     for name in result.removed:
         print(f"{'removed':>14}  {name}")
-    if space is not None:
-        state = "would go to the Space" if dry_run else "pushed to" if space.changed else "nothing was changed in"
-        print(f"{state} {space.url or result.repo_id}:")
-        for name, text in space.files.items():
-            print(f"{len(text.encode()):14,}  {name}")
     if dry_run:
         print(f"\n{result.card}", end="")
-        for name, text in space.files.items() if space else ():
-            print(f"\n==> Space, {name} <==\n{text}", end="")
 
 
 def import_(

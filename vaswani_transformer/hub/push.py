@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, ModelInfo, get_token, utils
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from ..data.tokenization import SIDES, TOKENIZER_FILES, side_of, tokenizer_files
 from ..errors import UserError, one_line, reading, shortened
@@ -22,11 +28,11 @@ from ..loading import load_model
 from ..model.configuration_vaswani import VaswaniConfig
 from .card_facts import facts_of, is_search_setting, results_of_record
 from .model_card import carry_over, may_be_replaced, render_card
-from .space import CARD, Space, find_head, push_space, read_file, space_files
 
 logger = logging.getLogger(__name__)
 
-MAIN, INDEX = "main", "model.safetensors.index.json"
+MAIN, CARD, INDEX = "main", "README.md", "model.safetensors.index.json"
+MOST_BYTES = 4 << 20  # of a card that is read; ours are far smaller, also with evaluations of many test sets
 # What is published is listed, since the rest of a folder's files may hold anything: entries of a configuration that
 # transformers writes by itself, and entries of a tokenizer's with the words that these may hold beside tokens.
 _WRITTEN = {"model_type", "architectures", "dtype", "transformers_version", "auto_map", "custom_pipelines"}
@@ -62,7 +68,6 @@ class Published:
     commit: str | None = None  # of the branch after the push; None for a dry run
     changed: bool = False  # whether there is a new commit; False when the Hub had every file already
     removed: tuple[str, ...] = ()  # weight files of an earlier push that are no longer part of the model
-    space: Space | None = None  # that was asked for
 
 
 def publish(
@@ -76,7 +81,6 @@ def publish(
     datasets: Sequence[str] = (),
     evaluations: Sequence[str | Path] = (),
     overwrite_card: bool = False,
-    space: bool = False,
     token: str | None = None,
     dry_run: bool = False,
 ) -> Published:
@@ -95,8 +99,7 @@ def publish(
         license: the Hub's identifier of the weights' licence.
         datasets: names of datasets on the Hub; by default that of the recipe.
         evaluations: files of `vaswani evaluate --json`; all scores on the card come from them.
-        overwrite_card: replace a card on the Hub that someone else wrote or edited, and a Space that is there.
-        space: also put the page of `vaswani serve` for this model into the Space of the same name, in a second commit.
+        overwrite_card: replace a card on the Hub that someone else wrote or edited.
         token: with the right to write; by default that of `hf auth login` or of the variable HF_TOKEN.
         dry_run: prepare and check everything, but send nothing.
 
@@ -123,14 +126,13 @@ def publish(
         with _hub_errors(repo_id, token):
             if not dry_run:
                 api.whoami()  # raises for a token that is missing or refused
-                head = find_head(api, repo_id, revision)
-                existing = head and read_file(api, head, CARD)
+                head = _find_head(api, repo_id, revision)
+                existing = head and _read_card(api, head)
         # An option counts most, then what the run says, then the card on the Hub.
         options = {"languages": languages, "license": license, "datasets": datasets, "results": results}
         options = {name: value for name, value in options.items() if value}
         facts = carry_over(replace(facts_of(model, repo_id, model_folder), **options), existing or "")
         text = render_card(facts)
-        pages = space_files(facts, revision, "tree_tokens" in tokenizer.init_kwargs) if space else {}
         (staging / CARD).write_text(text, encoding="utf-8", newline="\n")
         files = {path.name: path.stat().st_size for path in sorted(staging.iterdir())}
         if existing and not overwrite_card and not may_be_replaced(existing):
@@ -138,18 +140,13 @@ def publish(
             logger.warning("the card on the Hub was written or edited by someone else, so it stays: --overwrite-card")
         elif ModelCard(text).data.license is None:
             logger.warning("no licence was given, and the card says so: --license gives one, such as mit")
-        done = Published(repo_id, revision, files, text, space=Space(pages) if space else None)
+        plan = Published(repo_id, revision, files, text)
         if dry_run:
-            return done
+            return plan
         with _hub_errors(repo_id, token):
             with reading("the Hub refuses the card"):  # by its own check, before anything is created there
                 ModelCard(text).validate(repo_type="model")
-                if space:
-                    ModelCard(pages[CARD]).validate(repo_type="space")
-            done = _push(api, done, head, staging, private)
-            if space:
-                done = replace(done, space=push_space(api, repo_id, pages, overwrite_card))
-            return done
+            return _push(api, plan, head, staging, private)
 
 
 def clear_staging() -> None:
@@ -206,12 +203,32 @@ def _read_evaluations(model_folder: str | Path, paths: Sequence[str | Path]) -> 
     return results
 
 
+def _find_head(api: HfApi, repo_id: str, revision: str | None = None) -> ModelInfo | None:
+    """Return the commit that a push builds on: the branch's last one, main's for a new branch, None for a new name."""
+    for name in (revision, None):
+        with contextlib.suppress(RepositoryNotFoundError, RevisionNotFoundError):
+            return api.model_info(repo_id, revision=name, files_metadata=True)
+    return None
+
+
+def _read_card(api: HfApi, head: ModelInfo) -> str | None:
+    """Return the card of a commit, or None if there is none; one too large to be ours is not fetched."""
+    sizes = {sibling.rfilename: sibling.size for sibling in head.siblings or []}
+    if CARD not in sizes:
+        return None
+    if (sizes[CARD] or 0) > MOST_BYTES:
+        return "(someone else's: ours are never so large)"
+    with tempfile.TemporaryDirectory() as folder:
+        path = api.hf_hub_download(head.id, CARD, revision=head.sha, local_dir=folder)
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+
+
 def _push(api: HfApi, plan: Published, head: ModelInfo | None, staging: Path, private: bool) -> Published:
     """Create repository and branch if they do not exist, upload the files, and commit them last."""
     repo_id, revision = plan.repo_id, plan.revision
     if head is None:
         api.create_repo(repo_id, private=private or None, exist_ok=True)
-        head = find_head(api, repo_id)
+        head = _find_head(api, repo_id)
     if private and not head.private:
         raise UserError(f"{repo_id} exists and is public: leave --private out, or make it private on its settings page")
     if revision != MAIN:
@@ -226,7 +243,7 @@ def _push(api: HfApi, plan: Published, head: ModelInfo | None, staging: Path, pr
     # `upload_folder` makes several commits of a large folder where hf_xet is installed.
     options = {"commit_message": "Upload model with vaswani push", "revision": revision, "parent_commit": head.sha}
     commit = api.create_commit(repo_id, operations, **options)
-    info = find_head(api, repo_id, commit.oid)
+    info = _find_head(api, repo_id, commit.oid)
     sizes = {sibling.rfilename: sibling.size for sibling in info.siblings or []}
     if missing := sorted(name for name, size in plan.files.items() if sizes.get(name) != size):
         # The client skips what the repository ignores, silently.

@@ -16,7 +16,8 @@ from .text_files import home_path
 from .words import LETTERS_OR_SIGN
 
 LEAST = 0.5  # similarity of a match
-_MOST_COMPARED = 300  # entries with a source; those that share most of its rare words
+_MOST_ROWS, _MOST_COMPARED = 20_000, 300  # about so many are looked up by the rarest words; those that share most
+Match = tuple[float, str, str]  # similarity: 1 less the edit distance by the longer text's words; source; target
 _TINY = 1e-9  # above errors of rounding
 
 
@@ -25,7 +26,7 @@ def _normalized(text: str) -> str:
 
 
 class Memory:
-    """Pairs of texts, of which none is blank, in about 300 bytes each; of those with one source the latest counts."""
+    """Pairs of texts, of which none is blank, in about 400 bytes each; of those with one source the latest counts."""
 
     TAG = "<TM>"  # between a source and the target of its match
 
@@ -74,13 +75,10 @@ class Memory:
         same, target = self._entry(self._of_hash[place]) if place < len(self._hashes) else ("", None)
         return target if same == source else None
 
-    def near(
-        self, sources: Iterable[str], least: float = LEAST, number: int = 1, others: bool = False
-    ) -> Iterator[list[tuple[float, str, str]]]:
+    def near(self, sources: Iterable[str], least=LEAST, number=1, others=False) -> Iterator[list[Match]]:
         """Yield for each source its nearest entries, best first, of equally near ones the latest first.
 
-        Each is a similarity, 1 minus the edit distance in words over the words of the longer text, a source, a target;
-        there are at most `number` of them, of the similarity `least` (`LEAST` or more). With `others` those of the same
+        There are at most `number` of them, of the similarity `least` (`LEAST` or more). With `others` those of the same
         words are left out: in training no pair is its own match. Where hundreds share rare words with a source, a
         nearer one may be missed.
         """
@@ -100,14 +98,15 @@ class Memory:
 
     def _candidates(self, words: np.ndarray, least: float, shared: np.ndarray) -> np.ndarray:
         """Return the rows that may be as near to these words, the latest first; `shared` is zero for each row."""
-        length, found = len(words), [np.zeros(0, np.int32)]
+        length, found, room = len(words), [np.zeros(0, np.int32)], _MOST_ROWS
         rarest, before = np.unique(-np.sort(-words)[: _rarest(length, least)], return_index=True)
         for word, lacking in zip(rarest[::-1][:255].tolist(), before[::-1].tolist(), strict=False):
-            if word < len(self._ranks):
+            if word < len(self._ranks) and room > 0:
                 rows = self._rows[self._first[word] : self._first[word + 1]]
                 # Those that have this word first have none of the words before it.
                 lengths = ceil(least * length - _TINY), floor((length - lacking) / least + _TINY) + 1
                 start, end = rows.searchsorted(self._lengths.searchsorted(np.array(lengths, np.int32)).astype(np.int32))
+                room -= end - start
                 counts = shared[rows[start:end]]
                 found.append(rows[start:end][counts == 0])
                 shared[rows[start:end]] = counts + 1

@@ -188,7 +188,7 @@ def test_scores_of_other_weights_are_refused(push, model, scores, tmp_path):
     tiny_model(seed=2, vocab_size=300).save_pretrained(other)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (other / name).write_bytes((model / name).read_bytes())
-    assert "evaluation of other weights" in push("--dry-run", "--evaluation", scores, folder=other, status=2).err
+    assert "is of other weights" in push("--dry-run", "--evaluation", scores, folder=other, status=2).err
 
 
 @pytest.mark.slow

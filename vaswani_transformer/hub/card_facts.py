@@ -3,12 +3,13 @@
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, reading
 from ..json_and_yaml import read_json, read_yaml
+from ..model.settings_vaswani import LENGTH_NORMALIZATIONS
 from ..output_folder import RECIPE
 from ..recipes.recipe import Recipe, convert, languages_of
 
@@ -27,8 +28,6 @@ METRICS = {
     "bracket_precision": ("precision", "labelled bracket precision", 2),
     "bracket_recall": ("recall", "labelled bracket recall", 2),
 }
-# Columns of its stress test, the same.
-_STRESS = {"chrf_kept": "chrf", "returned": "accuracy", "runs_on": "count", "copies": "count", "empty": "count"}
 # Texts of a record that are published.
 _TEXTS = ("test_set", "source_file", "source_sha256", "reference_file", "reference_sha256", "bleu_signature",
           "chrf_signature", "date", "command")  # fmt: skip
@@ -42,19 +41,12 @@ class CardFacts:
     config: "VaswaniConfig"
     parameters: int  # tied ones counted once
     generation: Mapping = field(default_factory=dict)  # `search_settings` of its generation configuration
-    recipe: Mapping = field(default_factory=dict)  # of its training run
-    steps: int | None = None  # optimizer steps of that run
+    recipe: Mapping = field(default_factory=dict)  # of its training run, by `read_run`
     imported: Mapping = field(default_factory=dict)  # toolkit, source and notes of a model that `vaswani import` wrote
-    teachers: Sequence[str] = ()  # models whose translations it was trained on
     results: Sequence["EvalResult"] = ()  # of `results_of_record`
     languages: Sequence[str] = ()  # ISO 639 codes, source first
     license: str | None = None  # the Hub's identifier
     datasets: Sequence[str] = ()  # names on the Hub
-
-    @property
-    def name(self) -> str:
-        """Return the repository's name without its owner."""
-        return self.repo_id.rpartition("/")[2]
 
 
 def is_number(value: Any) -> bool:
@@ -79,16 +71,14 @@ def is_search_setting(name: str, value: Any) -> bool:
     """
     from transformers import GenerationConfig
 
-    from ..model.generation_vaswani import LENGTH_NORMALIZATIONS
-
     names = vars(GenerationConfig()).keys() | {"length_normalization", "max_extra_tokens", "constrained"}
-    return name in names and not name.startswith("_") and _is_plain(value, (*LENGTH_NORMALIZATIONS, "never"))
+    return name in names and _is_plain(value)
 
 
-def _is_plain(value: Any, words: Sequence[str], depth: int = 3) -> bool:
+def _is_plain(value: Any, depth: int = 3) -> bool:
     if isinstance(value, list):  # of lists of lists, in `sequence_bias`
-        return depth > 0 and all(_is_plain(item, words, depth - 1) for item in value)
-    return value is None or isinstance(value, bool) or is_number(value) or value in words
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
+    return value in (None, True, False, "never", *LENGTH_NORMALIZATIONS) or is_number(value)
 
 
 def one_line_of_text(text: str) -> str:
@@ -109,23 +99,18 @@ def results_of_record(record: Mapping, path: str | Path) -> list["EvalResult"]:
     """
     from huggingface_hub import EvalResult
 
-    from ..data.augmentation import CHANGES
-
     with reading(path):
         numbers = {name: record[name] for name in (*METRICS, "sentences") if name in record}
-        for kind, row in record.get("stress", {}).items():
-            columns = _STRESS if kind in CHANGES else ()
-            numbers |= {f"{kind}: {name}": row[name] for name in columns if row[name] is not None}
         if not METRICS.keys() & numbers.keys() or not all(map(is_number, numbers.values())):
             raise UserError(f"{path} must hold a score, and finite numbers only: evaluate again with --json")
-        texts = {name: one_line_of_text(record[name]) for name in _TEXTS if name in record}
-        test_set, source_sha256 = texts.pop("test_set"), texts.pop("source_sha256", None)
+        how = {"sentences": numbers.pop("sentences", None)}
+        how |= {name: one_line_of_text(record[name]) for name in _TEXTS if name in record}
+        test_set, source_sha256 = how.pop("test_set"), how.pop("source_sha256", None)
+        settings = {name: x for name, x in record.get("generation", {}).items() if is_search_setting(name, x)}
         # Lists as text: YAML would refer to equal ones.
-        settings = {name: str(x) if isinstance(x, list) else x for name, x in record.get("generation", {}).items()
-                    if is_search_setting(name, x)}  # fmt: skip
-        versions = {str(name): str(value) for name, value in record.get("versions", {}).items()}
+        how |= {name: str(x) if isinstance(x, list) else x for name, x in settings.items()}
+        how |= {str(name): str(value) for name, value in record.get("versions", {}).items()}
     is_parser = "bracket_f1" in numbers
-    how = {"sentences": numbers.pop("sentences", None)} | texts | settings | versions
     return [
         EvalResult(
             task_type="other" if is_parser else "translation",
@@ -134,8 +119,8 @@ def results_of_record(record: Mapping, path: str | Path) -> list["EvalResult"]:
             dataset_name=test_set,
             dataset_config=test_set,
             dataset_revision=source_sha256,  # tells apart test sets of the same name
-            metric_type=METRICS[name][0] if name in METRICS else _STRESS[name.rpartition(" ")[2]],
-            metric_name=METRICS[name][1] if name in METRICS else name,
+            metric_type=METRICS[name][0],
+            metric_name=METRICS[name][1],
             metric_value=score,
             metric_args=dict(how),  # YAML would refer to the same one
         )
@@ -143,19 +128,23 @@ def results_of_record(record: Mapping, path: str | Path) -> list["EvalResult"]:
     ]
 
 
-def read_run(folder: str | Path) -> tuple[dict, int | None]:
-    """Return the recipe of a run's folder and the optimizer steps in its training log; empty and None if unknown.
+def read_run(folder: str | Path) -> dict:
+    """Return a run's recipe with the `optimizer steps` of its log and the teachers that it was `distilled from`.
 
-    A log without a recipe is another program's, whose steps may differ in kind.
+    What is not known is missing. A log without a recipe is another program's, whose steps may differ in kind.
     """
     from ..training.callbacks import read_training_log
     from ..training.run_folder import LOG
 
-    steps = []
-    if recipe := read_run_recipe(folder):
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            steps = [entry["step"] for entry in read_training_log(Path(folder) / LOG) if is_number(entry["step"])]
-    return recipe, max(steps, default=None)
+    if not (recipe := read_run_recipe(folder)):
+        return {}
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        recipe["optimizer steps"] = max(entry["step"] for entry in read_training_log(Path(folder) / LOG))
+    with contextlib.suppress(OSError, UserError, KeyError, TypeError):
+        values = read_json(Path(folder) / "distillation.json")
+        if file_name(str(recipe.get("train_target"))) in values["files"]:
+            recipe["distilled from"] = " and ".join(file_name(str(name)) for name in values["teachers"])
+    return recipe
 
 
 def read_run_recipe(folder: str | Path) -> dict:
@@ -187,23 +176,13 @@ def metadata(text: str) -> dict[str, Any]:
     data = ModelCardData()
     with contextlib.suppress(Exception):  # whatever a stranger's front matter makes the libraries raise
         data = ModelCard(text).data
-    both = data.language, data.get("datasets")
-    languages, datasets = (value if isinstance(value, list) else [value] for value in both)
+    languages, datasets = (x if isinstance(x, list) else [x] for x in (data.language, data.get("datasets")))
     languages = ["no" if code is False else code for code in languages]  # Norwegian, which is False in YAML
     return {
         "license": data.license if is_name(data.license) else None,
         "languages": list(filter(is_language, languages)),
         "datasets": list(filter(is_name, datasets)),
     }
-
-
-def read_teachers(folder: str | Path, recipe: Mapping) -> list[str]:
-    """Return the models on whose translations a run of `vaswani distill` was trained; empty for any other run."""
-    with contextlib.suppress(OSError, UserError, KeyError, TypeError):
-        values = read_json(Path(folder) / "distillation.json")
-        if file_name(str(recipe.get("train_target"))) in values["files"]:
-            return [file_name(str(name)) for name in values["teachers"]]
-    return []
 
 
 def known_languages(folder: str | Path) -> list[str]:
@@ -223,22 +202,15 @@ def facts_of(model, repo_id: str, folder: str | Path | None) -> CardFacts:
     from ..evaluation.records import search_settings
 
     settings = search_settings(model.generation_config).items()
-    facts = CardFacts(
+    recipe, imported = (read_run(folder), read_import(folder)) if folder else ({}, {})
+    return CardFacts(
         repo_id=repo_id,
         config=model.config,
         parameters=model.num_parameters(),
         generation={name: value for name, value in settings if is_search_setting(name, value)},
-    )
-    if folder is None:
-        return facts
-    (recipe, steps), imported = read_run(folder), read_import(folder)
-    return replace(
-        facts,
         recipe=recipe,
-        steps=steps,
         imported=imported,
-        teachers=read_teachers(folder, recipe),
-        languages=known_languages(folder),
+        languages=imported.get("languages") or languages_of(recipe),
         license=imported.get("license"),
         datasets=datasets_of(recipe),
     )

@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from ..evaluation.records import weights_sha256
 from ..model.configuration_vaswani import VaswaniConfig
+from ..recipes.recipe import DROPOUTS
 from .card_facts import METRICS, CardFacts, datasets_of, facts_of, file_name, metadata, one_line_of_text
 
 logger = logging.getLogger(__name__)
@@ -28,11 +29,10 @@ logger = logging.getLogger(__name__)
 _SIZES = ("encoder_layers", "decoder_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v")
 _CONFIG = (*_SIZES, "vocab_size", "decoder_vocab_size", "tie_word_embeddings", "share_encoder_decoder_embeddings",
            "position_encoding", "activation_function", "attention_window")  # fmt: skip
-_DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 _RECIPE = ("from_model", "lora_rank", "distilled from", "train_source", "train_target", "train_data", "data_config",
            "validation_source", "validation_target", "validation_data", "validation_split", "optimizer steps",
            "max_length", "tokens_per_batch", "learning_rate_scale", "warmup_steps", "adam_beta1", "adam_beta2",
-           "adam_epsilon", "label_smoothing", "augmentation", "seed", *_DROPOUTS)  # fmt: skip
+           "adam_epsilon", "label_smoothing", "augmentation", "seed", *DROPOUTS)  # fmt: skip
 _SEAL = re.compile(r"<!-- Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64}) -->\s*\Z")
 # What transformers puts into huggingface_hub's template for its default card.
 _DEFAULT = (
@@ -54,22 +54,17 @@ def escaped(value: Any) -> Any:
 
 
 def choose_kind(config: VaswaniConfig, recipe: Mapping) -> str:
-    """Return the template for a model: `"parser"`, `"big"` or `"base"`."""
+    """Return the template for a model: `"parser"` or `"base"`."""
     parser = VaswaniConfig.from_preset("parsing")
-    if recipe.get("preset") == "parsing" or all(getattr(config, name) == getattr(parser, name) for name in _SIZES):
-        return "parser"
-    return "big" if config.d_model >= 1024 else "base"
+    has_its_sizes = all(getattr(config, name) == getattr(parser, name) for name in _SIZES)
+    return "parser" if has_its_sizes or recipe.get("preset") == "parsing" else "base"
 
 
 def rows_of(values: Mapping, names: Sequence[str] | None = None) -> list[tuple[str, str]]:
     """Return rows (name, value) of a table, of `names` or of all values, without those that are unknown."""
-    rows = []
-    for name in names or values:
-        value = values.get(name)
-        if value is not None and value != "":
-            text = f"{value:,}" if type(value) is int else f"{value:g}" if type(value) is float else str(value)[:1000]
-            rows.append((name, text))
-    return rows
+    formats = {int: "{:,}", float: "{:g}"}
+    known = ((name, values.get(name)) for name in names or values)
+    return [(name, formats.get(type(x), "{!s:.1000}").format(x)) for name, x in known if x not in (None, "")]
 
 
 def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
@@ -78,8 +73,7 @@ def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
         return []
     on_hub = [*facts.datasets, *datasets_of(facts.recipe), *datasets_of(facts.recipe, "validation_data")]
     shown = {name: file_name(x) for name, x in facts.recipe.items() if isinstance(x, str) and x not in on_hub}
-    recipe = {**facts.recipe, **shown, "distilled from": " and ".join(facts.teachers), "optimizer steps": facts.steps}
-    return rows_of(recipe | {name: getattr(facts.config, name) for name in _DROPOUTS}, _RECIPE)
+    return rows_of({**facts.recipe, **shown} | {name: getattr(facts.config, name) for name in DROPOUTS}, _RECIPE)
 
 
 def evaluations_of(results: Sequence[EvalResult]) -> list[dict]:
@@ -94,15 +88,10 @@ def evaluations_of(results: Sequence[EvalResult]) -> list[dict]:
     return list(evaluations.values())
 
 
-def template_folder() -> Path:
-    """Return the folder of the templates: inside the package if it is installed, beside it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    return next(folder for folder in (package / "model_cards", package.parent / "model_cards") if folder.is_dir())
-
-
 def render_card(facts: CardFacts, kind: str | None = None) -> str:
     """Return the text of the card, sealed, by the template `kind`; by default that of `choose_kind`."""
     config, kind = facts.config, kind or choose_kind(facts.config, facts.recipe)
+    name, package = facts.repo_id.rpartition("/")[2], Path(__file__).resolve().parents[1]
     data = ModelCardData(  # without what is not known
         language=list(facts.languages) or None,
         license=facts.license,
@@ -111,11 +100,12 @@ def render_card(facts: CardFacts, kind: str | None = None) -> str:
         tags=["vaswani", "transformer", "attention-is-all-you-need"],
         datasets=list(facts.datasets) or None,
         metrics=list(dict.fromkeys(result.metric_type for result in facts.results)) or None,
-        model_name=facts.name if facts.results else None,
+        model_name=name if facts.results else None,
         eval_results=list(facts.results) or None,
     )
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(template_folder()),
+        # Inside the package if it is installed, beside it in a checkout.
+        loader=jinja2.FileSystemLoader([package / "model_cards", package.parent / "model_cards"]),
         undefined=jinja2.StrictUndefined,
         finalize=escaped,
         trim_blocks=True,
@@ -124,7 +114,7 @@ def render_card(facts: CardFacts, kind: str | None = None) -> str:
     text = environment.get_template(f"{kind}.md").render(
         front_matter=Markup(data.to_yaml()),
         repo_id=Markup(facts.repo_id),  # of a form that the Hub prescribes; it is in code too
-        name=Markup(facts.name),
+        name=Markup(name),
         sizes=[("parameters", f"{facts.parameters:,}"), *rows_of(config.to_dict(), _CONFIG)],
         imported=facts.imported,
         training=training_rows(facts),
@@ -170,8 +160,6 @@ def carry_over(facts: CardFacts, text: str) -> CardFacts:
     if not facts.results and "## Evaluation" in text.splitlines():
         logger.warning("the scores on the card on the Hub were left out: give --evaluation to have them again")
     kept = {name: value for name, value in metadata(text).items() if value and not getattr(facts, name)}
-    if kept:
-        logger.info("kept from the card on the Hub: %s", ", ".join(kept))
     return replace(facts, **kept)
 
 

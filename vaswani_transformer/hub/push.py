@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, ModelInfo, get_token, utils
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import errors as errors_of_hub
 
 from ..data.tokenization import SIDES, TOKENIZER_FILES, side_of, tokenizer_files
 from ..errors import UserError, one_line, reading, shortened
@@ -32,7 +26,6 @@ from .model_card import carry_over, may_be_replaced, render_card
 logger = logging.getLogger(__name__)
 
 MAIN, CARD, INDEX = "main", "README.md", "model.safetensors.index.json"
-MOST_BYTES = 4 << 20  # of a card that is read; ours are far smaller, also with evaluations of many test sets
 # What is published is listed, since the rest of a folder's files may hold anything: entries of a configuration that
 # transformers writes by itself, and entries of a tokenizer's with the words that these may hold beside tokens.
 _WRITTEN = {"model_type", "architectures", "dtype", "transformers_version", "auto_map", "custom_pipelines"}
@@ -50,10 +43,6 @@ _KNOWN = {
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*|\d+")  # or the number of an added token
 _NO_NEWS = {"is_local", "local_files_only", "name_or_path", "_name_or_path"}  # transformers' notes about this machine
 _staging: set[str] = set()  # folders that pushes of this process have written their files to
-
-
-class HubFailure(OSError):
-    """The Hub, or the connection to it, failed: the request was valid and can be retried."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +94,7 @@ def publish(
 
     Raises:
         UserError: for a mistake in the arguments, and for a token that is refused or may not write.
-        HubFailure: when the Hub cannot be reached or fails.
+        ConnectionError: when the Hub cannot be reached or fails; the push may be repeated.
     """
     several = (languages, datasets, evaluations)
     languages, datasets, evaluations = ([one] if isinstance(one, str | Path) else list(one) for one in several)
@@ -119,7 +108,11 @@ def publish(
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
         vocabulary = set().union(*(side_of(tokenizer, side).get_vocab() for side in SIDES))
-        results = _read_evaluations(model_folder, evaluations)
+        weights, results = weights_sha256(model_folder), []
+        for path in evaluations:
+            if (record := read_evaluation(path))["weights_sha256"] != weights:
+                raise UserError(f"{path} is of other weights than those in {model_folder}: evaluate these")
+            results += results_of_record(record, path)
         if dropped := _keep_what_may_be_published(staging, vocabulary):
             names = shortened(ascii(", ".join(dropped))[1:-1], 2000)
             logger.warning("not published, since only known entries are: %s", names)
@@ -130,15 +123,15 @@ def publish(
                 existing = head and _read_card(api, head)
         # An option counts most, then what the run says, then the card on the Hub.
         options = {"languages": languages, "license": license, "datasets": datasets, "results": results}
-        options = {name: value for name, value in options.items() if value}
-        facts = carry_over(replace(facts_of(model, repo_id, model_folder), **options), existing or "")
+        facts = replace(facts_of(model, repo_id, model_folder), **{name: x for name, x in options.items() if x})
+        facts = carry_over(facts, existing or "")
         text = render_card(facts)
         (staging / CARD).write_text(text, encoding="utf-8", newline="\n")
         files = {path.name: path.stat().st_size for path in sorted(staging.iterdir())}
         if existing and not overwrite_card and not may_be_replaced(existing):
             del files[CARD]
             logger.warning("the card on the Hub was written or edited by someone else, so it stays: --overwrite-card")
-        elif ModelCard(text).data.license is None:
+        elif facts.license is None:
             logger.warning("no licence was given, and the card says so: --license gives one, such as mit")
         plan = Published(repo_id, revision, files, text)
         if dry_run:
@@ -155,12 +148,12 @@ def clear_staging() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a value of JSON, keys too."""
-    for part in (*value.keys(), *value.values()) if isinstance(value, dict) else value if type(value) is list else ():
-        yield from _texts(part)
-    if isinstance(value, str):
-        yield value
+def _has_known_texts(value: Any, words: Collection[str]) -> bool:
+    """Return whether all texts in a value of JSON, keys too, are among `words`, codes of languages or numbers."""
+    if isinstance(value, dict | list):
+        parts = (*value, *value.values()) if isinstance(value, dict) else value
+        return all(_has_known_texts(part, words) for part in parts)
+    return not isinstance(value, str) or value in words or _LANGUAGE.fullmatch(value) is not None
 
 
 def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> list[str]:
@@ -168,14 +161,8 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> l
     words = {*vocabulary, *_KNOWN} | {token.removeprefix("Ġ") for token in vocabulary}  # as `tree_tokens` has them
     checks = {
         "config.json": lambda name, _: name in VaswaniConfig.__annotations__.keys() | _WRITTEN,
-        "generation_config.json": lambda name, value: (
-            name == "transformers_version"
-            or (name == "_from_model_config" and isinstance(value, bool))
-            or is_search_setting(name, value)
-        ),
-        "tokenizer_config.json": lambda name, value: (
-            name in _KNOWN and all(text in words or _LANGUAGE.fullmatch(text) for text in _texts(value))
-        ),
+        "generation_config.json": lambda name, x: name == "transformers_version" or is_search_setting(name, x),
+        "tokenizer_config.json": lambda name, value: name in _KNOWN and _has_known_texts(value, words),
     }
     allowed = {INDEX, *tokenizer_files(json.loads((staging / "tokenizer_config.json").read_text(encoding="utf-8")))}
     allowed |= {path.name for path in Path(inspect.getfile(VaswaniConfig)).parent.glob("*_vaswani.py")}
@@ -192,32 +179,18 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> l
     return dropped
 
 
-def _read_evaluations(model_folder: str | Path, paths: Sequence[str | Path]) -> list:
-    """Return the scores (`EvalResult`) in evaluation records, which must be of the folder's weights."""
-    weights, results = weights_sha256(model_folder), []
-    for path in paths:
-        record = read_evaluation(path)
-        if record["weights_sha256"] != weights:
-            raise UserError(f"{path} is an evaluation of other weights than those in {model_folder}: evaluate these")
-        results += results_of_record(record, path)
-    return results
-
-
 def _find_head(api: HfApi, repo_id: str, revision: str | None = None) -> ModelInfo | None:
     """Return the commit that a push builds on: the branch's last one, main's for a new branch, None for a new name."""
     for name in (revision, None):
-        with contextlib.suppress(RepositoryNotFoundError, RevisionNotFoundError):
+        with contextlib.suppress(errors_of_hub.RepositoryNotFoundError, errors_of_hub.RevisionNotFoundError):
             return api.model_info(repo_id, revision=name, files_metadata=True)
     return None
 
 
 def _read_card(api: HfApi, head: ModelInfo) -> str | None:
-    """Return the card of a commit, or None if there is none; one too large to be ours is not fetched."""
-    sizes = {sibling.rfilename: sibling.size for sibling in head.siblings or []}
-    if CARD not in sizes:
+    """Return the card of a commit, or None if there is none."""
+    if CARD not in {sibling.rfilename for sibling in head.siblings or []}:
         return None
-    if (sizes[CARD] or 0) > MOST_BYTES:
-        return "(someone else's: ours are never so large)"
     with tempfile.TemporaryDirectory() as folder:
         path = api.hf_hub_download(head.id, CARD, revision=head.sha, local_dir=folder)
         return Path(path).read_text(encoding="utf-8", errors="replace")
@@ -236,8 +209,8 @@ def _push(api: HfApi, plan: Published, head: ModelInfo | None, staging: Path, pr
     # `from_pretrained` prefers weights in one file to shards, so those of the other kind have to go, and so have files
     # of a tokenizer of another kind, which would be read with those of this one.
     on_hub = {sibling.rfilename for sibling in head.siblings or []}
-    others = (INDEX, *TOKENIZER_FILES)
-    removed = sorted(name for name in on_hub - plan.files.keys() if name in others or is_weights_file(name))
+    others = (name for name in on_hub - plan.files.keys() if name in (INDEX, *TOKENIZER_FILES) or is_weights_file(name))
+    removed = tuple(sorted(others))
     operations = [CommitOperationDelete(path_in_repo=name) for name in removed]
     operations += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=staging / name) for name in plan.files]
     # `upload_folder` makes several commits of a large folder where hf_xet is installed.
@@ -248,8 +221,8 @@ def _push(api: HfApi, plan: Published, head: ModelInfo | None, staging: Path, pr
     if missing := sorted(name for name, size in plan.files.items() if sizes.get(name) != size):
         # The client skips what the repository ignores, silently.
         raise UserError(f"{repo_id} did not accept {', '.join(missing)}: remove them from its .gitignore")
-    url, changed = f"{api.endpoint}/{repo_id}", commit.oid != head.sha
-    return replace(plan, url=url, commit=commit.oid, changed=changed, removed=tuple(removed))
+    changed = commit.oid != head.sha
+    return replace(plan, url=f"{api.endpoint}/{repo_id}", commit=commit.oid, changed=changed, removed=removed)
 
 
 @contextlib.contextmanager
@@ -260,16 +233,13 @@ def _hub_errors(repo_id: str, token: str | None) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        causes = [error]
-        while causes[-1].__cause__ is not None:
-            causes.append(causes[-1].__cause__)
-        answered = next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None)
-        status = 0 if answered is None else answered.response.status_code
-        words = one_line(answered or causes[-1], 300) or type(causes[-1]).__name__
+        cause, of_user = error, (errors_of_hub.OfflineModeIsEnabled, errors_of_hub.LocalTokenNotFoundError)
+        while cause.__cause__ is not None and not isinstance(cause, (errors_of_hub.HfHubHTTPError, *of_user)):
+            cause = cause.__cause__
+        words = one_line(cause, 300) or type(cause).__name__
         words = re.sub(r"hf_\w+", "***", words.replace(token or "hf_", "***"))
-        is_users = 400 <= status < 500 and status not in (408, 429)
-        if is_users or any(isinstance(cause, OfflineModeIsEnabled | LocalTokenNotFoundError) for cause in causes):
-            problem = UserError(f"the Hub refuses the push to {repo_id}: {words}")
-        else:
-            problem = HubFailure(f"the Hub failed ({words}); push again, which is safe to repeat")
-        raise problem from None  # the chain of errors may hold request headers
+        status = cause.response.status_code if isinstance(cause, errors_of_hub.HfHubHTTPError) else 0
+        # The chain of errors may hold request headers.
+        if isinstance(cause, of_user) or (400 <= status < 500 and status not in (408, 429)):
+            raise UserError(f"the Hub refuses the push to {repo_id}: {words}") from None
+        raise ConnectionError(f"the Hub failed ({words}); push again, which is safe to repeat") from None

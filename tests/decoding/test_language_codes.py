@@ -87,6 +87,9 @@ def test_in_pipelines(loaded):
     if LanguageCodes(loaded[1]).known:
         with pytest.raises(ValueError, match="'ita' is no target language"):
             translator(text, tgt_lang="ita")
+        for options in ({"tgt_lang": "fra"}, {"task": "translation_eng_to_fra"}):
+            translator = TranslationPipeline(*loaded, device="cpu", max_new_tokens=6, **options)
+            assert [one["translation_text"] for one in translator([A, C])] == [first, second]
 
 
 @pytest.mark.parametrize("format", FORMATS)

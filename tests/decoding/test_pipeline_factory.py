@@ -10,63 +10,59 @@ import pipeline_models
 import pytest
 import torch
 import transformers
-from pipeline_models import SHORT, TEXTS, TRANSLATION, build, by_hand, texts_by_hand, tiny_gpt2
-from transformers import AutoModelForSeq2SeqLM
+from model_folders import save
+from pipeline_models import SHORT, TEXTS, TRANSLATION, by_hand, texts_by_hand
+from transformers import AutoModelForSeq2SeqLM, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 import vaswani_transformer
 from vaswani_transformer import TranslationPipeline, UserError, pipeline
-from vaswani_transformer.model import copying_vaswani, language_codes_vaswani, pipeline_vaswani
-from vaswani_transformer.model import sentence_splitting_vaswani as sentences_vaswani
 from vaswani_transformer.model.pipeline_vaswani import CUSTOM_PIPELINES
 
 tokenizer = pipeline_models.tokenizer
-marian = pipeline_models.marian
-marian_folder = pipeline_models.marian_folder
+model = pipeline_models.model
 
 
 @pytest.fixture(scope="module")
-def saved_vaswani(tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("vaswani")
-    build("vaswani", len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+def saved(model, tokenizer, tmp_path_factory):
+    return save(tmp_path_factory.mktemp("saved"), model, tokenizer)
 
 
 @pytest.fixture
-def vaswani_folder(saved_vaswani, tmp_path):
+def folder(saved, tmp_path):
     """A model folder of the test's own, to damage."""
-    return Path(shutil.copytree(saved_vaswani, tmp_path / "vaswani"))
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+@pytest.fixture(scope="module")
+def expected(model, tokenizer):
+    return [{TRANSLATION: text} for text in texts_by_hand(model, tokenizer)]
+
+
+def tiny_gpt2(vocab_size: int):
+    return GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, n_embd=8, n_layer=1, n_head=1, n_positions=40))
 
 
 class TestFactory:
-    def test_folders_with_the_tokenizer_in_them(self, marian, tokenizer, marian_folder):
-        expected = [{TRANSLATION: text} for text in texts_by_hand(marian, tokenizer)]
-        assert pipeline("translation", model=marian_folder, device="cpu")(TEXTS, **SHORT) == expected
-        loaded = AutoModelForSeq2SeqLM.from_pretrained(marian_folder)
+    def test_folders_with_the_tokenizer_in_them(self, expected, saved):
+        loaded = AutoModelForSeq2SeqLM.from_pretrained(saved)
         assert pipeline("translation", loaded, device=-1)(TEXTS, **SHORT) == expected
-        assert pipeline("translation", loaded, tokenizer=str(marian_folder))(TEXTS, **SHORT) == expected
-
-    def test_models_of_this_package_need_no_trust(self, tokenizer, saved_vaswani):
-        model = AutoModelForSeq2SeqLM.from_pretrained(saved_vaswani)
-        expected = [{TRANSLATION: text} for text in texts_by_hand(model, tokenizer)]
-        for trust in (None, False):
-            translator = pipeline("translation", model=saved_vaswani, device="cpu", trust_remote_code=trust)
+        assert pipeline("translation", loaded, tokenizer=str(saved))(TEXTS, **SHORT) == expected
+        for trust in (None, False):  # models of this package need none
+            translator = pipeline("translation", model=saved, device="cpu", trust_remote_code=trust)
             assert type(translator.model) is vaswani_transformer.VaswaniForConditionalGeneration
             assert translator(TEXTS, **SHORT) == expected
 
-    def test_dtype_and_device(self, tokenizer, marian_folder):
+    def test_dtype_and_device(self, tokenizer, saved):
         for dtype in ("bfloat16", torch.bfloat16):
-            translator = pipeline("translation", model=marian_folder, device="cpu", dtype=dtype)
+            translator = pipeline("translation", model=saved, device="cpu", dtype=dtype)
             assert translator.model.dtype == translator.dtype == torch.bfloat16
-            model = AutoModelForSeq2SeqLM.from_pretrained(marian_folder, dtype=torch.bfloat16)
+            model = AutoModelForSeq2SeqLM.from_pretrained(saved, dtype=torch.bfloat16)
             assert translator(TEXTS[0], **SHORT)[0][TRANSLATION] == by_hand(model, tokenizer, TEXTS[0])[0]
-        translator = pipeline("translation", model=marian_folder, device=torch.device("cpu"))
-        assert translator.device == translator.model.device == torch.device("cpu")
-        for number in (-1, 0, None):  # without an accelerator the CPU, as in transformers
-            assert pipeline("translation", model=marian_folder, device=number).device == translator.model.device or (
-                torch.accelerator.is_available()
-            )
-        mapped = pipeline("translation", model=marian_folder, device_map="cpu")
+        has_accelerator = torch.accelerator.is_available()
+        for device in (torch.device("cpu"), -1, *(() if has_accelerator else (0, None))):  # the CPU, as in transformers
+            translator = pipeline("translation", model=saved, device=device)
+            assert translator.device == translator.model.device == torch.device("cpu")
+        mapped = pipeline("translation", model=saved, device_map="cpu")
         assert mapped.device.type == "cpu" and mapped("red", **SHORT)
 
     def test_other_tasks_are_transformers_own(self, tokenizer):
@@ -75,46 +71,50 @@ class TestFactory:
         with pytest.raises(KeyError, match="no-such-task"):
             pipeline("no-such-task", model=tiny_gpt2(len(tokenizer)), tokenizer=tokenizer)
 
-    def test_mistakes_end_in_one_line(self, tokenizer, marian, marian_folder, tmp_path):
-        tiny_gpt2(len(tokenizer)).save_pretrained(tmp_path / "gpt2")
-        tokenizer.save_pretrained(tmp_path / "gpt2")
-        marian.save_pretrained(tmp_path / "bare")
-        shutil.copytree(marian_folder, tmp_path / "no weights")
+    def test_mistakes_end_in_one_line(self, model, tokenizer, saved, tmp_path):
+        save(tmp_path / "gpt2", tiny_gpt2(len(tokenizer)), tokenizer)
+        sizes = {"d_model": 8, "d_kv": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1}
+        t5 = T5ForConditionalGeneration(T5Config(vocab_size=len(tokenizer), decoder_start_token_id=1, **sizes))
+        save(tmp_path / "t5", t5, tokenizer)
+        model.save_pretrained(tmp_path / "bare")
+        shutil.copytree(saved, tmp_path / "no weights")
         (tmp_path / "no weights" / "model.safetensors").unlink()
         cases = [
             ({}, "tokenizer "),
-            ({"model": marian}, "tokenizer "),
+            ({"model": model}, "tokenizer "),
             ({"model": tmp_path / "gpt2"}, "gpt2"),
+            ({"model": tmp_path / "t5"}, "t5: this pipeline takes models of type 'vaswani', not 't5'"),
+            ({"model": t5, "tokenizer": tokenizer, "task": "text2text-generation"}, "not 't5'"),
             ({"model": tmp_path / "bare"}, "tokenizer .*bare"),
             ({"model": tmp_path / "no weights"}, "no weights"),
             ({"model": str(tmp_path / "nothing")}, "nothing"),
-            ({"model": marian_folder, "device": "nowhere"}, "nowhere"),
-            ({"model": marian_folder, "dtype": "float99"}, "float99"),
-            ({"model": marian_folder, "model_kwargs": {"attn_implementation": "no_such"}}, "no_such"),
-            ({"model": marian_folder, "tokenizer": "not/here", "local_files_only": True}, "tokenizer not/here"),
+            ({"model": saved, "device": "nowhere"}, "nowhere"),
+            ({"model": saved, "dtype": "float99"}, "float99"),
+            ({"model": saved, "model_kwargs": {"attn_implementation": "no_such"}}, "no_such"),
+            ({"model": saved, "tokenizer": "not/here", "local_files_only": True}, "tokenizer not/here"),
         ]
         for options, message in cases:
             with pytest.raises(UserError, match=message) as error:
-                pipeline("translation", **options)
+                pipeline(**{"task": "translation", **options})
             assert "\n" not in str(error.value)
 
     @pytest.mark.parametrize(
         ("file", "task"), [("config.json", "translation"), ("config.json", None), ("tokenizer_config.json", None)]
     )
-    def test_no_code_runs_and_nobody_is_asked(self, vaswani_folder, tmp_path, monkeypatch, file, task):
+    def test_no_code_runs_and_nobody_is_asked(self, folder, tmp_path, monkeypatch, file, task):
         asked = []
         monkeypatch.setattr("builtins.input", lambda *words: asked.append(words) or "y")
-        (vaswani_folder / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-        settings = json.loads((vaswani_folder / file).read_text())
+        (folder / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+        settings = json.loads((folder / file).read_text())
         if file == "config.json":
             settings |= {"model_type": "unheard_of", "auto_map": {"AutoConfig": "planted.C"}}
         else:
             settings |= {"tokenizer_class": "Planted", "auto_map": {"AutoTokenizer": [None, "planted.C"]}}
-        (vaswani_folder / file).write_text(json.dumps(settings))
+        (folder / file).write_text(json.dumps(settings))
         # transformers takes our own class for a tokenizer whose class it does not know.
         is_config = file == "config.json"
         with pytest.raises(ValueError, match=r"trust_remote_code=True") if is_config else nullcontext():
-            pipeline(task, model=vaswani_folder, device="cpu")
+            pipeline(task, model=folder, device="cpu")
         assert not asked and not (tmp_path / "ran").exists()
 
 
@@ -132,22 +132,14 @@ class TestOnTheHub:
         for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
             del sys.modules[name]
 
-    def test_any_model_can_carry_it(self, marian, tokenizer, marian_folder, tmp_path):
-        folder, trace = tmp_path / "carrier", tmp_path / "trace"
-        shutil.copytree(marian_folder, folder)
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "custom_pipelines": CUSTOM_PIPELINES}))
-        for needed in (sentences_vaswani, copying_vaswani, language_codes_vaswani):
-            shutil.copy(needed.__file__, folder)
-        code = Path(pipeline_vaswani.__file__).read_text(encoding="utf-8")
-        (folder / "pipeline_vaswani.py").write_text(
-            code + f"\nimport pathlib\npathlib.Path({str(trace)!r}).touch()\n", encoding="utf-8"
-        )
+    def test_its_code_runs_where_it_is_trusted(self, expected, folder, tmp_path):
+        trace = tmp_path / "trace"
+        with (folder / "pipeline_vaswani.py").open("a", encoding="utf-8") as code:
+            code.write(f"\nimport pathlib\npathlib.Path({str(trace)!r}).touch()\n")
         for options in ({}, {"task": "translation"}, {"task": "translation", "trust_remote_code": False}):
             with pytest.raises(ValueError, match="trust_remote_code=True"):
                 transformers.pipeline(model=str(folder), **options)
         assert not trace.exists()
-        expected = [{TRANSLATION: text} for text in texts_by_hand(marian, tokenizer)]
         for task in ("translation", None):
             translator = transformers.pipeline(task, model=str(folder), trust_remote_code=True, device="cpu")
             assert type(translator).__module__.startswith("transformers_modules.")
@@ -157,10 +149,8 @@ class TestOnTheHub:
         ours = pipeline(model=folder, device="cpu")  # takes the code from the package
         assert type(ours) is TranslationPipeline and not trace.exists()
 
-    def test_save_pretrained_of_a_pipeline_brings_it_along(self, tokenizer, tmp_path):
-        model = build("marian", len(tokenizer))
-        expected = [{TRANSLATION: text} for text in texts_by_hand(model, tokenizer)]
-        translator = TranslationPipeline(model, tokenizer, device="cpu")
+    def test_save_pretrained_of_a_pipeline_brings_it_along(self, saved, expected, tmp_path):
+        translator = pipeline(model=saved, device="cpu")
         for name in ("first", "second"):  # the second time from code that came with a folder
             translator.save_pretrained(tmp_path / name)
             assert json.loads((tmp_path / name / "config.json").read_text())["custom_pipelines"] == CUSTOM_PIPELINES

@@ -1,32 +1,17 @@
-"""The pipelines against a tokenizer, `generate()` and a decode by hand, on three architectures."""
-
-import logging
+"""The pipelines against a tokenizer, `generate()` and a decode by hand."""
 
 import pipeline_models
 import pytest
-import transformers
-from conftest import tiny_model
 from datasets import Dataset
-from pipeline_models import LIMIT, SHORT, TEXTS, TRANSLATION, build, by_hand, texts_by_hand
+from pipeline_models import SHORT, TEXTS, TRANSLATION, build, by_hand, texts_by_hand
 from transformers.pipelines.pt_utils import KeyDataset
 
-from vaswani_transformer import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline, pipeline
+from vaswani_transformer import Text2TextGenerationPipeline, TranslationPipeline, pipeline
 from vaswani_transformer.model import pipeline_vaswani
 
 tokenizer = pipeline_models.tokenizer
-marian = pipeline_models.marian
-
-
-@pytest.fixture(scope="module", params=["vaswani", "marian", "t5"])
-def model(request, tokenizer):
-    return build(request.param, len(tokenizer))
-
-
-@pytest.fixture
-def warned(caplog):
-    """Messages that the pipelines logged as warnings."""
-    caplog.set_level(logging.WARNING)
-    return lambda: [record.getMessage() for record in caplog.records if record.name == pipeline_vaswani.__name__]
+model = pipeline_models.model
+LIMIT = 40  # positions of the model that has a table
 
 
 def long_text(tokenizer, tokens: int) -> str:
@@ -62,7 +47,7 @@ class TestCalls:
 
     def test_token_ids(self, model, tokenizer, translator):
         inputs = tokenizer(TEXTS[0], return_tensors="pt")
-        ids = model.generate(**inputs, num_beams=4, **SHORT)[0]
+        ids = model.generate(**inputs, **SHORT)[0]
         (record,) = translator(TEXTS[0], return_tensors=True)
         assert list(record) == ["translation_token_ids"]
         assert record["translation_token_ids"].tolist() == ids.tolist()
@@ -79,7 +64,6 @@ class TestCalls:
         ("task", "pipeline_class", "key"),
         [
             ("text2text-generation", Text2TextGenerationPipeline, "generated_text"),
-            ("summarization", SummarizationPipeline, "summary_text"),
             ("translation_en_to_de", TranslationPipeline, TRANSLATION),
             (None, TranslationPipeline, TRANSLATION),
         ],
@@ -105,7 +89,7 @@ class TestCalls:
 
 
 @pytest.mark.parametrize("split_sentences", [False, True])
-def test_an_endless_generator_is_read_as_results_are_taken(marian, tokenizer, split_sentences):
+def test_an_endless_generator_is_read_as_results_are_taken(model, tokenizer, split_sentences):
     read = []
 
     def texts():
@@ -113,7 +97,7 @@ def test_an_endless_generator_is_read_as_results_are_taken(marian, tokenizer, sp
             read.append(len(read))
             yield "Two birds. Red." if split_sentences else TEXTS[len(read) % len(TEXTS)]
 
-    translator = TranslationPipeline(marian, tokenizer, device="cpu", batch_size=2, **SHORT)
+    translator = TranslationPipeline(model, tokenizer, device="cpu", batch_size=2, **SHORT)
     results = iter(translator(texts(), split_sentences=split_sentences))
     next(results)
     assert len(read) <= 3  # a batch, and the one that transformers peeks at
@@ -122,74 +106,47 @@ def test_an_endless_generator_is_read_as_results_are_taken(marian, tokenizer, sp
     assert len(read) <= 8
 
 
-class TestLength:
-    """What is too long: for a table of positions, for the tokenizer, for neither."""
-
-    @pytest.fixture(scope="class")
-    def learned(self, tokenizer):
-        return tiny_model(seed=5, vocab_size=len(tokenizer), position_encoding="learned", max_position_embeddings=LIMIT)
-
-    @pytest.fixture(params=["marian", "bart", "learned"])
-    def limited(self, request, tokenizer, learned):
-        model = learned if request.param == "learned" else build(request.param, len(tokenizer))
-        return TranslationPipeline(model, tokenizer, device="cpu", max_new_tokens=3)
-
-    @pytest.mark.parametrize(("kind", "batch_size"), [(list, 1), (iter, 3), (KeyDataset, 3)])
-    def test_beyond_it_is_one_line(self, limited, tokenizer, batch_size, kind, warned):
-        texts = ["red", long_text(tokenizer, LIMIT + 10), "red"]
-        rows = [{"en": text} for text in texts]
-
-        def inputs():
-            return KeyDataset(rows, "en") if kind is KeyDataset else kind(texts)
-
-        with pytest.raises(ValueError, match=r"a text has 50 tokens and the model has 40 positions.*split_sent"):
-            list(limited(inputs(), batch_size=batch_size))
-        assert len(list(limited(inputs(), batch_size=batch_size, truncation=True))) == 3
-        assert warned() == ["a text was cut: 40 of its 50 tokens are kept (truncation=True)"]
+@pytest.fixture(scope="module")
+def limited(tokenizer):
+    model = build(len(tokenizer), position_encoding="learned", max_position_embeddings=LIMIT)
+    return TranslationPipeline(model, tokenizer, device="cpu", max_new_tokens=3)
 
 
-class TestSearch:
-    """Whose settings of the search count."""
+@pytest.mark.parametrize(("kind", "batch_size"), [(list, 1), (iter, 3), (KeyDataset, 3)])
+def test_beyond_a_table_of_positions_is_one_line(limited, tokenizer, batch_size, kind, caplog):
+    texts = ["red", long_text(tokenizer, LIMIT + 10), "red"]
+    rows = [{"en": text} for text in texts]
 
-    def test_the_models_own_generation_configuration_wins(self, tokenizer):
-        model = build("vaswani", len(tokenizer))
-        outputs = []
-        for settings in ({"num_beams": None}, {"num_beams": 2, "length_penalty": 0.6, "max_extra_tokens": 4}):
-            for name, value in settings.items():
-                setattr(model.generation_config, name, value)
-            outputs.append(model.generate(**tokenizer(TEXTS[0], return_tensors="pt"))[0].tolist())
-            (record,) = TranslationPipeline(model, tokenizer, device="cpu")(TEXTS[0], return_tensors=True)
-            assert record["translation_token_ids"].tolist() == outputs[-1]
-        assert len(outputs[1]) <= len(tokenizer(TEXTS[0])["input_ids"]) + 5 < len(outputs[0])
+    def inputs():
+        return KeyDataset(rows, "en") if kind is KeyDataset else kind(texts)
 
-    def test_a_task_has_its_prefix_and_settings(self, tokenizer, warned, caplog):
-        model = build("t5", len(tokenizer))
-        params = {"translation_en_to_fr": {"prefix": "the red ", "num_beams": 2, "max_length": 5}}
-        model.config.task_specific_params = {"summarization": {"prefix": "my "}, **params}
-        texts = ["the red " + text for text in TEXTS]
-        expected = texts_by_hand(model, tokenizer, texts, num_beams=2, max_new_tokens=None, max_length=5)
-        for task in ("translation_en_to_fr", "translation"):
-            translator = pipeline(task, model=model, tokenizer=tokenizer, device="cpu")
-            assert [result[TRANSLATION] for result in translator(TEXTS)] == expected
-        assert "translation_en_to_fr" in warned()[0] and len(warned()) == 1
-        assert model.config.task_specific_params["translation_en_to_fr"] == params["translation_en_to_fr"]
-        transformers.logging.enable_propagation()
-        try:
-            longer = translator(TEXTS, max_new_tokens=8, num_beams=1)
-        finally:
-            transformers.logging.disable_propagation()
-        assert "Both `max_new_tokens`" not in caplog.text  # the task's max_length gives way
-        expected = texts_by_hand(model, tokenizer, texts, num_beams=1, max_new_tokens=8)
-        assert [result[TRANSLATION] for result in longer] == expected
+    with pytest.raises(ValueError, match=r"a text has 50 tokens and the model has 40 positions.*split_sent"):
+        list(limited(inputs(), batch_size=batch_size))
+    assert len(list(limited(inputs(), batch_size=batch_size, truncation=True))) == 3
+    warned = [record.getMessage() for record in caplog.records if record.name == pipeline_vaswani.__name__]
+    assert warned == ["a text was cut: 40 of its 50 tokens are kept (truncation=True)"]
 
-    def test_dropout_of_a_model_from_training_is_off_and_back_on(self, tokenizer):
-        model = tiny_model(seed=5, scale=3.0, vocab_size=len(tokenizer), dropout=0.5)
-        expected = texts_by_hand(model, tokenizer)
-        model.train()
-        model.model.encoder.eval()
-        translator = TranslationPipeline(model, tokenizer, device="cpu", num_beams=4, **SHORT)
-        assert [result[TRANSLATION] for result in translator(TEXTS)] == expected
-        assert model.training and model.model.decoder.training and not model.model.encoder.training
+
+def test_the_models_own_generation_configuration_wins(tokenizer):
+    model = build(len(tokenizer))
+    outputs = []
+    for settings in ({"num_beams": None}, {"num_beams": 2, "length_penalty": 0.6, "max_extra_tokens": 4}):
+        for name, value in settings.items():
+            setattr(model.generation_config, name, value)
+        outputs.append(model.generate(**tokenizer(TEXTS[0], return_tensors="pt"))[0].tolist())
+        (record,) = TranslationPipeline(model, tokenizer, device="cpu")(TEXTS[0], return_tensors=True)
+        assert record["translation_token_ids"].tolist() == outputs[-1]
+    assert len(outputs[1]) <= len(tokenizer(TEXTS[0])["input_ids"]) + 5 < len(outputs[0])
+
+
+def test_dropout_of_a_model_from_training_is_off_and_back_on(tokenizer):
+    model = build(len(tokenizer), dropout=0.5)
+    expected = texts_by_hand(model, tokenizer)
+    model.train()
+    model.model.encoder.eval()
+    translator = TranslationPipeline(model, tokenizer, device="cpu", **SHORT)
+    assert [result[TRANSLATION] for result in translator(TEXTS)] == expected
+    assert model.training and model.model.decoder.training and not model.model.encoder.training
 
 
 @pytest.mark.parametrize(
@@ -203,6 +160,6 @@ class TestSearch:
     ],
     ids=["None", "dict", "None in a list", "int in a stream", "dataset of dicts"],
 )
-def test_input_that_is_no_text(marian, tokenizer, inputs, message):
+def test_input_that_is_no_text(model, tokenizer, inputs, message):
     with pytest.raises(TypeError, match=message):
-        list(TranslationPipeline(marian, tokenizer, device="cpu", max_new_tokens=3)(inputs))
+        list(TranslationPipeline(model, tokenizer, device="cpu", max_new_tokens=3)(inputs))

@@ -25,11 +25,10 @@ def pipeline(
     model_kwargs: dict[str, Any] | None = None,
     **options,
 ) -> Pipeline:
-    """Build a pipeline of an encoder-decoder model; any other task is handed to `transformers.pipeline` as it is.
+    """Build a pipeline of a model of this package; any other task is handed to `transformers.pipeline` as it is.
 
     Args:
-        task: `"translation"`, which is the default, `"translation_XX_to_YY"`, `"text2text-generation"` or
-            `"summarization"`.
+        task: `"translation"`, which is the default, `"translation_XX_to_YY"`, or `"text2text-generation"`.
         model: a name on the Hub, a folder, or a loaded model.
         tokenizer: a tokenizer or its name, in place of the model's own.
         device: such as `"cpu"`, `"cuda:0"`, `0`; by default the first accelerator, if any.
@@ -41,8 +40,8 @@ def pipeline(
             of the Hub.
 
     Raises:
-        UserError: with the library's reason, where the model cannot be loaded, is exported or not an encoder-decoder
-            model, has no tokenizer, or where a device or option is wrong.
+        UserError: with the library's reason, where the model cannot be loaded, is exported or of another architecture,
+            has no tokenizer, or where a device or option is wrong.
     """
     kind = "translation" if task is None or task.startswith("translation_") else task
     loading = {"device_map": device_map, "dtype": dtype}

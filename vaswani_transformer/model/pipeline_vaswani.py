@@ -1,4 +1,4 @@
-"""Text in, text out for any encoder-decoder model: the translation pipelines that transformers 5 no longer has.
+"""Text in, text out: the translation pipelines that transformers 5 no longer has, for models of this architecture.
 
 Calls and the keys of results are those of transformers 4. New are `split_sentences`, and that too long and blank input
 is reported and handled instead of ignored.
@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.data import Dataset
 from transformers import AutoModelForSeq2SeqLM
 from transformers.pipelines.base import Pipeline
@@ -30,10 +29,6 @@ logger = logging.getLogger(__name__)
 #: than one task transformers could not infer it where none is given. transformers changes what it reads: write a copy.
 CUSTOM_PIPELINES = {"translation": {"impl": "pipeline_vaswani.TranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}}
 
-#: Settings of the search that a model's own generation configuration leaves open, as in transformers 4.
-DEFAULT_NUM_BEAMS = 4
-DEFAULT_MAX_NEW_TOKENS = 256
-
 #: Batch size with `split_sentences` when none is given.
 SENTENCES_PER_BATCH = 16
 
@@ -43,35 +38,25 @@ _UNLIMITED_LENGTH = 10**9  # tokenizers without a limit have 10^30
 Splitter = bool | Callable[[str], Iterable[str]]  # whether texts are split, or what splits each
 
 
-def _position_limit(stack: nn.Module | None) -> int | None:
-    """Return the positions of an encoder or decoder with a table of fixed size; `None` if any length is possible.
-
-    BART's table has two rows that are no positions; FSMT's grows when needed.
-    """
-    table = getattr(stack, "embed_positions", None)
-    if not isinstance(table, nn.Embedding) or hasattr(table, "make_weight"):
-        return None
-    return table.num_embeddings - getattr(table, "offset", 0)
-
-
 class Text2TextGenerationPipeline(Pipeline):
-    """Text in, generated text out, for every encoder-decoder model with a language-modelling head.
+    """Text in, `generated_text` out.
 
     Args:
-        model: such a model.
+        model: of this architecture, with its language-modelling head.
         tokenizer: its tokenizer.
-        task: `"text2text-generation"`, or a name such as `"translation_en_to_fr"`, of which
-            `config.task_specific_params` give the prefix (as T5 needs) and settings of the search; plain
-            `"translation"` stands for the first direction there.
+        task: `"text2text-generation"`, `"translation"`, or with the languages `"translation_en_to_fr"`.
         split_sentences: as in a call.
         **options: `device`, `batch_size`, `num_workers`, and whatever a call takes, as the default for all calls.
 
-    Settings of the search are those of the call, else of the constructor, `task_specific_params` and the model's
-    generation configuration, else 4 beams and at most 256 new tokens, as in transformers 4; models of this package have
-    their own rules. A `generation_config` in a call or in the constructor is used as it is.
+    `tgt_lang`, in the constructor or a call, or the task chooses the language of a model with codes for it, which are
+    tokens before a text (``>>fra<<`` of OPUS-MT): ``"fra"`` puts one before each sentence that has none. Models of one
+    direction ignore it.
 
-    Several threads may use one pipeline, in which each call gives what it would alone, except for sampling and for
-    calls with different languages of one multilingual model: random numbers and the tokenizer's languages are shared.
+    Several threads may use one pipeline, in which each call gives what it would alone, except for sampling: random
+    numbers are shared.
+
+    Raises:
+        ValueError: for a model of another architecture.
     """
 
     _load_tokenizer = True
@@ -84,15 +69,14 @@ class Text2TextGenerationPipeline(Pipeline):
     return_name = "generated"
 
     def __init__(self, model, tokenizer=None, *, task: str = "", split_sentences: Splitter = False, **options):
-        tasks = getattr(model.config, "task_specific_params", None) or {}
-        directions = [name for name in tasks if name.startswith("translation_")]
-        if task == "translation" and directions:
-            task = directions[0]
-            logger.warning(f"this model's translation directions are {', '.join(directions)}: the task is now {task!r}")
-        self._task_options = dict(tasks.get(task) or {})
-        self.prefix = self._task_options.pop("prefix", getattr(model.config, "prefix", None)) or ""
+        if (kind := model.config.model_type) != "vaswani":
+            raise ValueError(
+                f"this pipeline takes models of type 'vaswani', not {kind!r}: import the model where `vaswani import`"
+                " reads it, or call its own generate()"
+            )
         self._split_sentences = split_sentences
-        self._source_limit = _position_limit(model.get_encoder())
+        is_learned = model.config.position_encoding == "learned"
+        self._source_limit = model.config.max_position_embeddings if is_learned else None
         super().__init__(model=model, tokenizer=tokenizer, task=task, **options)
 
     def __call__(self, inputs, *args, split_sentences: Splitter | None = None, **options):
@@ -111,7 +95,6 @@ class Text2TextGenerationPipeline(Pipeline):
             return_tensors (`bool`): token ids in place of the text, or beside it with `return_text=True`.
             return_text (`bool`): see above.
             clean_up_tokenization_spaces (`bool`): see the tokenizer's `decode`.
-            stop_sequence (`str`): end behind this string too.
             **options: for `generate()`, such as `max_new_tokens`, `num_beams`, `num_return_sequences`.
 
         Returns:
@@ -175,18 +158,13 @@ class Text2TextGenerationPipeline(Pipeline):
             # First alternatives are joined with first ones and so on.
             yield [{key: join_translations(record[key] for record in records)} for records in zip(*parts, strict=True)]
 
-    def _sanitize_parameters(self, truncation=None, stop_sequence=None, **generate_options):
+    def _sanitize_parameters(self, truncation=None, src_lang=None, tgt_lang=None, **generate_options):
         """Distribute the options of a call or the constructor to preprocess, forward and postprocess."""
-        preprocess = {} if truncation is None else {"truncation": truncation}
+        preprocess = {"truncation": truncation, "src_lang": src_lang, "tgt_lang": tgt_lang}
         names = ("return_tensors", "return_text", "clean_up_tokenization_spaces")
         postprocess = {name: generate_options.pop(name, None) for name in names}
-        if stop_sequence is not None:
-            generate_options |= {"stop_strings": [stop_sequence], "tokenizer": self.tokenizer}
-        return preprocess, generate_options, {name: value for name, value in postprocess.items() if value is not None}
-
-    def _tokenize(self, tokenizer, text: str, **options):
-        """Return the encoder's inputs of one text, `(1, length)` each."""
-        return tokenizer(self.prefix + text, return_tensors="pt", **options)
+        given = [{k: v for k, v in part.items() if v is not None} for part in (preprocess, postprocess)]
+        return given[0], generate_options, given[1]
 
     @cached_property
     def _codes(self) -> LanguageCodes:
@@ -197,13 +175,21 @@ class Text2TextGenerationPipeline(Pipeline):
         # A tokenizer keeps the truncation of its last call, which another thread might be encoding a text with.
         return copy.deepcopy(self.tokenizer)
 
-    def preprocess(self, text, truncation=False, **tokenize_options) -> dict[str, Any]:
-        """Return the encoder's inputs of one text, `(1, length)` each."""
+    def preprocess(self, text, truncation=False, src_lang=None, tgt_lang=None) -> dict[str, Any]:
+        """Return the encoder's inputs of one text, `(1, length)` each, with the code of its target language.
+
+        `src_lang` matters only to the splitting into sentences.
+        """
         if not isinstance(text, str):
             hint = "; for a dataset of dicts give KeyDataset(dataset, column)" if isinstance(text, Mapping) else ""
             raise TypeError(f"a pipeline takes strings, not {type(text).__name__}{hint}")
-        # Not verbose: messages about length are raised here.
-        encoding = self._tokenize(self.tokenizer, text, verbose=False, **tokenize_options)
+        named = _DIRECTION.fullmatch(self.task or "")
+        tgt_lang = tgt_lang or (named and named[2])
+        code, rest = self._codes.split(text)
+        if tgt_lang and not code and (self._codes.known or not tgt_lang[0].isalpha()):
+            code = f"{self._codes.code(tgt_lang)} "
+        options = {"return_tensors": "pt", "verbose": False}  # messages about length are raised here
+        encoding = self.tokenizer(code + rest, **options)
         length = encoding["input_ids"].shape[1]
         if truncation in (None, False, "do_not_truncate"):
             if self._source_limit is not None and length > self._source_limit:
@@ -212,8 +198,7 @@ class Text2TextGenerationPipeline(Pipeline):
                     " split_sentences=True, or truncation=True to drop the rest"
                 )
         elif length > (limit := min(self._source_limit or _UNLIMITED_LENGTH, self.tokenizer.model_max_length)):
-            options = {"truncation": truncation, "max_length": limit, **tokenize_options}
-            encoding = self._tokenize(self._cutting_tokenizer, text, verbose=False, **options)
+            encoding = self._cutting_tokenizer(code + rest, truncation=truncation, max_length=limit, **options)
             kept = encoding["input_ids"].shape[1]
             logger.warning(f"a text was cut: {kept} of its {length} tokens are kept (truncation={truncation})")
         inputs = {name: value for name, value in encoding.items() if name != "token_type_ids"}
@@ -223,34 +208,12 @@ class Text2TextGenerationPipeline(Pipeline):
         """Generate for a batch: token ids of shape `(batch_size, num_return_sequences, length)`."""
         inputs = dict(model_inputs)
         is_blank = inputs.pop("is_blank")
-        for name, value in inputs.items():
-            if isinstance(value, list):  # the language's first token, which is the same in all rows
-                inputs[name] = value[0]
         # Without dropout, also of a model that is being trained, whose modes are not this pipeline's to change.
         in_training = any(module.training for module in self.model.modules())
         model = copy_sharing_weights(self.model) if in_training else self.model
-        outputs = model.generate(**inputs, **self._generate_options(generate_options))
+        outputs = model.generate(**inputs, **generate_options)
         outputs = getattr(outputs, "sequences", outputs)
         return {"output_ids": outputs.reshape(len(is_blank), -1, outputs.shape[-1]), "is_blank": is_blank}
-
-    def _generate_options(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Return options of `generate()`: the call's, else the task's, else defaults for what the model leaves open."""
-        if "generation_config" in call:
-            return call
-        task = dict(self._task_options)
-        if "max_new_tokens" in call:
-            task.pop("max_length", None)  # generate() takes one of the two
-        options = {**task, **call}
-        defaults = {"pad_token_id": self.tokenizer.pad_token_id}
-        # This package's models limit an output by its source, which a number of tokens would override.
-        if self.model.config.model_type != "vaswani":
-            defaults |= {"num_beams": DEFAULT_NUM_BEAMS, "max_new_tokens": DEFAULT_MAX_NEW_TOKENS}
-        own = vars(self.model.generation_config) | {k: v for k, v in options.items() if v is not None}
-        for name, value in defaults.items():
-            is_set = own.get(name) is not None or (name == "max_new_tokens" and own.get("max_length") is not None)
-            if value is not None and not is_set:
-                options[name] = value
-        return options
 
     def postprocess(
         self, model_outputs, return_tensors=False, return_text=None, clean_up_tokenization_spaces=False
@@ -272,54 +235,13 @@ class Text2TextGenerationPipeline(Pipeline):
         return records
 
 
-class SummarizationPipeline(Text2TextGenerationPipeline):
-    """Text in, `summary_text` out; otherwise as [`Text2TextGenerationPipeline`]."""
-
-    return_name = "summary"
-
-
 class TranslationPipeline(Text2TextGenerationPipeline):
-    """Text in, `translation_text` out; otherwise as [`Text2TextGenerationPipeline`].
-
-    `src_lang` and `tgt_lang`, in the constructor or a call, or a task `"translation_XX_to_YY"`, choose the languages of
-    a multilingual model (mBART, M2M100, NLLB) by the tokenizer's codes. Where these are tokens before a text
-    (``>>fra<<`` of OPUS-MT), `tgt_lang` (``"fra"``) puts one before each sentence that has none; models of one
-    direction ignore them.
-    """
+    """Text in, `translation_text` out; otherwise as [`Text2TextGenerationPipeline`]."""
 
     return_name = "translation"
 
-    def _sanitize_parameters(self, src_lang=None, tgt_lang=None, **options):
-        preprocess, forward, postprocess = super()._sanitize_parameters(**options)
-        languages = {"src_lang": src_lang, "tgt_lang": tgt_lang}
-        return {**preprocess, **{k: v for k, v in languages.items() if v is not None}}, forward, postprocess
 
-    def _tokenize(self, tokenizer, text: str, src_lang=None, tgt_lang=None, **options):
-        build, named = getattr(tokenizer, "_build_translation_inputs", None), _DIRECTION.fullmatch(self.task or "")
-        if named:
-            src_lang, tgt_lang = src_lang or named[1], tgt_lang or named[2]
-        if build is None:
-            code, rest = self._codes.split(text)
-            if tgt_lang and not code and (self._codes.known or not tgt_lang[0].isalpha()):
-                code = f"{self._codes.code(tgt_lang)} "
-            return super()._tokenize(tokenizer, code + rest, **options)
-        if src_lang is None or tgt_lang is None:
-            missing = "src_lang" if src_lang is None else "tgt_lang"
-            raise ValueError(f"this model translates several languages: give {missing}, a code of its tokenizer")
-        inputs = build(text, return_tensors="pt", src_lang=src_lang, tgt_lang=tgt_lang, **options)
-        # Other tokenizers use <unk> for languages that they do not know.
-        source_mark = getattr(tokenizer, "cur_lang_code", None)
-        for code, mark in ((src_lang, source_mark), (tgt_lang, inputs.get("forced_bos_token_id"))):
-            if mark is not None and mark == self.tokenizer.unk_token_id:
-                raise ValueError(f"this model's tokenizer has no language {code!r}: give one of its codes")
-        return inputs
-
-
-PIPELINES = {
-    "translation": TranslationPipeline,
-    "text2text-generation": Text2TextGenerationPipeline,
-    "summarization": SummarizationPipeline,
-}
+PIPELINES = {"translation": TranslationPipeline, "text2text-generation": Text2TextGenerationPipeline}
 # By this `save_pretrained` of a pipeline writes `custom_pipelines` and a copy of this file.
 for _task, _class in PIPELINES.items():
     _class._registered_impl = {_task: {"impl": _class, "pt": (AutoModelForSeq2SeqLM,)}}

@@ -60,16 +60,16 @@ def headings(card: str) -> list[str]:
     return re.findall(r"^## (.*)$", card, re.MULTILINE)
 
 
-@pytest.mark.parametrize("kind", ["base", "parser"])
+@pytest.mark.parametrize("preset", ["base", "parsing"])
 @pytest.mark.parametrize("make", [facts, full_facts])
-def test_every_template_gives_a_card_that_the_hub_client_reads_back(kind, make):
-    given = make()
-    card = render_card(given, kind)
+def test_every_template_gives_a_card_that_the_hub_client_reads_back(preset, make):
+    given = make(config=VaswaniConfig.from_preset(preset))
+    card = render_card(given)
     data = ModelCard(card).data
     assert data.library_name == "transformers" and "vaswani" in data.tags
     assert data.language == (list(given.languages) or None) and data.license == given.license
     assert data.datasets == (list(given.datasets) or None)
-    assert data.pipeline_tag == (None if kind == "parser" else "translation")
+    assert data.pipeline_tag == (None if preset == "parsing" else "translation")
     assert "None" not in card and "{{" not in card and "{%" not in card and "\n\n\n" not in card
     assert card.count("```") % 2 == 0 and is_sealed(card) and card.startswith("---\n")
     assert all(len(line.split("|")) == 4 for line in re.findall(r"^\|.*\|$", card.replace(r"\|", ""), re.MULTILINE))
@@ -168,11 +168,12 @@ def test_of_paths_and_urls_the_name_alone_is_shown():
 
 
 def test_the_template_follows_the_model():
-    preset, kind_of = VaswaniConfig.from_preset, model_card.choose_kind
-    assert [kind_of(preset(name), {}) for name in ("base", "big", "parsing")] == ["base", "base", "parser"]
-    assert kind_of(preset("table3-c-layers-2"), {}) == "base" and kind_of(tiny_config(), {}) == "base"
-    assert kind_of(tiny_config(), {"preset": "parsing"}) == "parser"
-    assert kind_of(preset("parsing", vocab_size=100), {}) == "parser"
+    def is_parser(config, **recipe):
+        return "A constituency parser" in render_card(facts(config=config, recipe=recipe))
+
+    preset = VaswaniConfig.from_preset
+    assert not any(is_parser(preset(name)) for name in ("base", "big", "table3-c-layers-2"))
+    assert is_parser(preset("parsing", vocab_size=100)) and is_parser(tiny_config(), preset="parsing")
 
 
 def test_learned_positions_are_a_limit():

@@ -101,12 +101,8 @@ def push(model: Model, repository: str, /, *, options: Push = Push()) -> None:  
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    _print_pushed(result, options.dry_run)
-
-
-def _print_pushed(result, dry_run: bool) -> None:
     goal = f"{result.url or result.repo_id}, branch {result.revision}"
-    if dry_run:
+    if options.dry_run:
         print(f"would go to {goal} (nothing was sent):")
     elif result.changed:
         print(f"pushed to {goal}, commit {result.commit[:12]}:")
@@ -116,7 +112,7 @@ def _print_pushed(result, dry_run: bool) -> None:
         print(f"{size:14,}  {name}")
     for name in result.removed:
         print(f"{'removed':>14}  {name}")
-    if dry_run:
+    if options.dry_run:
         print(f"\n{result.card}", end="")
 
 

@@ -171,18 +171,15 @@ def read_import(folder: str | Path) -> dict:
 
 def metadata(text: str) -> dict[str, Any]:
     """Return licence, languages and datasets in the front matter of a card, as far as they have that form."""
-    from huggingface_hub import ModelCard, ModelCardData
+    from huggingface_hub import ModelCard
 
-    data = ModelCardData()
+    data = {}
     with contextlib.suppress(Exception):  # whatever a stranger's front matter makes the libraries raise
-        data = ModelCard(text).data
-    languages, datasets = (x if isinstance(x, list) else [x] for x in (data.language, data.get("datasets")))
+        data = ModelCard(text).data.to_dict()
+    languages, datasets = (x if isinstance(x, list) else [x] for x in (data.get("language"), data.get("datasets")))
     languages = ["no" if code is False else code for code in languages]  # Norwegian, which is False in YAML
-    return {
-        "license": data.license if is_name(data.license) else None,
-        "languages": list(filter(is_language, languages)),
-        "datasets": list(filter(is_name, datasets)),
-    }
+    known = {"languages": list(filter(is_language, languages)), "datasets": list(filter(is_name, datasets))}
+    return known | {"license": data["license"] if is_name(data.get("license")) else None}
 
 
 def known_languages(folder: str | Path) -> list[str]:

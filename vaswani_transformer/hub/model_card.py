@@ -53,13 +53,6 @@ def escaped(value: Any) -> Any:
     return Markup(re.sub(r"(?i)\b(https?|ftp|mailto|www)([:.])", r"\1\\\2", text))  # GitHub's links without brackets
 
 
-def choose_kind(config: VaswaniConfig, recipe: Mapping) -> str:
-    """Return the template for a model: `"parser"` or `"base"`."""
-    parser = VaswaniConfig.from_preset("parsing")
-    has_its_sizes = all(getattr(config, name) == getattr(parser, name) for name in _SIZES)
-    return "parser" if has_its_sizes or recipe.get("preset") == "parsing" else "base"
-
-
 def rows_of(values: Mapping, names: Sequence[str] | None = None) -> list[tuple[str, str]]:
     """Return rows (name, value) of a table, of `names` or of all values, without those that are unknown."""
     formats = {int: "{:,}", float: "{:g}"}
@@ -80,23 +73,24 @@ def evaluations_of(results: Sequence[EvalResult]) -> list[dict]:
     """Return scores as templates read them: those of an evaluation together, with how they were obtained."""
     decimals, evaluations = {metric: digits for metric, _, digits in METRICS.values()}, {}
     for result in results:
-        test_set = str(result.dataset_name)
-        how = rows_of({"source_sha256": result.dataset_revision} | (result.metric_args or {}))
-        evaluation = {"test_set": test_set, "scores": [], "how": how}
-        score = result.metric_name, f"{result.metric_value:.{decimals.get(result.metric_type, 2)}f}"
-        evaluations.setdefault((test_set, *how), evaluation)["scores"].append(score)
+        how = rows_of({"source_sha256": result.dataset_revision} | result.metric_args)
+        evaluation = {"test_set": result.dataset_name, "scores": [], "how": how}
+        score = result.metric_name, f"{result.metric_value:.{decimals[result.metric_type]}f}"
+        evaluations.setdefault((result.dataset_name, *how), evaluation)["scores"].append(score)
     return list(evaluations.values())
 
 
-def render_card(facts: CardFacts, kind: str | None = None) -> str:
-    """Return the text of the card, sealed, by the template `kind`; by default that of `choose_kind`."""
-    config, kind = facts.config, kind or choose_kind(facts.config, facts.recipe)
+def render_card(facts: CardFacts) -> str:
+    """Return the text of the card, sealed; a model of the parser's preset or of its sizes has the parser's template."""
+    config, parser = facts.config, VaswaniConfig.from_preset("parsing")
+    has_its_sizes = all(getattr(config, name) == getattr(parser, name) for name in _SIZES)
+    is_parser = has_its_sizes or facts.recipe.get("preset") == "parsing"
     name, package = facts.repo_id.rpartition("/")[2], Path(__file__).resolve().parents[1]
     data = ModelCardData(  # without what is not known
         language=list(facts.languages) or None,
         license=facts.license,
         library_name="transformers",
-        pipeline_tag=None if kind == "parser" else "translation",
+        pipeline_tag=None if is_parser else "translation",
         tags=["vaswani", "transformer", "attention-is-all-you-need"],
         datasets=list(facts.datasets) or None,
         metrics=list(dict.fromkeys(result.metric_type for result in facts.results)) or None,
@@ -111,7 +105,7 @@ def render_card(facts: CardFacts, kind: str | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    text = environment.get_template(f"{kind}.md").render(
+    text = environment.get_template("parser.md" if is_parser else "base.md").render(
         front_matter=Markup(data.to_yaml()),
         repo_id=Markup(facts.repo_id),  # of a form that the Hub prescribes; it is in code too
         name=Markup(name),
@@ -159,8 +153,7 @@ def carry_over(facts: CardFacts, text: str) -> CardFacts:
         return facts
     if not facts.results and "## Evaluation" in text.splitlines():
         logger.warning("the scores on the card on the Hub were left out: give --evaluation to have them again")
-    kept = {name: value for name, value in metadata(text).items() if value and not getattr(facts, name)}
-    return replace(facts, **kept)
+    return replace(facts, **{name: x for name, x in metadata(text).items() if x and not getattr(facts, name)})
 
 
 def card_for_push(model, repo_id: str, card: str) -> str:

@@ -211,8 +211,8 @@ def _push(api: HfApi, plan: Published, head: ModelInfo | None, staging: Path, pr
     on_hub = {sibling.rfilename for sibling in head.siblings or []}
     others = (name for name in on_hub - plan.files.keys() if name in (INDEX, *TOKENIZER_FILES) or is_weights_file(name))
     removed = tuple(sorted(others))
-    operations = [CommitOperationDelete(path_in_repo=name) for name in removed]
-    operations += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=staging / name) for name in plan.files]
+    operations = [*map(CommitOperationDelete, removed)]
+    operations += [CommitOperationAdd(name, staging / name) for name in plan.files]
     # `upload_folder` makes several commits of a large folder where hf_xet is installed.
     options = {"commit_message": "Upload model with vaswani push", "revision": revision, "parent_commit": head.sha}
     commit = api.create_commit(repo_id, operations, **options)

@@ -82,7 +82,6 @@ class Catalogue:
 
     pattern: regex.Pattern  # an entry's line is that of its group `start`
     gap = re.compile(r"(?!)")  # what must not be between matches
-    is_by_line = False  # whether nothing but entries continues over several lines
     declaration = re.compile(rb"(?!)")  # of a file's encoding, in its first bytes
     encoding, errors = "utf-8", "surrogateescape"  # of a file that names none
     parser = None  # of expat, which checks that XML is XML
@@ -107,16 +106,15 @@ class Catalogue:
         """Yield the entries of each block, which has about `size` bytes, the last with those that the file lacks."""
         decoder, text = codecs.getincrementaldecoder(self.encoding)("surrogateescape"), ""
         with reading(self.path), self.path.open("rb") as stream:
-            raw: bytes | None = stream.read(size)
-            while raw is not None:
-                following = stream.read(size) or None
+            is_last = False
+            while not is_last:
+                raw, is_last = stream.read(size), not stream.peek(1)
                 if self.parser:
-                    self.parser.Parse(raw, following is None)
-                text += decoder.decode(raw, following is None)
-                entries, end = self._read(text, following is None)
-                self.text = text[:end]
-                yield entries if following else entries + self._lacking()
-                text, raw = text[end:], following
+                    self.parser.Parse(raw, is_last)
+                text += decoder.decode(raw, is_last)
+                entries, end = self._read(text, is_last)
+                self.text, text = text[:end], text[end:]
+                yield entries + self._lacking() if is_last else entries
 
     def filled(self, entries: list[Entry], pairs: list[tuple[Entry, Filling]]) -> bytes:
         """Return the block as it is written, filled with the pairs among its entries."""
@@ -149,7 +147,7 @@ class Catalogue:
         for match in [*(matches if is_last else matches[:-1]), None]:
             start = match.start() if match else end
             if wrong := self.gap.search(text, place, start):
-                if not (is_last or self.is_by_line):  # perhaps a comment without an end, as far as it is known
+                if not is_last:  # perhaps a comment without an end, as far as it is known
                     end = place
                     break
                 self._count_lines(text, wrong.end() - 1)
@@ -167,11 +165,10 @@ class Catalogue:
 
     def _own(self, key: str, texts: tuple[str, ...], place: Any, is_plural=False, codes=(), state="") -> Entry:
         """Return an entry of a format with one language."""
-        known, targets = Entry(key, texts, codes=codes), ()
-        if self.source is not None:
-            known, targets = self.missing.pop(key, Entry(key)), texts
-        is_translated = bool(targets) and all(targets)
-        state = state or ("kept" if not any(known.sources) else "translated" if is_translated else "untranslated")
+        is_own = self.source is None  # in the source language
+        known, targets = (Entry(key, texts, codes=codes), ()) if is_own else (self.missing.pop(key, Entry(key)), texts)
+        is_left = not targets or not all(targets)
+        state = state or ("kept" if not any(known.sources) else "untranslated" if is_left else "translated")
         counts = tuple(self.plurals.values()) if is_plural else ()
         return replace(known, targets=targets, state=state, line=self.line, counts=counts, place=place)
 

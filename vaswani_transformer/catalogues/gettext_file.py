@@ -22,7 +22,7 @@ class GettextFile(Catalogue):
         regex.MULTILINE | regex.VERBOSE,
     )
     declaration = re.compile(rb"charset=(?!CHARSET)([\w.:-]+)")
-    gap, is_by_line = re.compile(r"^[ \t\ufeff]*[^\s\ufeff]", re.MULTILINE), True
+    gap = re.compile(r"^[ \t\ufeff]*[^\s\ufeff]", re.MULTILINE)
     counts: tuple[int, ...] = ()
 
     def _entries(self, match: regex.Match) -> list[Entry]:
@@ -60,20 +60,19 @@ class GettextFile(Catalogue):
         return text
 
     def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:
-        match, newline, comments = entry.place, self.newline, re.findall(r".*\n", entry.place["comments"])
-        comments = [line for line in comments if not re.match(rf"\s*#(?:\|| {MARK})", line)]  # the earlier source, ours
+        match, newline = entry.place, self.newline
+        comments = re.sub(rf"(?m)^[ \t]*#(?:\|| {MARK}).*\n", "", match["comments"])  # the earlier source, ours
         if entry.state != "fuzzy":
-            number = next((n for n, line in enumerate(comments) if re.match(r"\s*#,", line)), len(comments))
-            flags = comments[number].partition("#")[2] if number < len(comments) else newline
-            comments[number : number + 1] = [f"#, fuzzy{flags}"]
+            comments, number = re.subn(r"(?m)^[ \t]*#,", "#, fuzzy,", comments, count=1)
+            comments += "" if number else f"#, fuzzy{newline}"
         lines = []
         for form, target in enumerate(filling.targets):
             strings = [f'"{line.translate(IN_C)}"' for line in re.findall(r"[^\n]*\n|[^\n]+", target)]
             name = f"msgstr[{form}]" if match["plural"] else "msgstr"
             lines += [f"{name} {strings[0]}"] if len(strings) == 1 else [f'{name} ""', *strings]
         start, end = match.end() - len(match["targets"].lstrip()), match.start() + len(match[0].rstrip("\r\n"))
-        written = f"# {filling.note}{newline}{''.join(comments)}"
-        return [(*match.span("comments"), written), (start, end, newline.join(lines))]
+        comments = f"# {filling.note}{newline}{comments}"
+        return [(*match.span("comments"), comments), (start, end, newline.join(lines))]
 
 
 def _text(strings: str | None) -> str:

@@ -18,11 +18,12 @@ Path = tuple[str, ...]  # keys on the way to a value, for items of lists their n
 
 
 class Node(NamedTuple):
-    """A value: its span, and its text or its members; None for numbers and the like. Keys of lists start at -1."""
+    """A value: its span, its text, or None, and its members. Keys of lists start at -1."""
 
     start: int
     end: int
-    value: "str | list[tuple[Node, Node]] | None"
+    text: str | None
+    members: "list[tuple[Node, Node]]"
 
 
 class JsonFile(Catalogue):
@@ -38,45 +39,42 @@ class JsonFile(Catalogue):
             return [], 0
         root, self.nodes, self.counted = self._parse(text), {}, 0
         entries, groups = [], {}  # by ids the nodes of each entry
-        if isinstance(root.value, list) and len(root.value) == 1 and isinstance(root.value[0][1].value, list):
-            key, below = root.value[0]
-            is_language = re.split("[-_]", key.value or "")[0] in {re.split("[_.@]", name)[0] for name in locale_alias}
-            if is_language and (self.comment or f"{key.value}." in self.path.name):  # as in YAML of Rails
-                root = below
-                if self.source is None and self.language:
-                    is_quoted = text[key.start] in "\"'" or self.language == "no"  # which is false in YAML
-                    name = _written(self.language) if is_quoted else self.language
-                    entries.append(Entry("", state="header", place=(*key[:2], name)))
+        key, below = root.members[0] if len(root.members) == 1 else (root, root)
+        is_language = re.split("[-_]", key.text or "")[0] in {re.split("[_.@]", name)[0] for name in locale_alias}
+        if below.members and is_language and (self.comment or f"{key.text}." in self.path.name):  # as in Rails' YAML
+            root = below
+            if self.source is None and self.language:
+                is_quoted = text[key.start] in "\"'" or self.language == "no"  # which is false in YAML
+                name = _written(self.language) if is_quoted else self.language
+                entries.append(Entry("", state="header", place=(*key[:2], name)))
         for key, form, node in self._texts(root, ()):
             groups.setdefault(key, {})[form] = node
         for key, nodes in groups.items():
             is_plural = "other" in nodes
             forms = nodes if not is_plural else ("one", "other") if self.source is None else self.plurals
-            texts = tuple(nodes[form].value if form in nodes else "" for form in forms)
+            texts = tuple(nodes[form].text if form in nodes else "" for form in forms)
             self._count_lines(text, next(iter(nodes.values())).start)
             entries.append(self._own(key, texts, nodes, is_plural))
         return entries, len(text)
 
     def _texts(self, node: Node, path: Path) -> Iterator[tuple[str, str, Node]]:
         """Yield the texts below a node: an entry's id, the plural form or the number of the item, the text's node."""
-        self.nodes[path], members = node, node.value if isinstance(node.value, list) else []
-        names = {key.value for key, value in members if isinstance(value.value, str)}
-        for key, value in members:
-            name = key.value or " "
-            if not isinstance(value.value, str):
-                yield from self._texts(value, (*path, name))
-                continue
-            self.nodes[(*path, name)], plural, form = value, _PLURAL.fullmatch(name), ""
+        self.nodes[path] = node
+        names = {key.text for key, value in node.members if value.text is not None}
+        for key, value in node.members:
+            name, plural, form = key.text or " ", _PLURAL.fullmatch(key.text or ""), ""
+            yield from self._texts(value, (*path, name))
             if key.start < 0:
                 name, form = "[]", name
             elif plural and f"{plural[1]}other" in names:
                 name, form = f"{plural[1]}*", plural[2]
-            yield "\4".join([*path, name]), form, value
+            if value.text is not None:
+                yield "\4".join([*path, name]), form, value
 
     def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:
         """Return the texts in the places of those that are there, with comments where the format has them."""
         edits, texts = [], dict(zip(self.plurals if entry.counts else entry.place, filling.targets, strict=True))
-        for form, (start, end, _) in entry.place.items():
+        for form, (start, end, *_) in entry.place.items():
             edits.append((start, end, _written(texts.get(form, filling.targets[-1]))))
             line = self.comment and _START_OF_LINE.fullmatch(self.text, self.text.rfind("\n", 0, start) + 1, start)
             if line:
@@ -102,10 +100,10 @@ class JsonFile(Catalogue):
 
     def _insertion(self, node: Node, tree: dict) -> list[Edit]:
         """Return the edit that adds members to a map, in the way that its last one is written."""
-        key, value = node.value[-1] if node.value and isinstance(node.value, list) else (None, None)
-        if not tree or not isinstance(node.value, list) or (key and key.start < 0):  # a text, or a list
-            return []
+        key, value = node.members[-1] if node.members else (None, None)
         comma = "," if self.text[node.start : node.end][:1] == "{" else ""
+        if not tree or (key.start < 0 if key else not comma and node.end <= len(self.text)):
+            return []  # a list, or a text
         space = self.text[len(self.text[: key.start].rstrip()) : key.start] if key else ""
         space = space if comma else self.newline + space.rpartition("\n")[2]
         members = (comma + space).join(f"{_written(key)}: {_written(value)}" for key, value in tree.items())
@@ -113,20 +111,27 @@ class JsonFile(Catalogue):
         return [(place, place, (comma if value else "") + space + members)]
 
     def _parse(self, text: str) -> Node:
-        """Return the tree."""
+        """Return the tree: JSON is YAML but for tabs, and for some escapes and characters in its strings."""
         json.loads(text.lstrip("\ufeff"))
-        tokens = re.finditer(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\]",:\ufeff]+', text)
+        masked = re.sub(r"\\.|[^\n -~]", lambda match: " " * len(match[0]), text)
+        return self._node(yaml.compose(masked, Loader=yaml.CSafeLoader), text)
 
-        def node(token: re.Match) -> Node:
-            if token[0] not in "{[":
-                return Node(*token.span(), json.loads(token[0]) if token[0][0] == '"' else None)
-            members: list[tuple[Node, Node]] = []
-            while (inner := next(tokens))[0] not in "}]":
-                key = node(inner) if token[0] == "{" else Node(-1, -1, f"[{len(members)}]")
-                members.append((key, node(next(tokens) if token[0] == "{" else inner)))
-            return Node(token.start(), inner.end(), members)
+    def _node(self, part: yaml.Node, text: str) -> Node:
+        start, end = part.start_mark.index, part.end_mark.index
+        if isinstance(part, yaml.ScalarNode):
+            written = text[start:end].rstrip(" \t\r\n")
+            return Node(start, start + len(written), self._value(part, written), [])
+        if isinstance(part, yaml.SequenceNode):
+            members = [
+                (Node(-1, -1, f"[{number}]", []), self._node(each, text)) for number, each in enumerate(part.value)
+            ]
+        else:
+            members = [tuple(self._node(each, text) for each in pair) for pair in part.value]
+        is_flow = not members or text[start] in "{["
+        return Node(start, end if is_flow else members[-1][1].end, None, members)  # else the end is behind comments
 
-        return node(next(tokens))
+    def _value(self, part: yaml.ScalarNode, written: str) -> str | None:
+        return json.loads(written) if written[0] == '"' else None
 
 
 class YamlFile(JsonFile):
@@ -135,18 +140,11 @@ class YamlFile(JsonFile):
     comment = "# {}"
 
     def _parse(self, text: str) -> Node:
-        def node(part: yaml.Node) -> Node:
-            start, end = part.start_mark.index, part.end_mark.index
-            if isinstance(part, yaml.ScalarNode):
-                is_text = part.tag == "tag:yaml.org,2002:str" and text[start] not in "&!:"
-                return Node(start, start + len(text[start:end].rstrip(" \t\r\n")), part.value if is_text else None)
-            members = enumerate(part.value) if isinstance(part, yaml.SequenceNode) else part.value
-            members = [(Node(-1, -1, f"[{k}]") if isinstance(k, int) else node(k), node(value)) for k, value in members]
-            is_flow = not members or text[start] in "{["
-            return Node(start, end if is_flow else members[-1][1].end, members)  # of others the end is behind comments
-
         root = yaml.compose(text, Loader=yaml.CSafeLoader)
-        return node(root) if root else Node(0, len(text) + 1, [])
+        return self._node(root, text) if root else Node(0, len(text) + 1, None, [])
+
+    def _value(self, part: yaml.ScalarNode, written: str) -> str | None:
+        return part.value if part.tag == "tag:yaml.org,2002:str" and written[0] not in "&!:" else None
 
 
 def _written(value: str | list | dict) -> str:

@@ -20,12 +20,12 @@ _IN_ANDROID = str.maketrans({"\\": "\\\\", '"': '\\"', "'": "\\'", "\n": "\\n", 
 
 
 @cache
-def _element(names: str, others: str = "") -> regex.Pattern:
-    """Return the pattern of elements with the white space before them; `others`: of what else is matched."""
+def _element(names: str, tag: str = "(?!)") -> regex.Pattern:
+    """Return the pattern of elements with the white space before them, and of the start tags of another one."""
     return regex.compile(
         rf"(?P<space>\s*+)(?P<start>)<(?P<name>{names})(?=[\s/>])(?P<attributes>{_ATTRIBUTES})(?:/>|>(?P<inner>(?:[^<]++"
-        rf"|<!--.*?-->|<!\[CDATA\[.*?\]\]>|<(?!/(?P=name)\s*>))*+)</(?P=name)\s*>){others}"
-        r"|<!--.*?-->|<!\[CDATA\[.*?\]\]>",
+        rf"|<!--.*?-->|<!\[CDATA\[.*?\]\]>|<(?!/(?P=name)\s*>))*+)</(?P=name)\s*>)"
+        rf"|<!--.*?-->|<!\[CDATA\[.*?\]\]>|<(?P<name>{tag})(?=\s)(?P<attributes>{_ATTRIBUTES})>",
         regex.DOTALL,
     )
 
@@ -42,14 +42,15 @@ def _child(match: regex.Match, names: str) -> regex.Match | None:
     return next(iter(_children(match, names)), None)
 
 
-def _attribute(attributes: str | None, name: str) -> str:
+def _attribute(element: regex.Match | None, name: str) -> str:
     """Return the value of an attribute, empty if there is none."""
-    match = re.search(rf"""(?:^|\s){name}\s*=\s*(?:"([^"]*)"|'([^']*)')""", attributes or "")
-    return html.unescape(match[1] or match[2] or "") if match else ""
+    match = re.search(rf"""\s{name}\s*=\s*(["'])(.*?)\1""", element["attributes"] if element else "", re.DOTALL)
+    return html.unescape(match[2]) if match else ""
 
 
-def _with(attributes: str, values: dict[str, str]) -> str:
-    """Return attributes of which some have other values, those with an empty one none."""
+def _with(element: regex.Match | None, values: dict[str, str]) -> str:
+    """Return the attributes of an element with other values of some, those with an empty one left out."""
+    attributes = element["attributes"] if element else ""
     for name, value in values.items():
         attributes = re.sub(rf"""\s+{name}\s*=\s*(?:"[^"]*"|'[^']*')""", "", attributes.rstrip())
         attributes += f' {name}="{value}"' if value else ""
@@ -74,19 +75,15 @@ class _XmlFile(Catalogue):
         names = re.findall(r"</?([\w.-]+):|&(?!lt;|gt;|amp;|quot;|apos;)(\w[\w.-]*);", "".join(entry.codes))
         return all((f"xmlns:{prefix}" if prefix else f"<!ENTITY {name} ") in self.head for prefix, name in names)
 
-    def _text(self, element: regex.Match | None, codes: list[str] | None = None, is_target: bool = False) -> str:
+    def _text(self, element: regex.Match | None, codes: list[str], is_target: bool = False) -> str:
         """Return the text of an element, whose inline elements are added to `codes`; those of a target may be there."""
-        codes = [] if codes is None else codes
-        left = list(codes) if is_target else []
+        known = dict(enumerate(codes)) if is_target else {}
 
         def written(inline: regex.Match) -> str:
             if inline["data"] is not None:
                 return html.escape(inline["data"])
-            number = left.index(inline[0]) if inline[0] in left else len(codes)
-            if number == len(codes):
-                codes.append(inline[0])
-            else:
-                left[number] = ""
+            number = next((number for number, code in known.items() if code == inline[0]), len(codes))
+            codes[number : number + 1] = [known.pop(number, inline[0])]
             return chr(CODE + number)
 
         return html.unescape(_INLINE.sub(written, (element["inner"] if element else None) or ""))
@@ -100,44 +97,46 @@ class XliffFile(_XmlFile):
     """XLIFF 1.2, and 2.x, whose units may have several segments: the texts of one entry."""
 
     names = "trans-unit|unit"
-    pattern = _element(names, rf"|<file(?P<file>\s{_ATTRIBUTES})>")
+    pattern = _element(names, "file")
     file = ""
 
     def _entries(self, match: regex.Match) -> list[Entry]:
-        self.file = match["file"] or self.file
-        if not match["name"]:
+        if match["name"] == "file":
+            self.file = _attribute(match, "original") or _attribute(match, "id")
+        if match["name"] in (None, "file"):
             return []
-        codes, sources, targets, states = [], [], [], []
-        for segment in _segments(match):
+        codes, sources, targets, segments, is_old = [], [], [], [], match["name"] == "trans-unit"
+        for segment in [match] if is_old else _children(match, "segment"):
             target = _child(segment, "target")
             sources.append(self._text(_child(segment, "source"), codes))
             targets.append(self._text(target, codes, is_target=True))
-            states.append(_state(segment, target, targets[-1]))
-        get = partial(_attribute, match["attributes"])
+            is_fuzzy = re.match(r"new|initial|needs-", _attribute(target if is_old else segment, "state"))
+            state = "untranslated" if not targets[-1].strip() else "fuzzy" if is_fuzzy else "translated"
+            segments.append((segment, target, state))
+        get, states = partial(_attribute, match), [state for _, _, state in segments]
         state = next((state for state in ("untranslated", "fuzzy") if state in states), "translated")
         state = "translated" if state == "fuzzy" and get("approved") == "yes" else state
         state = "kept" if get("translate") == "no" or not any(sources) else state
-        notes = "\n".join(note for note in map(self._text, _children(match, "note")) if not note.startswith(MARK))
-        name = f"{_attribute(self.file, 'original') or _attribute(self.file, 'id')}\4{get('id')}"
-        context, texts = get("resname") or get("name"), (tuple(sources), tuple(targets))
-        return [Entry(name, *texts, state, self.line, context, notes=notes, codes=tuple(codes), place=match)]
+        notes = "\n".join(self._text(note, []) for note in _children(match, "note") if f">{MARK}" not in note[0])
+        texts, context = (tuple(sources), tuple(targets)), get("resname") or get("name")
+        name, place = f"{self.file}\4{get('id')}", (match, segments)
+        return [Entry(name, *texts, state, self.line, context, notes=notes, codes=tuple(codes), place=place)]
 
     def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:
         """Return the targets that lacked, and a note: in 1.2 behind the target, in 2.x among the unit's notes."""
-        match, note = entry.place, f"<note>{self._xml(filling.note)}</note>"
+        (match, segments), note = entry.place, f"<note>{self._xml(filling.note)}</note>"
         is_old = match["name"] == "trans-unit"
-        edits = [(*old.span(), "") for old in _children(match, "note") if self._text(old).startswith(MARK)]
+        edits = [(*old.span(), "") for old in _children(match, "note") if f">{MARK}" in old[0]]
         marks = {"state": "needs-translation", "state-qualifier": "mt-suggestion"} if is_old else {}
         outer = {"approved": ""} if is_old else {"state": "initial", "subState": "vaswani:mt"}
-        for segment, old, text in zip(_segments(match), entry.targets, filling.targets, strict=True):
-            target = _child(segment, "target")
-            if _state(segment, target, old) == "translated":
+        for (segment, target, state), text in zip(segments, filling.targets, strict=True):
+            if state == "translated":
                 continue
             last = target or _child(segment, "seg-source") or _child(segment, "source")
-            tag, space = f"<target{_with(target['attributes'] if target else '', marks)}>", last["space"]
-            written = f"{space}{tag}{self._xml(text, entry.codes)}</target>{(space + note) * is_old}"
-            edits.append((last.start() if target else last.end(), last.end(), written))
-            edits.append((*segment.span("attributes"), _with(segment["attributes"], outer)))
+            space = last["space"]
+            written = f"{space}<target{_with(target, marks)}>{self._xml(text, entry.codes)}</target>"
+            edits.append((last.start() if target else last.end(), last.end(), written + (space + note) * is_old))
+            edits.append((*segment.span("attributes"), _with(segment, outer)))
         if not is_old:
             notes, first = _child(match, "notes"), _child(match, "originalData|segment|ignorable")
             place = notes.start("inner") if notes else first.start()
@@ -145,35 +144,23 @@ class XliffFile(_XmlFile):
         return edits
 
 
-def _segments(unit: regex.Match) -> list[regex.Match]:
-    """Return the elements with a source and perhaps a target."""
-    return [unit] if unit["name"] == "trans-unit" else _children(unit, "segment")
-
-
-def _state(segment: regex.Match, target: regex.Match | None, text: str) -> str:
-    """Return the state of a segment and the text of its target."""
-    if not text.strip():
-        return "untranslated"
-    state = _attribute((target if segment["name"] == "trans-unit" else segment)["attributes"], "state")
-    return "fuzzy" if re.match(r"new|initial|needs-", state) else "translated"
-
-
 class QtFile(_XmlFile):
     """Qt Linguist's `.ts`; what it calls vanished or obsolete is kept."""
 
-    names = "message"
-    pattern = _element(names, rf"|<TS(?P<ts>\s{_ATTRIBUTES})>|<name>(?P<context>.*?)</name>")
+    names = "message|name"
+    pattern = _element(names, "TS")
     context = ""
 
     def _entries(self, match: regex.Match) -> list[Entry]:
-        self.context = html.unescape(match["context"]) if match["context"] is not None else self.context
-        self.language = _attribute(match["ts"], "language") or self.language
-        if not match["name"] or not (translation := _child(match, "translation")):
+        if match["name"] == "name":
+            self.context = html.unescape(match["inner"] or "")
+        elif match["name"] == "TS":
+            self.language = _attribute(match, "language") or self.language
+        if match["name"] != "message" or not (translation := _child(match, "translation")):
             return []
-        codes, kind = [], _attribute(translation["attributes"], "type")
-        source = self._text(_child(match, "source"), codes)
-        comment, extra = (self._text(_child(match, name)) for name in ("comment", "extracomment"))
-        forms, is_plural = _children(translation, "numerusform"), _attribute(match["attributes"], "numerus") == "yes"
+        codes, kind = [], _attribute(translation, "type")
+        source, comment, extra = (self._text(_child(match, n), codes) for n in ("source", "comment", "extracomment"))
+        forms, is_plural = _children(translation, "numerusform"), _attribute(match, "numerus") == "yes"
         targets = tuple(self._text(form, codes, is_target=True) for form in forms or [translation])
         state = "untranslated" if not all(targets) else "fuzzy" if kind == "unfinished" else "translated"
         if kind in ("vanished", "obsolete") or not source or (is_plural and not forms):  # lupdate writes the forms
@@ -190,7 +177,7 @@ class QtFile(_XmlFile):
         parts = [self._xml(target, entry.codes) for target in filling.targets]
         if entry.counts:
             parts = [*(f"{space}    <numerusform>{part}</numerusform>" for part in parts), space]
-        tag = f"<translation{_with(translation['attributes'], {'type': 'unfinished'})}>"
+        tag = f"<translation{_with(translation, {'type': 'unfinished'})}>"
         place = ours.span() if ours else (translation.start(), translation.start())
         return [
             (*place, f"{space}<translatorcomment>{comment}</translatorcomment>"),
@@ -210,10 +197,10 @@ class AndroidFile(_XmlFile):
         items, codes, is_plural = _children(match, "item"), [], match["name"] == "plurals"
         texts = [self._text(item, codes) for item in (items if match["name"] != "string" else [match])]
         if is_plural and self.source is None:  # of the source language
-            of = dict(zip((_attribute(item["attributes"], "quantity") for item in items), texts, strict=True))
+            of = dict(zip((_attribute(item, "quantity") for item in items), texts, strict=True))
             texts = [of.get("one", of.get("other", "")), of.get("other", "")]
-        key = f"{match['name']} {_attribute(match['attributes'], 'name')}"
-        state = "kept" if _attribute(match["attributes"], "translatable") == "false" else ""
+        key = f"{match['name']} {_attribute(match, 'name')}"
+        state = "kept" if _attribute(match, "translatable") == "false" else ""
         place = (*match.span(), match["space"], match["attributes"])
         return [self._own(key, tuple(texts), place, is_plural, tuple(codes), state)]
 
@@ -230,7 +217,7 @@ class AndroidFile(_XmlFile):
             parts = [*(f"{space}    <item{tag}>{part}</item>" for tag, part in zip(tags, parts, strict=True)), space]
         return [(start, end, f"{space}<!-- {filling.note} -->{space}<{name}{attributes}>{''.join(parts)}</{name}>")]
 
-    def _text(self, element: regex.Match | None, codes: list[str] | None = None, is_target: bool = False) -> str:
+    def _text(self, element: regex.Match | None, codes: list[str], is_target: bool = False) -> str:
         """Return text without Android's escapes; white space counts in quotation marks alone."""
         parts = re.findall(r'(?s)"((?:[^"\\]|\\.)*)"|((?:[^"\\]|\\.)+)', super()._text(element, codes, is_target))
         return unescaped("".join(quoted or re.sub(r"(?a)\s+", " ", plain) for quoted, plain in parts).strip(" "))

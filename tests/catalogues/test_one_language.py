@@ -90,6 +90,7 @@ def test_plural_forms_are_those_of_the_language_and_a_language_above_all_keys_ch
     (path := tmp_path / "devise.en.yml").write_text(
         'en:  # top\n  errors:\n    one: 1 error\n    other: "%{count} errors"\n  order:\n    - :year\n    - Two days\n'
         "  text: |\n    Two\n      lines\n  # end\n  anchor: &a Shared\n  alias: *a\n"
+        "  map: &m\n    a: b\n  other:\n    <<: *m\n"
     )
     result = filled(path, language="ru").decode()
     form = '"%{count} errors"'
@@ -98,6 +99,7 @@ def test_plural_forms_are_those_of_the_language_and_a_language_above_all_keys_ch
     }  # fmt: skip
     assert f"    # vaswani: machine translation by test, confidence 0.50\n    other: {form}\n" in result
     assert "ru:  # top" in result and "anchor: &a Shared\n  alias: *a\n" in result and "  # end\n" in result
+    assert loaded(result, "yaml")["ru"]["other"] == {"a": "b"}
     assert '  text: "Two\\n  lines\\n"\n' in result and "    - :year\n    # vaswani" in result
     (path := tmp_path / "app.json").write_text(
         '{\n\t"app" : {"n_one": "{{count}} file", "n_other": "{{count}} files"}\n}'
@@ -144,6 +146,8 @@ def test_android_texts_are_what_the_phone_shows(tmp_path):
     tree = etree.fromstring(result, etree.XMLParser(resolve_entities=False))
     assert tree.find("string[@name='plain']").text == r"\@ l\'\"x\"\n  <y>".join(['"', '"'])
     assert len(tree.findall("plurals/item")) == 4 and len(tree.findall("string-array/item")) == 2
+    swapped = [fill._replace(targets=tuple(text[::-1] for text in fill.targets)) for fill in echo(read(path))]
+    etree.fromstring(filled(path, lambda entries: swapped[: len(entries)]), etree.XMLParser(resolve_entities=False))
     (target := tmp_path / "de" / "strings.xml").parent.mkdir()
     target.write_text(
         '<resources>\n  <string name="plain">Hallo</string>\n  <string name="old">x</string>\n</resources>\n'
@@ -176,13 +180,8 @@ uni = \\ud83d\\ude00 smile\n"""
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-be"])
 def test_apples_strings(tmp_path, encoding):
     (path := tmp_path / "a.strings").write_text("\ufeff" * (encoding == "utf-16-be") + STRINGS, encoding=encoding)
-    texts = {
-        "key": 'Hello "you"\n%@',
-        "word": "unquoted key",
-        "multi": "line one\nline two",
-        "same line": "x",
-        "uni": "é",
-    }
+    texts = {"key": 'Hello "you"\n%@', "word": "unquoted key", "multi": "line one\nline two", "same line": "x"}
+    texts["uni"] = "é"
     assert {entry.id: entry.sources[0] for entry in read(path) if entry.state == "untranslated"} == texts
     assert [entry.line for entry in read(path)] == [2, 4, 5, 6, 6, 6]
     assert filled(path, nothing) == path.read_bytes()

@@ -114,7 +114,9 @@ class Catalogue:
                 text += decoder.decode(raw, is_last)
                 entries, end = self._read(text, is_last)
                 self.text, text = text[:end], text[end:]
-                yield entries + self._lacking() if is_last else entries
+                lacking = [e for e in self.missing.values() if is_last and e.state == "untranslated"]
+                forms = tuple(self.plurals.values()) if any(e.counts for e in lacking) else ()
+                yield entries + [replace(e, counts=forms if e.counts else (), place=None) for e in lacking]
 
     def filled(self, entries: list[Entry], pairs: list[tuple[Entry, Filling]]) -> bytes:
         """Return the block as it is written, filled with the pairs among its entries."""
@@ -171,11 +173,6 @@ class Catalogue:
         state = state or ("kept" if not any(known.sources) else "untranslated" if is_left else "translated")
         counts = tuple(self.plurals.values()) if is_plural else ()
         return replace(known, targets=targets, state=state, line=self.line, counts=counts, place=place)
-
-    def _lacking(self) -> list[Entry]:
-        """Return entries that the source language's file has alone."""
-        entries = [entry for entry in self.missing.values() if entry.state == "untranslated"]
-        return [replace(e, counts=tuple(self.plurals.values()) if e.counts else (), place=None) for e in entries]
 
     @cached_property
     def plurals(self) -> dict[str, int]:

@@ -37,17 +37,17 @@ class JsonFile(Catalogue):
     def _read(self, text: str, is_last: bool) -> tuple[list[Entry], int]:
         if not is_last:
             return [], 0
-        root, self.nodes, self.counted = self._parse(text), {}, 0
+        self.root, self.counted = self._parse(text), 0
         entries, groups = [], {}  # by ids the nodes of each entry
-        key, below = root.members[0] if len(root.members) == 1 else (root, root)
+        key, below = self.root.members[0] if len(self.root.members) == 1 else (self.root, self.root)
         is_language = re.split("[-_]", key.text or "")[0] in {re.split("[_.@]", name)[0] for name in locale_alias}
         if below.members and is_language and (self.comment or f"{key.text}." in self.path.name):  # as in Rails' YAML
-            root = below
+            self.root = below
             if self.source is None and self.language:
                 is_quoted = text[key.start] in "\"'" or self.language == "no"  # which is false in YAML
                 name = _written(self.language) if is_quoted else self.language
                 entries.append(Entry("", state="header", place=(*key[:2], name)))
-        for key, form, node in self._texts(root, ()):
+        for key, form, node in self._texts(self.root, ()):
             groups.setdefault(key, {})[form] = node
         for key, nodes in groups.items():
             is_plural = "other" in nodes
@@ -55,11 +55,11 @@ class JsonFile(Catalogue):
             texts = tuple(nodes[form].text if form in nodes else "" for form in forms)
             self._count_lines(text, next(iter(nodes.values())).start)
             entries.append(self._own(key, texts, nodes, is_plural))
+        self.missing = {key: entry for key, entry in self.missing.items() if "]\4" not in key}  # members of lists
         return entries, len(text)
 
     def _texts(self, node: Node, path: Path) -> Iterator[tuple[str, str, Node]]:
         """Yield the texts below a node: an entry's id, the plural form or the number of the item, the text's node."""
-        self.nodes[path] = node
         names = {key.text for key, value in node.members if value.text is not None}
         for key, value in node.members:
             name, plural, form = key.text or " ", _PLURAL.fullmatch(key.text or ""), ""
@@ -83,32 +83,32 @@ class JsonFile(Catalogue):
 
     def _all_edits(self, pairs: list[tuple[Entry, Filling]]) -> list[Edit]:
         """Return also what is missing, behind the others of the nearest map that there is, in it new ones on a line."""
-        trees: dict[Path, dict] = {}
-        for entry, filling in pairs:
+        tree: dict = {}
+        for entry, filling in (pair for pair in pairs if pair[0].counts or not pair[0].place):
             *path, last = entry.id.removesuffix("\4[]").split("\4")
             texts = [list(filling.targets)] if entry.id.endswith("\4[]") else filling.targets
-            names = [last[:-1] + name for name in self.plurals] if entry.counts else [last]
-            parents = [tuple(path[:number]) for number in range(len(path) + 1)]
-            known = max(number for number, parent in enumerate(parents) if parent in self.nodes)
-            inner = trees.setdefault(parents[known], {})
-            for key in path[known:]:
+            inner = tree
+            for key in path:
                 inner = inner.setdefault(key, {})
-            inner.update((n, text) for n, text in zip(names, texts, strict=True) if (*path, n) not in self.nodes)
-        deepest_first = sorted(trees, key=len, reverse=True)  # maps of YAML may end where the maps in them do
-        edits = super()._all_edits([pair for pair in pairs if pair[0].place])
-        return edits + [edit for path in deepest_first for edit in self._insertion(self.nodes[path], trees[path])]
+            names = [last[:-1] + name for name in self.plurals] if entry.counts else [last]
+            inner.update(zip(names, texts, strict=True))
+        return super()._all_edits([pair for pair in pairs if pair[0].place]) + self._added(self.root, tree)
 
-    def _insertion(self, node: Node, tree: dict) -> list[Edit]:
-        """Return the edit that adds members to a map, in the way that its last one is written."""
+    def _added(self, node: Node, tree: dict) -> list[Edit]:
+        """Return the edits that add what a map lacks, in the way that its last member is written."""
+        members = {key.text or " ": value for key, value in node.members}
+        inner = [(members[key], value) for key, value in tree.items() if key in members and isinstance(value, dict)]
+        edits = [edit for below in inner for edit in self._added(*below)]  # first: they may end at the same place
+        new = {key: value for key, value in tree.items() if key not in members}
         key, value = node.members[-1] if node.members else (None, None)
         comma = "," if self.text[node.start : node.end][:1] == "{" else ""
-        if not tree or (key.start < 0 if key else not comma and node.end <= len(self.text)):
-            return []  # a list, or a text
+        if not new or (key.start < 0 if key else not comma and node.end <= len(self.text)):
+            return edits  # nothing, or a list, or a text
         space = self.text[len(self.text[: key.start].rstrip()) : key.start] if key else ""
         space = space if comma else self.newline + space.rpartition("\n")[2]
-        members = (comma + space).join(f"{_written(key)}: {_written(value)}" for key, value in tree.items())
+        members = (comma + space).join(f"{_written(key)}: {_written(value)}" for key, value in new.items())
         place = value.end if value else node.end - 1
-        return [(place, place, (comma if value else "") + space + members)]
+        return [*edits, (place, place, (comma if value else "") + space + members)]
 
     def _parse(self, text: str) -> Node:
         """Return the tree: JSON is YAML but for tabs, and for some escapes and characters in its strings."""
@@ -116,17 +116,21 @@ class JsonFile(Catalogue):
         masked = re.sub(r"\\.|[^\n -~]", lambda match: " " * len(match[0]), text)
         return self._node(yaml.compose(masked, Loader=yaml.CSafeLoader), text)
 
-    def _node(self, part: yaml.Node, text: str) -> Node:
+    def _node(self, part: yaml.Node, text: str, place: int = 0) -> Node:
         start, end = part.start_mark.index, part.end_mark.index
+        if start < place:  # it is what an alias behind `place` stands for
+            return Node(place, re.compile(r"\*[^\s,\[\]{}]+").search(text, place).end(), None, [])
         if isinstance(part, yaml.ScalarNode):
             written = text[start:end].rstrip(" \t\r\n")
             return Node(start, start + len(written), self._value(part, written), [])
         if isinstance(part, yaml.SequenceNode):
-            members = [
-                (Node(-1, -1, f"[{number}]", []), self._node(each, text)) for number, each in enumerate(part.value)
-            ]
+            names = (Node(-1, -1, f"[{number}]", []) for number in range(len(part.value)))
+            members = list(zip(names, (self._node(each, text, start) for each in part.value), strict=True))
         else:
-            members = [tuple(self._node(each, text) for each in pair) for pair in part.value]
+            keys = (self._node(key, text, start) for key, _ in part.value)
+            members = [
+                (key, self._node(value, text, key.end)) for key, (_, value) in zip(keys, part.value, strict=True)
+            ]
         is_flow = not members or text[start] in "{["
         return Node(start, end if is_flow else members[-1][1].end, None, members)  # else the end is behind comments
 

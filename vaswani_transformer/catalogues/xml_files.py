@@ -1,5 +1,6 @@
 """Catalogues in XML: XLIFF, Qt Linguist's `.ts`, Android's `strings.xml`."""
 
+import contextlib
 import html
 import re
 from functools import cache, partial
@@ -69,11 +70,14 @@ class _XmlFile(Catalogue):
         self.gap = re.compile(rf"<(?:!--|!\[CDATA\[|(?:{self.names})[\s/>])")  # comments and elements without an end
 
     def takes(self, entry: Entry, filling: Filling | None) -> bool:
-        """Return whether also XML has all characters, and this file the prefixes and entities of the source's file."""
-        if not super().takes(entry, filling) or re.search("[\0-\x08\x0b\x0c\x0e-\x1f]", "".join(filling.targets)):
-            return False
-        names = re.findall(r"</?([\w.-]+):|&(?!lt;|gt;|amp;|quot;|apos;)(\w[\w.-]*);", "".join(entry.codes))
-        return all((f"xmlns:{prefix}" if prefix else f"<!ENTITY {name} ") in self.head for prefix, name in names)
+        """Return whether the texts are XML whose elements nest, with prefixes and entities that this file declares."""
+        root = regex.match(rf"(?s).*?<(?:xliff|TS|resources)\b{_ATTRIBUTES}>", self.head)
+        with contextlib.suppress(expat.ExpatError):
+            if root and super().takes(entry, filling):
+                texts = (f"<t>{self._xml(target, entry.codes)}</t>" for target in filling.targets)
+                expat.ParserCreate(namespace_separator=" ").Parse(root[0] + "".join(texts))
+                return True
+        return False
 
     def _text(self, element: regex.Match | None, codes: list[str], is_target: bool = False) -> str:
         """Return the text of an element, whose inline elements are added to `codes`; those of a target may be there."""

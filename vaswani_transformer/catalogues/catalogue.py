@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+from xml.parsers import expat
 
 import regex
 
@@ -84,7 +85,7 @@ class Catalogue:
     gap = re.compile(r"(?!)")  # what must not be between matches
     declaration = re.compile(rb"(?!)")  # of a file's encoding, in its first bytes
     encoding, errors = "utf-8", "surrogateescape"  # of a file that names none
-    parser = None  # of expat, which checks that XML is XML
+    is_xml = False  # which expat checks
 
     def __init__(self, path: Path, source: Mapping[str, Entry] | None = None, language: str | None = None):
         self.path, self.source, self.language, self.line = path, source, language, 1
@@ -105,12 +106,12 @@ class Catalogue:
     def blocks(self, size: int = 1 << 20) -> Iterator[list[Entry]]:
         """Yield the entries of each block, which has about `size` bytes, the last with those that the file lacks."""
         decoder, text = codecs.getincrementaldecoder(self.encoding)("surrogateescape"), ""
+        parser, is_last = expat.ParserCreate() if self.is_xml else None, False
         with reading(self.path), self.path.open("rb") as stream:
-            is_last = False
             while not is_last:
                 raw, is_last = stream.read(size), not stream.peek(1)
-                if self.parser:
-                    self.parser.Parse(raw, is_last)
+                if parser:
+                    parser.Parse(raw, is_last)
                 text += decoder.decode(raw, is_last)
                 entries, end = self._read(text, is_last)
                 self.text, text = text[:end], text[end:]

@@ -9,7 +9,7 @@ from ..files import to_path
 from .catalogue import Catalogue, Entry, Filling, with_codes
 
 _READERS = {  # the class of each format, whose module is imported when it is needed: commands list the names
-    "po": "gettext_file:GettextFile",
+    "po": "line_files:GettextFile",
     "xliff": "xml_files:XliffFile",
     "android": "xml_files:AndroidFile",
     "ts": "xml_files:QtFile",

@@ -1,5 +1,7 @@
-"""Catalogues of keys and values: Apple's `.strings` and Java's `.properties`."""
+"""Catalogues in lines of text: gettext's `.po` and `.pot`, Apple's `.strings`, Java's `.properties`."""
 
+import contextlib
+import gettext
 import json
 import re
 from pathlib import Path
@@ -7,7 +9,86 @@ from pathlib import Path
 import regex
 
 from ..errors import reading
-from .catalogue import IN_C, Catalogue, Edit, Entry, Filling, unescaped
+from .catalogue import IN_C, MARK, NUMBERS, Catalogue, Edit, Entry, Filling, unescaped
+
+_STRINGS = r'(?:\s*+"(?:[^"\\\n]|\\.)*+"[ \t]*+(?:\r?\n|\Z))++'
+
+
+class GettextFile(Catalogue):
+    """A catalogue whose header has its plural forms; that of a template is completed."""
+
+    pattern = regex.compile(
+        rf"""^\ufeff?+(?:(?P<comments>(?:[ \t]*+\#(?!~)[^\n]*+\n)*+)(?P<start>)[ \t]*+
+        (?:msgctxt(?P<context>{_STRINGS})\s*+)?+msgid(?P<id>{_STRINGS})(?:\s*+msgid_plural(?P<plural>{_STRINGS}))?+
+        (?P<targets>(?:\s*+msgstr(?:\[\d++\])?+{_STRINGS})++) | (?:[ \t]*+\#[^\n]*+(?:\n|\Z))++)""",
+        regex.MULTILINE | regex.VERBOSE,
+    )
+    declaration = re.compile(rb"charset=(?!CHARSET)([\w.:-]+)")
+    gap = re.compile(r"^[ \t\ufeff]*[^\s\ufeff]", re.MULTILINE)
+    counts: tuple[int, ...] = ()
+
+    def _entries(self, match: regex.Match) -> list[Entry]:
+        if match["id"] is None:  # comments
+            return []
+        context, source, plural = (_text(match[name]) for name in ("context", "id", "plural"))
+        targets = tuple(map(_text, re.split(r"(?m)^\s*msgstr(?:\[\d+\])?", match["targets"])[1:]))
+        flags = ", ".join(re.findall(r"(?m)^[ \t]*#,(.*)", match["comments"])).strip()
+        notes = "\n".join(re.findall(r"(?m)^[ \t]*#[.] ?(.*)", match["comments"]))
+        state = "fuzzy" if re.search(r"\bfuzzy\b", flags) else "translated" if all(targets) else "untranslated"
+        place = match
+        if not source and match["context"] is None:
+            state, self.counts = "kept", _counts(targets[0])
+            if self.language and not self.counts and (state == "fuzzy" or re.search("CHARSET|INTEGER", match[0])):
+                state, place = "header", (*match.span(), self._header(match[0]))
+        elif re.search("[\udc80-\udcff]", match[0]):
+            state, notes = "refused", f"not {self.encoding}, which the header names"
+        elif plural and not self.counts:
+            state, notes = "refused", "the header has no Plural-Forms that can be read"
+        name, counts = f"{context}\4{source}" if match["context"] else source, self.counts if plural else ()
+        sources = (source, plural) if plural else (source,)
+        return [Entry(name, sources, targets, state, self.line, context, flags, notes, counts, place=place)]
+
+    def _header(self, text: str) -> str:
+        """Return a template's header with the language that it is for."""
+        with reading("plural forms (pip install 'vaswani_transformer[documents]')"):
+            from babel.messages.plurals import get_plural
+
+            language = self.language.replace("-", "_")
+            values = {"Language": language, "Plural-Forms": f"{get_plural(language)}"}
+        text = re.sub(r"(?m)^#, fuzzy\r?\n", "", text.rstrip("\r\n") + self.newline).replace("=CHARSET", "=UTF-8")
+        for name, value in values.items():
+            text = re.sub(rf'(?m)^"{name}:.*{self.newline}', "", text) + f'"{name}: {value}\\n"{self.newline}'
+        self.counts = _counts(text)
+        return text
+
+    def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:
+        match, newline = entry.place, self.newline
+        comments = re.sub(rf"(?m)^[ \t]*#(?:\|| {MARK}).*\n", "", match["comments"])  # the earlier source, ours
+        if entry.state != "fuzzy":
+            comments, number = re.subn(r"(?m)^[ \t]*#,", "#, fuzzy,", comments, count=1)
+            comments += "" if number else f"#, fuzzy{newline}"
+        lines = []
+        for form, target in enumerate(filling.targets):
+            strings = [f'"{line.translate(IN_C)}"' for line in re.findall(r"[^\n]*\n|[^\n]+", target)]
+            name = f"msgstr[{form}]" if match["plural"] else "msgstr"
+            lines += [f"{name} {strings[0]}"] if len(strings) == 1 else [f'{name} ""', *strings]
+        start, end = match.end() - len(match["targets"].lstrip()), match.start() + len(match[0].rstrip("\r\n"))
+        comments = f"# {filling.note}{newline}{comments}"
+        return [(*match.span("comments"), comments), (start, end, newline.join(lines))]
+
+
+def _text(strings: str | None) -> str:
+    """Return what C strings mean."""
+    return unescaped("".join(re.findall(r'"((?:[^"\\\n]|\\.)*)"', strings or "")))
+
+
+def _counts(header: str) -> tuple[int, ...]:
+    """Return an example of the numbers of each plural form; nothing if the header has no rule for them."""
+    rule = re.search(r"nplurals\s*=\s*([1-9])\s*;\s*plural\s*=\s*([^;\n]+)", header)
+    with contextlib.suppress(ValueError, ZeroDivisionError, TypeError):  # the last: there is none
+        forms = list(map(gettext.c2py(rule[2]), NUMBERS))
+        return tuple(NUMBERS[forms.index(n)] if n in forms else 2 for n in range(int(rule[1])))
+    return ()
 
 
 class StringsFile(Catalogue):

@@ -123,14 +123,10 @@ class JsonFile(Catalogue):
         if isinstance(part, yaml.ScalarNode):
             written = text[start:end].rstrip(" \t\r\n")
             return Node(start, start + len(written), self._value(part, written), [])
-        if isinstance(part, yaml.SequenceNode):
-            names = (Node(-1, -1, f"[{number}]", []) for number in range(len(part.value)))
-            members = list(zip(names, (self._node(each, text, start) for each in part.value), strict=True))
-        else:
-            keys = (self._node(key, text, start) for key, _ in part.value)
-            members = [
-                (key, self._node(value, text, key.end)) for key, (_, value) in zip(keys, part.value, strict=True)
-            ]
+        members = []
+        for key, value in enumerate(part.value) if isinstance(part, yaml.SequenceNode) else part.value:
+            name = Node(-1, start, f"[{key}]", []) if isinstance(key, int) else self._node(key, text, start)
+            members.append((name, self._node(value, text, name.end)))
         is_flow = not members or text[start] in "{["
         return Node(start, end if is_flow else members[-1][1].end, None, members)  # else the end is behind comments
 

@@ -59,15 +59,12 @@ def _with(element: regex.Match | None, values: dict[str, str]) -> str:
 
 
 class _XmlFile(Catalogue):
-    """A catalogue in XML whose entries are elements of some `names`; expat checks it, and patterns find the spans."""
+    """A catalogue in XML, whose entries are elements; expat checks it, and patterns find the spans."""
 
-    names, errors = "", "xmlcharrefreplace"
+    is_xml, errors = True, "xmlcharrefreplace"
+    # Comments and elements without an end.
+    gap = re.compile(r"<(?:!--|!\[CDATA\[|(?:trans-unit|unit|message|name|string|string-array|plurals)[\s/>])")
     declaration = re.compile(rb"""^\s*<\?xml[^>]*encoding=["']([\w.:-]+)""")
-
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self.parser = expat.ParserCreate()
-        self.gap = re.compile(rf"<(?:!--|!\[CDATA\[|(?:{self.names})[\s/>])")  # comments and elements without an end
 
     def takes(self, entry: Entry, filling: Filling | None) -> bool:
         """Return whether the texts are XML whose elements nest, with prefixes and entities that this file declares."""
@@ -100,8 +97,7 @@ class _XmlFile(Catalogue):
 class XliffFile(_XmlFile):
     """XLIFF 1.2, and 2.x, whose units may have several segments: the texts of one entry."""
 
-    names = "trans-unit|unit"
-    pattern = _element(names, "file")
+    pattern = _element("trans-unit|unit", "file")
     file = ""
 
     def _entries(self, match: regex.Match) -> list[Entry]:
@@ -151,8 +147,7 @@ class XliffFile(_XmlFile):
 class QtFile(_XmlFile):
     """Qt Linguist's `.ts`; what it calls vanished or obsolete is kept."""
 
-    names = "message|name"
-    pattern = _element(names, "TS")
+    pattern = _element("message|name", "TS")
     context = ""
 
     def _entries(self, match: regex.Match) -> list[Entry]:
@@ -192,8 +187,7 @@ class QtFile(_XmlFile):
 class AndroidFile(_XmlFile):
     """Android's `strings.xml`: strings, plurals, arrays."""
 
-    names = "string-array|string|plurals"
-    pattern = _element(names)
+    pattern = _element("string-array|string|plurals")
 
     def _entries(self, match: regex.Match) -> list[Entry]:
         if not match["name"]:

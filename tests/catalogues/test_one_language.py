@@ -107,7 +107,9 @@ def test_plural_forms_are_those_of_the_language_and_a_language_above_all_keys_ch
     forms = {f"n_{name}": "{{count}} files" for name in ("one", "few", "many", "other")}
     assert json.loads(filled(path, language="ru")) == {"app": forms}
     (target := tmp_path / "app-ja.json").write_text("{}\n")
-    assert filled(target, source=path, language="ja") == b'{"app": {"n_other": "{{count}} files"}}\n'
+    path.write_text(path.read_text()[:-1] + ', "l": ["a", "b"], "m": ["a", {"b": ["c"]}, "d"]}')
+    assert json.loads(filled(path, upper))["m"] == ["<a>", {"b": ["<c>"]}, "<d>"]
+    assert filled(target, source=path, language="ja") == b'{"app": {"n_other": "{{count}} files"},"l": ["a", "b"]}\n'
 
 
 ANDROID = """\ufeff<?xml version="1.0" encoding="utf-8"?>

@@ -55,7 +55,8 @@ class JsonFile(Catalogue):
             texts = tuple(nodes[form].text if form in nodes else "" for form in forms)
             self._count_lines(text, next(iter(nodes.values())).start)
             entries.append(self._own(key, texts, nodes, is_plural))
-        self.missing = {key: entry for key, entry in self.missing.items() if "]\4" not in key}  # members of lists
+        # What a list lacks is not added, but lists of texts alone are.
+        self.missing = {key: e for key, e in self.missing.items() if not re.search(r"\[\d+\](\x04|$)", key)}
         return entries, len(text)
 
     def _texts(self, node: Node, path: Path) -> Iterator[tuple[str, str, Node]]:
@@ -64,7 +65,7 @@ class JsonFile(Catalogue):
         for key, value in node.members:
             name, plural, form = key.text or " ", _PLURAL.fullmatch(key.text or ""), ""
             yield from self._texts(value, (*path, name))
-            if key.start < 0:
+            if key.start < 0 and len(names) == len(node.members):
                 name, form = "[]", name
             elif plural and f"{plural[1]}other" in names:
                 name, form = f"{plural[1]}*", plural[2]

@@ -63,7 +63,7 @@ class _XmlFile(Catalogue):
 
     is_xml, errors = True, "xmlcharrefreplace"
     # Comments and elements without an end.
-    gap = re.compile(r"<(?:!--|!\[CDATA\[|(?:trans-unit|unit|message|name|string|string-array|plurals)[\s/>])")
+    gap = re.compile(r"<(?:!--|!\[CDATA\[|(?:trans-unit|unit|message|string|string-array|plurals)[\s/>])")
     declaration = re.compile(rb"""^\s*<\?xml[^>]*encoding=["']([\w.:-]+)""")
 
     def takes(self, entry: Entry, filling: Filling | None) -> bool:
@@ -133,9 +133,10 @@ class XliffFile(_XmlFile):
             if state == "translated":
                 continue
             last = target or _child(segment, "seg-source") or _child(segment, "source")
-            space = last["space"]
-            written = f"{space}<target{_with(target, marks)}>{self._xml(text, entry.codes)}</target>"
-            edits.append((last.start() if target else last.end(), last.end(), written + (space + note) * is_old))
+            written = f"{last['space']}<target{_with(target, marks)}>{self._xml(text, entry.codes)}</target>"
+            edits.append(
+                (last.start() if target else last.end(), last.end(), written + (last["space"] + note) * is_old)
+            )
             edits.append((*segment.span("attributes"), _with(segment, outer)))
         if not is_old:
             notes, first = _child(match, "notes"), _child(match, "originalData|segment|ignorable")

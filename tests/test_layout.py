@@ -96,7 +96,7 @@ def test_each_room_says_what_lives_there(room):
 ROOM_LINES = {
     "model": 4119, "data": 3258, "training": 2529, "importing": 1319, "cli": 1881, "decoding": 1923,
     "experiments": 745, "serving": 1446, "hub": 633, "export": 939, "parsing": 934, "documents": 1210,
-    "attention": 449, "catalogues": 803, "recipes": 442, "evaluation": 343,
+    "attention": 449, "catalogues": 800, "recipes": 442, "evaluation": 343,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1556, 25000, 11.5
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27487, 3260, 15420

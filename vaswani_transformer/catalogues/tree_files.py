@@ -14,8 +14,6 @@ _PLURAL = re.compile(rf"(.*_|)({'|'.join(CATEGORIES)})")
 # Of YAML, before the first value in it: any other may be behind the end of a text that started on an earlier line.
 _START_OF_LINE = re.compile(r"""([ \t]*)(?:(?:- +)*(?:"[^"]*"|'[^']*')[ \t]*:[ \t]*|[^"'{}\[\],]*)""")
 
-Path = tuple[str, ...]  # keys on the way to a value, for items of lists their numbers in brackets
-
 
 class Node(NamedTuple):
     """A value: its span, its text, or None, and its members. Keys of lists start at -1."""
@@ -29,7 +27,7 @@ class Node(NamedTuple):
 class JsonFile(Catalogue):
     """JSON; siblings such as `key_one` and `key_other` (i18next), `one` and `other` (Rails) are a plural.
 
-    An id is the keys on the way to a text; the last one of a plural ends with `*`, that of a list of texts is `[]`.
+    An id is a path of keys, in lists of numbers in brackets; the last of a plural ends with `*`, of a list is `[]`.
     """
 
     comment = ""
@@ -59,7 +57,7 @@ class JsonFile(Catalogue):
         self.missing = {key: e for key, e in self.missing.items() if not re.search(r"\[\d+\](\x04|$)", key)}
         return entries, len(text)
 
-    def _texts(self, node: Node, path: Path) -> Iterator[tuple[str, str, Node]]:
+    def _texts(self, node: Node, path: tuple[str, ...]) -> Iterator[tuple[str, str, Node]]:
         """Yield the texts below a node: an entry's id, the plural form or the number of the item, the text's node."""
         names = {key.text for key, value in node.members if value.text is not None}
         for key, value in node.members:

@@ -133,10 +133,9 @@ class XliffFile(_XmlFile):
             if state == "translated":
                 continue
             last = target or _child(segment, "seg-source") or _child(segment, "source")
-            written = f"{last['space']}<target{_with(target, marks)}>{self._xml(text, entry.codes)}</target>"
-            edits.append(
-                (last.start() if target else last.end(), last.end(), written + (last["space"] + note) * is_old)
-            )
+            space = last["space"]
+            written = f"{space}<target{_with(target, marks)}>{self._xml(text, entry.codes)}</target>"
+            edits.append((last.start() if target else last.end(), last.end(), written + (space + note) * is_old))
             edits.append((*segment.span("attributes"), _with(segment, outer)))
         if not is_old:
             notes, first = _child(match, "notes"), _child(match, "originalData|segment|ignorable")

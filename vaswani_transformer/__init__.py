@@ -75,7 +75,7 @@ _MODULES = {
     "decoding.scoring": "score_pairs score_tokens",
     "decoding.translator": "Translator",
     "evaluation.metrics": "TranslationMetric bleu_metric perplexity score_translations",
-    "export.engine": "CTranslate2Translator",
+    "export.engine": "load_exported load_for_decoding",
     "export.exporting": "export_model",
     "hub.push": "publish",
     "importing.importing": "import_model",

@@ -9,11 +9,11 @@ import exporting_models
 import pytest
 import torch
 import translating
-from exporting_models import PAIRS, SOURCES, save_model, save_trained_model, small_tokenizer
+from exporting_models import PAIRS, SOURCES, exported_translator, save_model, save_trained_model, small_tokenizer
 from model_folders import change
 from passes import OTHER_TOOLKITS
 
-from vaswani_transformer import CTranslate2Translator, Translator, export_model, load_model, score_pairs
+from vaswani_transformer import Translator, export_model, load_model, score_pairs
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.decoding.streaming import Window
 from vaswani_transformer.errors import UserError
@@ -45,7 +45,7 @@ def exported(tmp_path_factory, folder):
 def assert_same_model(folder, exported, tolerance=1e-4):
     """Log-probabilities of given pairs, and greedy translations."""
     model, tokenizer = load_model(folder, "cpu")
-    translator = CTranslate2Translator(exported, threads=1, **GREEDY)
+    translator = exported_translator(exported, threads=1, **GREEDY)
     pairs = [list(side) for side in zip(*PAIRS[:8], strict=True)]
     ours, theirs = (score_pairs(one, tokenizer, *pairs)[0] for one in (model, translator.model))
     assert theirs == pytest.approx(ours, rel=tolerance, abs=tolerance)
@@ -97,7 +97,7 @@ def all_hypotheses(model, tokenizer, sources, **options):
 
 def searched(exported, **options):
     """The outputs of the exported model's own search: token ids and score of each hypothesis."""
-    translator = CTranslate2Translator(exported, scores=True, **options)
+    translator = exported_translator(exported, scores=True, **options)
     pieces = translator.prepare(Window(0, 1, SOURCES)).pieces
     rows = dict(translator.model.search_pieces(translator, pieces))
     outputs = [rows[number] for number in range(len(SOURCES))]
@@ -165,9 +165,9 @@ def test_the_quick_search_is_at_most_worse(trained):
 
 def test_neither_batch_nor_order_matters(trained):
     exported = trained[1]
-    alone = [next(CTranslate2Translator(exported, threads=1).translate([one])) for one in SOURCES]
+    alone = [next(exported_translator(exported, threads=1).translate([one])) for one in SOURCES]
     for tokens in (20, 5000):
-        translator = CTranslate2Translator(exported, threads=1, tokens_per_batch=tokens)
+        translator = exported_translator(exported, threads=1, tokens_per_batch=tokens)
         assert list(translator.translate(SOURCES)) == alone
         assert list(translator.translate(SOURCES[::-1])) == alone[::-1]
 
@@ -178,11 +178,11 @@ def test_the_table_of_positions_is_the_limit(tmp_path, tokenizer):
     for rows in (30, 400):
         folder = save_model(tmp_path / f"model-{rows}", tokenizer, max_position_embeddings=rows)
         exported = export_model(folder, tmp_path / str(rows)).folder
-        translator = CTranslate2Translator(exported, threads=1, **GREEDY)
+        translator = exported_translator(exported, threads=1, **GREEDY)
         if rows == 30:
             with pytest.raises(UserError, match=r"line 2 has \d+ tokens and at most 30 are taken"):
                 list(translator.translate(["A dog.", long]))
-            [hypothesis] = next(CTranslate2Translator(exported, max_new_tokens=1000, **GREEDY).hypotheses(["A dog."]))
+            [hypothesis] = next(exported_translator(exported, max_new_tokens=1000, **GREEDY).hypotheses(["A dog."]))
             assert hypothesis.tokens <= 30
         else:
             model, _ = load_model(folder, "cpu")
@@ -262,9 +262,9 @@ def test_bad_exports_and_settings(tmp_path, folder, exported):
     with pytest.raises(UserError, match=r"none.*No such file"):
         load_exported(tmp_path / "none")
     with pytest.raises(UserError, match="Invalid compute type: nonsense"):
-        CTranslate2Translator(exported, compute_type="nonsense")
+        exported_translator(exported, compute_type="nonsense")
     with pytest.raises(UserError, match="unsupported device gpu"):
-        CTranslate2Translator(exported, device="gpu")
+        exported_translator(exported, device="gpu")
     for options, message in (
         ({"num_beams": 0}, "num_beams is 0: it must be"),
         ({"num_beams": 200}, "half as many beams as"),
@@ -274,7 +274,7 @@ def test_bad_exports_and_settings(tmp_path, folder, exported):
         ({"length_normalization": "mine"}, "length_normalization is 'mine'"),
     ):
         with pytest.raises(UserError, match=message):
-            list(CTranslate2Translator(exported, threads=1, **options).translate(["A dog."]))
+            list(exported_translator(exported, threads=1, **options).translate(["A dog."]))
 
 
 @pytest.mark.parametrize("option", ["--sample", "--alignments", "--ensemble"])

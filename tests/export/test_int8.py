@@ -6,11 +6,11 @@ import sys
 
 import pytest
 import translating
-from exporting_models import PAIRS, SOURCES, save_model, small_tokenizer
+from exporting_models import PAIRS, SOURCES, exported_translator, save_model, small_tokenizer
 from model_folders import change
 from translating import run
 
-from vaswani_transformer import CTranslate2Translator, Translator, export_model, load_tokenizer
+from vaswani_transformer import Translator, export_model, load_tokenizer
 from vaswani_transformer.decoding.fast_tokenizer import FastTokenizer, open_tokenizer
 from vaswani_transformer.export.engine import int8_folder, load_for_decoding
 
@@ -41,10 +41,10 @@ def test_a_model_is_converted_once_and_again_when_it_changes(folder, users_cache
     assert model.engine.compute_type.startswith("int8") and len(list(users_cache.iterdir())) == 1
     expected = list(Translator(model, tokenizer).translate(SOURCES))
     exported = export_model(folder, tmp_path / "exported", quantization="int8").folder
-    assert list(CTranslate2Translator(exported).translate(SOURCES)) == expected
+    assert list(exported_translator(exported).translate(SOURCES)) == expected
     with monkeypatch.context() as patch:
         patch.setattr("vaswani_transformer.export.exporting.export_model", lambda *_, **__: pytest.fail("converted"))
-        assert list(CTranslate2Translator(folder).translate(SOURCES)) == expected
+        assert list(exported_translator(folder).translate(SOURCES)) == expected
     other = shutil.copytree(folder, tmp_path / "other")
     settings = json.loads((other / "generation_config.json").read_text())
     (other / "generation_config.json").write_text(json.dumps(settings | {"num_beams": 1}))
@@ -70,7 +70,7 @@ def test_commands_in_int8(folder, source, tmp_path, capsys):
         ("score", ["--source", source, "--target", tmp_path / "out"]),
     ):
         assert run(command, folder, "--precision", "int8", "--device", "cpu", *options) == 0
-    expected = CTranslate2Translator(folder).translate(SOURCES)
+    expected = exported_translator(folder).translate(SOURCES)
     assert (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1] == list(expected)
 
 

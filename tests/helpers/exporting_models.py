@@ -7,8 +7,16 @@ import torch
 from conftest import tiny_config, tiny_model
 from model_folders import save
 
-from vaswani_transformer import PairCollator, VaswaniForConditionalGeneration, train_tokenizer
+from vaswani_transformer import (
+    PairCollator,
+    Translator,
+    VaswaniForConditionalGeneration,
+    load_exported,
+    train_tokenizer,
+)
 from vaswani_transformer.data.synthetic import generate_corpus
+from vaswani_transformer.export.engine import int8_folder
+from vaswani_transformer.exported import is_exported
 
 PAIRS = generate_corpus(400, 10, 10).train
 SOURCES = [source for source, _ in PAIRS[:12]] + ["A dog.", "Ünïcödé €."]
@@ -61,3 +69,9 @@ def save_trained_model(folder: Path, tokenizer, steps: int = 80) -> Path:
 def _save(model, folder: Path, tokenizer, max_extra_tokens: int) -> Path:
     model.generation_config.update(num_beams=4, length_penalty=0.6, max_extra_tokens=max_extra_tokens)
     return save(folder, model, tokenizer)
+
+
+def exported_translator(folder, device="cpu", compute_type="default", threads=0, patience=None, **options):
+    """A translator of an exported model; one that is not is converted to int8."""
+    folder = folder if is_exported(folder) else int8_folder(folder)
+    return Translator(*load_exported(folder, device, compute_type, threads=threads, patience=patience), **options)

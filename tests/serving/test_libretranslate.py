@@ -209,12 +209,13 @@ def exported(folder, tmp_path_factory):
 
 
 def test_an_exported_model(make, exported):
-    from vaswani_transformer import CTranslate2Translator
+    from exporting_models import exported_translator
+
     from vaswani_transformer.export.engine import load_exported
 
     app = make(f"en-de={exported}", load=lambda folder: load_exported(folder, "cpu"))
     answer = ask(app, "POST", "/translate", json={"q": SENTENCES[:9], **LANGUAGES})[1]
-    alone = CTranslate2Translator(exported)
+    alone = exported_translator(exported)
     assert answer["translatedText"] == list(alone.translate(SENTENCES[:9]))
     wanted = {"text": SENTENCES[0], "target": "de"}
     answer = ask(app, "POST", "/v1/translations", json=wanted | {"nbest": 2, "scores": True, "confidence": True})[1]

@@ -73,7 +73,7 @@ def open_engine(folder: str | Path, device: str = "cpu", **options: Any) -> ctra
 class CTranslate2Model:
     """Takes a model's place where it only has to search and to score.
 
-    Args and errors: as of `CTranslate2Translator`.
+    Args and errors: as of `load_exported`.
     """
 
     def __init__(

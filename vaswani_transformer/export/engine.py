@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..decoding.fast_tokenizer import open_tokenizer
-from ..decoding.translator import Translator
 from ..errors import UserError, reading
 from ..evaluation.records import model_sha256
 from ..exported import is_exported
@@ -73,7 +72,13 @@ def load_for_decoding(
 def load_exported(
     folder: str | Path, device: str = "auto", precision: str | None = None, **options: Any
 ) -> tuple[Any, Any]:
-    """Return a model exported to CTranslate2 and its tokenizer; arguments as of `CTranslate2Translator`.
+    """Return a model exported to CTranslate2 and its tokenizer, for `Translator`.
+
+    Args:
+        folder, device: as of `load_for_decoding`.
+        precision: what CTranslate2 computes in; by default what the weights are stored in, or the nearest there is.
+        **options: `threads` for one batch, 0 for CTranslate2's own choice; `patience`: a search ends when
+            `patience * num_beams` hypotheses have ended, by default 1, and 2 for n-best lists. More is slower.
 
     Raises:
         UserError: for a folder that holds no such model, or a device or precision that CTranslate2 has not.
@@ -111,36 +116,3 @@ def int8_folder(folder: str | Path) -> Path:
             with contextlib.suppress(OSError):  # another process has been faster
                 (Path(temporary) / "model").rename(final)
     return final
-
-
-class CTranslate2Translator(Translator):
-    """Text in, text out, by a model that `vaswani export --format ctranslate2` wrote, with the paper's search.
-
-    `translate` gives the translations of sentences in their order, `hypotheses` n-best lists; see `Translator`.
-
-    Args:
-        folder: the exported model; a model itself is converted to int8 on first use, into the user's cache.
-        device: `"cpu"`, `"cuda"`, `"cuda:1"` or `"auto"`.
-        compute_type: what CTranslate2 computes in; `"default"` is what the weights are stored in, or the nearest that
-            the device has.
-        threads: for one batch; 0 leaves it to CTranslate2.
-        patience: a search ends when `patience * num_beams` hypotheses have ended; by default 1, and 2 for n-best lists,
-            whose lower ranks are incomplete with 1. More is slower, and rarely finds anything better.
-        **options: as of `Translator`; of those of `generate()`, `num_beams`, `length_penalty`, `max_new_tokens`,
-            `num_return_sequences` and `length_normalization`. What is not given is the exported model's own.
-
-    Raises:
-        UserError: for a folder that holds no such model, or a device or type that CTranslate2 does not have.
-    """
-
-    def __init__(
-        self,
-        folder: str | Path,
-        device: str = "cpu",
-        compute_type: str = "default",
-        threads: int = 0,
-        patience: float | None = None,
-        **options: Any,
-    ):
-        folder = folder if is_exported(folder) else int8_folder(folder)
-        super().__init__(*load_exported(folder, device, compute_type, threads=threads, patience=patience), **options)

@@ -11,6 +11,8 @@ import pytest
 from model_folders import change, write_model
 
 from vaswani_transformer.cli.main import main
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.hub.card_facts import results_of_record
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def test_a_sampled_search_is_recorded_as_one(evaluate, tmp_path):
     assert not any(name.endswith("_id") for name in generation) and "transformers_version" not in generation
 
 
-def test_a_stress_test_is_printed_and_recorded(evaluate, tmp_path, capsys):
+def test_a_stress_test_is_printed_recorded_and_on_the_card(evaluate, tmp_path, capsys):
     assert evaluate("--json", tmp_path / "scores.json", "--stress") == 0
     printed, record = capsys.readouterr().out, json.loads((tmp_path / "scores.json").read_text())
     assert record["command"].endswith("--stress")
@@ -77,6 +79,12 @@ def test_a_stress_test_is_printed_and_recorded(evaluate, tmp_path, capsys):
         rows["clean"]["chrf"] == record["chrf"] and rows["emoji"]["returned"] == 0 and rows["repeat"]["sentences"] == 3
     )
     assert all(re.search(rf"^{kind} +3", printed, re.MULTILINE) for kind in rows)
+    scores = {result.metric_name: result.metric_value for result in results_of_record(record, "scores.json")}
+    assert scores["emoji: returned"] == 0 and scores["upper: empty"] == rows["upper"]["empty"]
+    assert scores["title: chrf_kept"] == rows["title"]["chrf_kept"] and "word: returned" not in scores
+    record["stress"] |= {"upper": {"chrf_kept": "|"}, "other": {}}
+    with pytest.raises(UserError, match=r"scores\.json"):
+        results_of_record(record, "scores.json")
 
 
 def test_the_language_of_the_model_decides_bleus_tokenizer(model, evaluate, tmp_path):

@@ -28,6 +28,8 @@ METRICS = {
     "bracket_precision": ("precision", "labelled bracket precision", 2),
     "bracket_recall": ("recall", "labelled bracket recall", 2),
 }
+# Columns of its stress test, the same.
+_STRESS = {"chrf_kept": "chrf", "returned": "accuracy", "runs_on": "count", "copies": "count", "empty": "count"}
 # Texts of a record that are published.
 _TEXTS = ("test_set", "source_file", "source_sha256", "reference_file", "reference_sha256", "bleu_signature",
           "chrf_signature", "date", "command")  # fmt: skip
@@ -99,8 +101,13 @@ def results_of_record(record: Mapping, path: str | Path) -> list["EvalResult"]:
     """
     from huggingface_hub import EvalResult
 
+    from ..data.augmentation import CHANGES
+
     with reading(path):
         numbers = {name: record[name] for name in (*METRICS, "sentences") if name in record}
+        for kind, row in record.get("stress", {}).items():
+            columns = _STRESS if kind in CHANGES else ()
+            numbers |= {f"{kind}: {name}": row[name] for name in columns if row[name] is not None}
         if not METRICS.keys() & numbers.keys() or not all(map(is_number, numbers.values())):
             raise UserError(f"{path} must hold a score, and finite numbers only: evaluate again with --json")
         how = {"sentences": numbers.pop("sentences", None)}
@@ -119,8 +126,8 @@ def results_of_record(record: Mapping, path: str | Path) -> list["EvalResult"]:
             dataset_name=test_set,
             dataset_config=test_set,
             dataset_revision=source_sha256,  # tells apart test sets of the same name
-            metric_type=METRICS[name][0],
-            metric_name=METRICS[name][1],
+            metric_type=METRICS[name][0] if name in METRICS else _STRESS[name.rpartition(" ")[2]],
+            metric_name=METRICS[name][1] if name in METRICS else name,
             metric_value=score,
             metric_args=dict(how),  # YAML would refer to the same one
         )

@@ -58,12 +58,20 @@ def test_more_text_has_no_smaller_a_vocabulary_nor_model(sizes):
         assert getattr(rows[0], name) <= getattr(rows[1], name)
 
 
+def test_a_text_of_sentences_is_changed_in_training_and_no_other(data, tmp_path):
+    assert chosen(data, tmp_path / "out").augmentation == "none"
+    pairs = [(words(6, number) + ".", words(6)) for number in range(60)]
+    recipe = chosen(write_pairs(tmp_path / "sentences.tsv", pairs), tmp_path / "out")
+    assert recipe.augmentation == "default"
+
+
 def test_every_open_field_is_chosen_and_no_other(data, tmp_path):
     recipe, given = chosen(data, tmp_path / "out"), load_recipe("auto", {"train_data": str(data)})
     for field in fields(Recipe):
         if field.name != "output":
             value, was = (getattr(each, field.name) for each in (recipe, given))
-            assert (value != AUTO and type(value) in (int, float)) if field.name in CHOSEN else value == was
+            is_chosen = type(value) is str if field.name == "augmentation" else type(value) in (int, float)
+            assert (value != AUTO and is_chosen) if field.name in CHOSEN else value == was
     assert recipe.decline_steps < recipe.max_steps and recipe.validation_size == 40
     kept = {"d_model": 48, "vocab_size": 700, "max_steps": 900, "warmup_steps": 7, "dropout": 0.25}
     recipe = chosen(data, tmp_path / "out", **kept)

@@ -68,7 +68,7 @@ class Recipe:
     max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
     max_length_ratio: float = _option(3.0, "drop pairs with one side over this many times as long; 0: no limit", DATA)
     fuzzy_matches: bool = _option(False, "also show sources beside the translation of their nearest neighbour", DATA)
-    augmentation: str | None = _option(None, "change a share of the pairs: default, or upper:0.05,typos:0.1", DATA)
+    augmentation: str | None = _option(None, "change some of the pairs: default, none, or upper:0.05,typos:0.1", DATA)
 
     tokenizer: str | None = _option(None, "folder of a trained tokenizer; none: train one on the data", TOKENIZER)
     tokenizer_kind: str = _option("bpe", "kind to train: bpe or wordpiece", TOKENIZER)
@@ -210,8 +210,9 @@ class Recipe:
 
 #: Fields that `auto` leaves to the text and the time (`training/settings.py`).
 CHOSEN = (
-    "validation_size", "vocab_size", "d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers", "dropout",
-    "tokens_per_batch", "max_steps", "warmup_steps", "decline_steps", "learning_rate_scale", "evaluate_every",
+    "validation_size", "augmentation", "vocab_size", "d_model", "d_ff", "num_heads", "encoder_layers",
+    "decoder_layers", "dropout", "tokens_per_batch", "max_steps", "warmup_steps", "decline_steps",
+    "learning_rate_scale", "evaluate_every",
 )  # fmt: skip
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 PATHS = (
@@ -350,8 +351,8 @@ _RULES = (
 
 def augmentation_shares(augmentation: str | None) -> dict[str, float]:
     """Return the shares of the pairs for `augmentation`, by the kind of change; raises `UserError` for what is none."""
-    if augmentation == "default":
-        return DEFAULT_AUGMENTATION
+    if augmentation in ("default", "none", AUTO):
+        return DEFAULT_AUGMENTATION if augmentation == "default" else {}
     with reading(f"augmentation is {augmentation!r:.100}"):
         parts = (part.partition(":") for part in (augmentation or "").split(",") if part)
         shares = {kind.strip(): float(share or "nan") for kind, _, share in parts}

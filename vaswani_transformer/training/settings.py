@@ -1,7 +1,7 @@
 """Choice of the settings that a recipe leaves to the text and the time: `auto`.
 
 The rules are in `ROWS`, `vocabulary_size` and the constants below. `scripts/benchmarks/small_text.py` is there to
-measure them; so far only the rates of the first two rows and `FEW_PASSES` were, each by a training or two.
+measure them; so far the rates of the first two rows, `FEW_PASSES` and the augmentation were, each by a training or two.
 """
 
 import logging
@@ -59,6 +59,7 @@ ROWS = (
 )
 WARMUP, DECLINE = 0.2, 0.5  # shares of the steps
 TRAINED = 0.95  # share of the minutes for steps; validations say how many really fit, and the rate declines by that
+SENTENCES = 0.5  # share of sources with a final mark beyond which a text is one of sentences
 VALIDATIONS, MINUTES_APART = 12, 2.0  # at most so many, at least so far apart
 LEAST_STEPS = 50
 FEW_PASSES = 20  # through the text: if the minutes allow fewer, a smaller model with little dropout learns more
@@ -111,13 +112,13 @@ class _Choice:
         self._choose_steps(row, fit, pairs * tokens / self.recipe.tokens_per_batch)
         check_recipe(self.recipe)
 
-    def choose(self, name: str, value: float, reason: str) -> None:
+    def choose(self, name: str, value: float | str, reason: str) -> None:
         """Set a field that was left open."""
         if name in self.left:
             kind = field_type(name)[0]
-            value = kind(f"{value:.3g}") if kind is float else round(value)
+            value = value if kind is str else kind(f"{value:.3g}") if kind is float else round(value)
             self.recipe = replace(self.recipe, **{name: value})
-            logger.info("%s: %s (%s)", name, f"{value:,}" if isinstance(value, int) else f"{value:.3g}", reason)
+            logger.info("%s: %s (%s)", name, f"{value:,}" if isinstance(value, int) else value, reason)
 
     def _text(self) -> tuple[int, float, float, int]:
         """Return pairs, words of both sides, mean tokens of the longer side, and the entries of the vocabulary."""
@@ -125,6 +126,10 @@ class _Choice:
         sample = text.select(np.linspace(0, len(text) - 1, min(len(text), _SAMPLE)).astype(int))
         words = sum(len(words_of(side)) for row in sample for side in row.values()) * len(text) / len(sample)
         self.choose("validation_size", max(1, min(1000, len(text) // 10)), "a tenth of the pairs, at most 1,000")
+        ends = float(np.mean([row["source"].rstrip().endswith((".", "!", "?", "。", "।", "؟")) for row in sample]))
+        self.choose(
+            "augmentation", "default" if ends >= SENTENCES else "none", f"{ends:.0%} of the sources are sentences"
+        )
         size = f"{len(text):,} pairs of {words / 2 / len(text):.1f} words"
         self.choose("vocab_size", vocabulary_size(words), f"{size}: each entry has to be seen often")
         recipe, folder = self.recipe, self.recipe.tokenizer_folder
@@ -142,6 +147,7 @@ class _Choice:
         prepared = open_prepared(self.recipe.prepared)
         for name in ("validation_size", "vocab_size"):
             self.choose(name, prepared.manifest["recipe"][name] or len(prepared.tokenizer), "as the data was prepared")
+        self.choose("augmentation", "none", "prepared data is taken as it is")
         pairs, means = len(prepared.train), np.mean(prepared.train.lengths, axis=1)
         return pairs, float(pairs * means.sum() / TOKENS_PER_WORD), float(means.max()), len(prepared.tokenizer)
 

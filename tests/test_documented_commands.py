@@ -110,6 +110,11 @@ def world(tmp_path_factory) -> Path:
     units = ["".join(f"<tuv xml:lang='{side}'><seg>{text}</seg></tuv>" for side, text in pair) for pair in sides]
     body = "".join(f"<tu>{unit}</tu>" for unit in units)
     (folder / "memory.tmx").write_text(f"<tmx version='1.4'><header/><body>{body}</body></tmx>")
+    (folder / "po").mkdir()
+    header, entry = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n', 'msgid "{}"\nmsgstr "{}"\n\n'
+    catalogue = header + "".join(entry.format(*pair) for pair in generate_corpus(200, 1, 1).train)
+    (folder / "po" / "x.po").write_text(catalogue)
+    (folder / "de.po").write_text(catalogue + entry.format("Two <b>%s</b>", ""))
     for name, times in (("train", 20), ("dev", 1)):
         (folder / f"{name}.trees").write_text("\n".join(TREES * times) + "\n")
     (folder / "FOLDER_OF_MULTI30K").mkdir()

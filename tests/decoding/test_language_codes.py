@@ -92,7 +92,7 @@ def test_in_pipelines(loaded):
             assert [one["translation_text"] for one in translator([A, C])] == [first, second]
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", FORMATS[:-2])  # slides and OpenDocument are read as Word files are
 def test_a_document_becomes_what_it_does_without_its_code_and_each_sentence_had_it(format):
     line = {"html": "<p>{}Two <b>small birds</b> sing. A <i>dog</i> sees.</p>"}
     line |= {"markdown": "{}Two **small birds** sing. A *dog* sees."}

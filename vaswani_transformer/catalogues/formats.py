@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..files import to_path
+from .accelerators import read_label
 from .catalogue import Catalogue, Entry, Filling, with_codes
 
 _READERS = {  # the class of each format, whose module is imported when it is needed: commands list the names
@@ -15,14 +16,14 @@ _READERS = {  # the class of each format, whose module is imported when it is ne
     "ts": "xml_files:QtFile",
     "properties": "line_files:PropertiesFile",
     "strings": "line_files:StringsFile",
-    "json": "tree_files:JsonFile",
+    "i18next": "tree_files:JsonFile",
     "yaml": "tree_files:YamlFile",
 }
 #: Names of the formats.
 FORMATS = tuple(_READERS)
 #: The formats by the ends of files' names.
 ENDINGS = {".po": "po", ".pot": "po", ".xlf": "xliff", ".xliff": "xliff", "strings.xml": "android", ".ts": "ts"}
-ENDINGS |= {".properties": "properties", ".strings": "strings", ".json": "json", ".yml": "yaml", ".yaml": "yaml"}
+ENDINGS |= {".properties": "properties", ".strings": "strings", ".json": "i18next", ".yml": "yaml", ".yaml": "yaml"}
 
 
 def open_catalogue(
@@ -65,10 +66,13 @@ def fill(
 def pairs(path: str | Path) -> Iterator[tuple[str, str]]:
     """Yield sources and targets of what is translated, with inline elements as the file has them.
 
-    Of a plural these are the text for one with the first form, and that for many with the last.
+    Of a plural these are the text for one with the first form, and that for many with the last. Accelerators are left
+    out where both sides have one.
     """
     for entry in read(path):
         if entry.state == "translated":
             targets = (entry.targets[0], entry.targets[-1]) if entry.counts else entry.targets
             for pair in zip(entry.sources, targets, strict=True):
-                yield tuple(with_codes(text, entry.codes) for text in pair)
+                texts = [with_codes(text, entry.codes) for text in pair]
+                (source, mark, _), (target, other, _) = map(read_label, texts)
+                yield (source, target) if mark == other else tuple(texts)

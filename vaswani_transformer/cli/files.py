@@ -6,9 +6,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,15 +115,18 @@ def timed(doing: str, decode: Callable[..., Iterator[Any]], total: int) -> tuple
         return list(decode(progress=bar)), time.monotonic() - started
 
 
-def write_result(path: str, text: str | bytes) -> None:
-    """Write a result that is known as a whole: a file keeps its earlier content until all of the new one is there."""
-    data = text.encode() if isinstance(text, str) else text
+def write_result(path: str | None, *parts: str | bytes, more: Iterable[bytes] = ()) -> None:
+    """Write a result, to standard output without a path: a file keeps its content until all of the new one is there."""
+    data = chain((part.encode() if isinstance(part, str) else part for part in parts), more)
     if not is_file(path):
-        Path(path).write_bytes(data)
+        with Path(path).open("wb") if path is not None else contextlib.nullcontext(sys.stdout.buffer) as file:
+            file.writelines(data)
+            file.flush()
         return
     target = Path(path).resolve()  # of what a link leads to
     with written_whole(target) as new:
-        new.write_bytes(data)
+        with new.open("wb") as file:
+            file.writelines(data)
         if target.exists():
             shutil.copymode(target, new)
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from ..catalogues.formats import FORMATS as CATALOGUES
 from ..data.text_files import has_undecoded
-from ..documents.formats import FORMATS
+from ..documents.formats import FORMATS, OFFICE
 from ..errors import UserError, reading
 from ..files import file_sha256
 from . import options
@@ -35,6 +36,8 @@ class Files:
     """a line of more tokens is too long"""
     long_lines: Literal["split", "refuse"] = "split"
     """translate a line that is too long in parts, or stop with an error"""
+    source_catalogue: Path_ | None = None
+    """the source language's catalogue, for formats that have one language in a file; its entries are added"""
 
 
 @group("what is written")
@@ -50,8 +53,11 @@ class Written:
     """how sure the model is, as the mean probability of the words"""
     alignments: Annotated[bool, Parameter(alias="--return-alignments")] = False
     """word alignments after each, as 0-0 1-2"""
-    format: Literal[("text", "json", *FORMATS)] = "text"
-    """of lines, fields separated by tabs or JSON lines; the others: a whole document, whose markup stays"""
+    format: Literal[("text", "json", *FORMATS, *CATALOGUES)] = "text"
+    """of lines, fields separated by tabs or JSON lines; the others: a whole document, whose markup stays, or a
+    catalogue of messages, in which what is untranslated or fuzzy is filled"""
+    report: Path_ | None = None
+    """write a page about the entries of a catalogue to this file"""
     source_language: str | None = None
     """code of the language, for the splitting of sentences (default: as the model was trained, or en)"""
     target_language: str | None = None
@@ -87,10 +93,18 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
     options.require("--sample", sampling.sample, of_samples)
     of_lines = {name: getattr(written, name) for name in ("nbest", "scores", "confidence", "alignments")}
     of_lines |= {"resume": work.resume, "workers": work.has_workers, "prefix": files.prefix, "SENTENCE": sentences}
-    options.exclude(f"--format {written.format}", written.format in FORMATS, of_lines)
-    memory = {f"memory {number}": path for number, path in enumerate(files.memory, 1)}
-    check_work({"input": files.input, "prefix": files.prefix, "glossary": files.glossary} | memory, work)
-    if written.format in FORMATS:
+    is_catalogue = written.format in CATALOGUES
+    options.exclude(f"--format {written.format}", is_catalogue or written.format in FORMATS, of_lines)
+    of_catalogues = {"source_catalogue": files.source_catalogue, "report": written.report}
+    options.require("--format po or another catalogue's", is_catalogue, of_catalogues)
+    read = {"prefix": files.prefix, "glossary": files.glossary, "source_catalogue": files.source_catalogue}
+    read |= {f"memory {number}": path for number, path in enumerate(files.memory, 1)}
+    check_work(read if is_catalogue else {"input": files.input, **read}, work, report=written.report)
+    if is_catalogue:
+        from .catalogues import fill_catalogue
+
+        fill_catalogue(model, request, load(model, request).translator, _languages(model, request))
+    elif written.format in FORMATS:
         _translate_document(model, request)
     else:
         _translate_lines(model, sentences, request)
@@ -130,8 +144,8 @@ def _translate_document(model: str, request: Request) -> None:
     from ..documents.formats import aligner, translate_document
 
     files, written, output = request.files, request.written, request.work.output
-    if written.format == "docx" and output is None and sys.stdout.isatty():
-        raise UserError("a Word file cannot be shown in a terminal: give --output FILE")
+    if written.format in OFFICE and output is None and sys.stdout.isatty():
+        raise UserError("an office file cannot be shown in a terminal: give --output FILE")
     translator = functools.cache(lambda: load(model, request).translator)
 
     def translate(sentences: list[str]) -> list[str]:
@@ -145,11 +159,7 @@ def _translate_document(model: str, request: Request) -> None:
     with reading(files.input or "standard input"):
         data = Path(files.input).read_bytes() if files.input is not None else sys.stdin.buffer.read()
     result = translate_document(data, written.format, translate, align, _languages(model, request)[0])
-    if output is not None:
-        write_result(output, result)
-    else:
-        sys.stdout.buffer.write(result)
-        sys.stdout.buffer.flush()
+    write_result(output, result)
 
 
 def _languages(folder: str, request: Request) -> list[str]:

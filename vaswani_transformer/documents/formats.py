@@ -1,7 +1,7 @@
 """The formats of documents by name, and a whole document translated."""
 
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..errors import UserError
@@ -16,8 +16,9 @@ _READERS = {  # the function of each format, whose module is imported when it is
     "srt": "plain_text:read_subtitles",
     "vtt": "plain_text:read_subtitles",
 }
+OFFICE = ("docx", "pptx", "odt")
 #: Names of the formats.
-FORMATS = (*_READERS, "docx")
+FORMATS = (*_READERS, *OFFICE)
 
 
 def translate_document(
@@ -37,17 +38,11 @@ def translate_document(
         UserError: for a document that is not of this format, or not UTF-8.
     """
     from ..model.language_codes_vaswani import typed_code
-    from .document import Translation
 
-    def translated(documents: list, *codes: str) -> list[str]:
-        work = Translation(documents, language, codes)
-        pairs = work.take(translate(work.sentences) if work.sentences else [])
-        return work.written((align or _in_order)(*pairs) if pairs[0] else [])
+    if format in OFFICE:
+        from .office_file import translate_office_file
 
-    if format == "docx":
-        from .word_file import translate_word_file
-
-        return translate_word_file(data, translated)
+        return translate_office_file(data, lambda parts: translate_parts(parts, translate, align, language))
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -56,7 +51,18 @@ def translate_document(
     mark = text[: text.startswith("\ufeff")]  # of the byte order, which is not text
     code, text = typed_code(text[len(mark) :])  # which counts for all of it
     read = pkgutil.resolve_name(f"{__package__}.{_READERS[format]}")
-    return (mark + translated([read(text)], code)[0]).encode()
+    return (mark + translate_parts([read(text)], translate, align, language, [code])[0]).encode()
+
+
+def translate_parts(
+    documents: list, translate: Translate, align: Align | None = None, language: str = "en", codes: Sequence[str] = ()
+) -> list[str]:
+    """Return documents, as readers give them, translated; `codes` are of `Translation`, the rest as above."""
+    from .document import Translation
+
+    work = Translation(documents, language, codes)
+    pairs = work.take(translate(work.sentences) if work.sentences else [])
+    return work.written((align or _in_order)(*pairs) if pairs[0] else [])
 
 
 def aligner(model: Any, tokenizer: Any) -> Align:

@@ -12,7 +12,7 @@ _LETTER = r"a-zA-Z\u00aa-\u1fff\u2c00-\u2fff\u3040-\ud7ff"  # all others of the 
 _IN_URL = r"[^\s\xa0\u2000-\u200a\u202f\u3000-\u303f\uff00-\uff65<>"
 _URL = rf'{_IN_URL}"]*{_IN_URL}"\'.,;:!?)\]}}*_]'
 # URLs; handles and tags; addresses; templates and ICU's messages; printf; variables; Pandoc's marks; shortcodes.
-_KEPT = regex.compile(
+KEPT = regex.compile(
     rf"""(?:
       \b(?:[a-zA-Z][\w+.-]{{1,20}}+://|www\.|(?:mailto|tel):){_URL}
     | \b(?:[a-zA-Z\d-]{{1,63}}+\.){{1,8}}?(?:[a-z]{{2,24}}+/{_URL}|(?:com|org|net|edu|gov|io|dev)\b)
@@ -45,8 +45,8 @@ def kept_places(text: str) -> list[tuple[int, int, str]]:
 
     With it go the letters of a word that it is in the middle of, signs between two such things, brackets around one.
     """
-    kept = [(*match.span(), STAND_IN) for match in _KEPT.finditer(text)]
-    covered = _KEPT.sub(lambda match: "_" * len(match[0]), text)  # of words, but no letter
+    kept = [(*match.span(), STAND_IN) for match in KEPT.finditer(text)]
+    covered = KEPT.sub(lambda match: "_" * len(match[0]), text)  # of words, but no letter
     result = [(*match.span(), " ") for match in _SEPARATOR.finditer(covered)]
     covered, number = _SEPARATOR.sub(lambda match: " " * len(match[0]), covered), 0
     for begin, end in word_places(covered) if kept else ():

@@ -1,21 +1,27 @@
-"""Word files (.docx): the runs of text in their paragraphs, by the XML parser expat; every other byte stays."""
+"""Word files, slides and OpenDocument texts: runs of text in paragraphs, by expat's parser; every other byte stays."""
 
 import html
 import io
 import re
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count, pairwise
 from typing import NamedTuple
 from xml.etree import ElementTree
 from xml.parsers import expat
 
 from ..errors import UserError, reading
+from .kept import STAND_IN
 from .pieces import Document, Kind, Piece, text_piece
 
 _PARTS = re.compile(r"(header|footer)\d*\.xml|(footnotes|endnotes|comments)\.xml")  # beside the main one
 _MOST_BYTES = 1 << 28  # of a part
-_WORD = re.compile(r"http://\S+/wordprocessingml/\S*main ")
+_SLIDES = re.compile(r"ppt/(?:slides/slide|notesSlides/notesSlide|diagrams/data)\d+\.xml")
+_OPEN_DOCUMENT = {"content.xml", "styles.xml"}
+# Namespaces of the elements that count; the runs of slides have the names of Word's.
+_NAMESPACE = re.compile(r"http://\S+/(?:wordprocessingml|drawingml)/\S*main |urn:oasis:\S+:xmlns:text:1\.0 ")
+_PARAGRAPHS, _INNER = {"p", "h"}, {"span", "a"}  # of OpenDocument
 _SPANS = {"hyperlink", "ins", "smartTag"}
 _POINTS = {
     "bookmarkStart", "bookmarkEnd", "commentRangeStart", "commentRangeEnd", "proofErr", "permStart", "permEnd",
@@ -33,13 +39,16 @@ class _Event(NamedTuple):
     depth: int  # elements that it is in
 
 
-def translate_word_file(data: bytes, translate: Callable[[list[Document]], list[str]]) -> bytes:
-    """Return a Word file with the texts of its paragraphs, headers, footers, notes and comments translated."""
-    with reading("not a Word file (.docx)"), zipfile.ZipFile(io.BytesIO(data)) as archive:
+def translate_office_file(data: bytes, translate: Callable[[list[Document]], list[str]]) -> bytes:
+    """Return an office file with its paragraphs translated, those of headers, footers, notes and comments too."""
+    with (
+        reading("not a Word file, slides (.pptx) or an OpenDocument text"),
+        zipfile.ZipFile(io.BytesIO(data)) as archive,
+    ):
         names = _parts(archive)
         parts = [entry for entry in archive.infolist() if entry.filename in names]
         if large := [entry for entry in parts if entry.file_size > _MOST_BYTES]:
-            raise UserError(f"{large[0].filename} of the Word file has {large[0].file_size:,} bytes: divide the file")
+            raise UserError(f"{large[0].filename} of the file has {large[0].file_size:,} bytes: divide the file")
         contents = {entry: archive.read(entry) for entry in archive.infolist()}
     translated = translate([_read_part(contents[entry], entry.filename) for entry in parts])
     changed = contents | {entry: xml.encode() for entry, xml in zip(parts, translated, strict=True)}
@@ -48,13 +57,17 @@ def translate_word_file(data: bytes, translate: Callable[[list[Document]], list[
     result = io.BytesIO()
     with zipfile.ZipFile(result, "w") as archive:
         for entry, content in changed.items():
-            archive.writestr(entry, content)
+            archive.writestr(entry, content)  # in the same order: OpenDocument's mimetype comes first
     return result.getvalue()
 
 
 def _parts(archive: zipfile.ZipFile) -> set[str]:
-    """Return the names of the parts with text: the main one, which the relations name, and others beside it."""
+    """Return the names of the parts with text; of Word's the main one is named by relations, others are beside it."""
     names, main = archive.namelist(), "word/document.xml"
+    if slides := set(filter(_SLIDES.fullmatch, names)):
+        return slides
+    if "mimetype" in names:
+        return _OPEN_DOCUMENT.intersection(names)
     if "_rels/.rels" in names:
         relations = ElementTree.fromstring(archive.read("_rels/.rels"))
         kinds = {relation.get("Type").rpartition("/")[2]: relation.get("Target") for relation in relations}
@@ -65,32 +78,66 @@ def _parts(archive: zipfile.ZipFile) -> set[str]:
 
 
 def _read_part(data: bytes, name: str) -> Document:
-    with reading(f"{name} of the Word file is damaged"):
+    with reading(f"{name} of the file is damaged"):
         data.decode()
         events = _events(data)
     pieces, number, in_text = [], 0, False
+    if name in _OPEN_DOCUMENT:
+        number, pieces = len(events), _open_document(events)
     while number < len(events):
         taken = _run(events, number)
         # One text comes in several events, at references and line ends.
         in_text = events[number][1:3] == ("<", "t") or (in_text and events[number].kind == "text")
         pieces += taken or [_piece(events[number], in_text)]
         number = _end(events, number) + 1 if taken else number + 1
+    if name.startswith("ppt/"):  # where texts have no xml:space
+        pieces = [replace(piece, again=piece.again and piece.raw) for piece in pieces]
     return Document(pieces, escape=lambda text: html.escape(text, quote=False))
 
 
+def _open_document(events: list[_Event]) -> list[Piece]:
+    """Return the pieces of an OpenDocument part; text is what is directly in paragraphs, headings, spans and links."""
+    pieces, stack, number = [], [""], 0
+    while number < len(events):
+        event, end, in_text = events[number], number, stack[-1] in _PARAGRAPHS | _INNER
+        opens, is_inner = event.kind == "<", event.kind != "text" and event.name in _INNER
+        if opens and in_text and not is_inner:
+            end = _end(events, number)
+            inner = {part.name for part in events[number:end] if part.kind == "<"}
+        if end > number and not inner & (_PARAGRAPHS | _INNER):
+            raw, name = _raw(events[number : end + 1]), event.name
+            if name == "s":  # spaces, which are one in a translation
+                pieces.append(text_piece(raw, " "))
+            elif name in ("tab", "line-break"):
+                pieces.append(Piece(raw))
+            else:
+                pieces.append(Piece(raw, Kind.POINT, "" if "bookmark" in name else STAND_IN))
+            number = end + 1
+            continue
+        if is_inner and event.kind:
+            pieces.append(Piece(event.raw, Kind.OPEN if opens else Kind.CLOSE, name=event.name))
+        else:
+            pieces.append(_piece(event, in_text))
+        stack += [event.name] if opens else []
+        if event.kind == ">":
+            stack.pop()
+        number += 1
+    return pieces
+
+
 def _events(data: bytes) -> list[_Event]:
-    """Return the XML in parts, each with the name of its element, without a prefix if it is of Word's language."""
+    """Return the XML in parts, each with the name of its element, without the prefixes of `_NAMESPACE`."""
     starts: list[tuple[int, str, str, int]] = []
     depth, parser = 0, expat.ParserCreate(namespace_separator=" ")
 
     def add(kind: str, name: str = "") -> None:
         nonlocal depth
         depth -= kind == ">"
-        starts.append((parser.CurrentByteIndex, kind, _WORD.sub("", name), depth))
+        starts.append((parser.CurrentByteIndex, kind, _NAMESPACE.sub("", name), depth))
         depth += kind == "<"
 
     def refuse(*_) -> None:
-        raise expat.ExpatError("it declares a document type, which Word files do not have")
+        raise expat.ExpatError("it declares a document type, which is not read")
 
     parser.StartElementHandler = lambda name, attributes: add("<", name)
     parser.EndElementHandler = lambda name: add(">", name)

@@ -1,0 +1,95 @@
+"""`vaswani translate --format po` and its page: files as they were but for what is filled."""
+
+import re
+
+import pytest
+import translating
+from translating import run
+
+from vaswani_transformer.catalogues.formats import read
+
+model = translating.model
+fails = translating.fails
+
+PO = """\
+# by hand
+msgid ""
+msgstr ""
+"Content-Type: text/plain; charset=UTF-8\\n"
+"Plural-Forms: nplurals=2; plural=n != 1;\\n"
+
+#, c-format
+msgid "%d dog sleeps"
+msgid_plural "%d dogs sleep"
+msgstr[0] ""
+msgstr[1] ""
+
+msgctxt "menu"
+msgid "The &red <b>bird</b>..."
+msgstr ""
+
+msgid "Two dogs"
+msgstr "Zwei Hunde"
+
+msgid "<12>"
+msgstr ""
+"""
+
+
+@pytest.fixture
+def po(tmp_path):
+    path = tmp_path / "de.po"
+    path.write_text(PO, encoding="utf-8")
+    return path
+
+
+def test_a_catalogue_is_filled_in_its_place(model, po, tmp_path, capsys):
+    command = ["translate", model, "--device", "cpu", "--format", "po", "--input", po]
+    assert run(*command, "--output", po, "--report", tmp_path / "page.html") == 0
+    plural, menu, two, wordless = (entry for entry in read(po) if entry.sources[0])
+    assert plural.state == menu.state == "fuzzy" and two.targets == ("Zwei Hunde",) and wordless.state == "untranslated"
+    assert all(target.count("%d") == 1 for target in plural.targets)
+    assert re.fullmatch(r".*<b>.*</b>.*\.\.\.", menu.targets[0]) and menu.targets[0].count("&") == 1
+    text = po.read_text(encoding="utf-8")
+    assert text.startswith(PO[: PO.index("#, c-format")]) and text.endswith(PO[PO.index('msgid "Two') :])
+    errors, page = capsys.readouterr().err, (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "entries: 2 filled, 0 refused, 1 without words, 1 translated before" in errors
+    assert "Entries: 2 filled" in page and "The &amp;red &lt;b&gt;bird&lt;/b&gt;..." in page
+    assert run(*command) == 0  # again, to standard output: the same
+    assert capsys.readouterr().out == text
+
+
+def test_a_memory_is_obeyed_where_it_is_valid(model, po, tmp_path, capsys):
+    pytest.importorskip("rapidfuzz")
+    lines = ["source\ttarget", "The red <b>bird</b>...\tDer <b>rote</b> Vogel...", "%d dog sleeps\tEin Hund"]
+    (tmp_path / "memory.tsv").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    command = ["translate", model, "--device", "cpu", "--format", "po", "--input", po, "--output", po]
+    assert run(*command, "--memory", tmp_path / "memory.tsv", "--report", tmp_path / "page.html") == 0
+    plural, menu = (entry for entry in read(po) if entry.state == "fuzzy")
+    assert menu.targets == ("Der <b>&rote</b> Vogel...",) and plural.targets[0] != "Ein Hund"
+    assert "by the memory, confidence 1.00" in po.read_text(encoding="utf-8")
+    assert "near match" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_catalogue_with_one_language(model, tmp_path):
+    (tmp_path / "en.json").write_text('{"dogs": "Two dogs", "menu": {"bird": "The red {{bird}}"}}')
+    (tmp_path / "de.json").write_text('{\n  "dogs": "Zwei Hunde"\n}\n')
+    command = ["translate", model, "--device", "cpu", "--format", "i18next", "--input", tmp_path / "de.json"]
+    assert run(*command, "--source-catalogue", tmp_path / "en.json", "--output", tmp_path / "new.json") == 0
+    text = (tmp_path / "new.json").read_text(encoding="utf-8")
+    assert text.startswith('{\n  "dogs": "Zwei Hunde",\n') and text.count("{{bird}}") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--format", "po"], "give --input FILE"),
+        (["--report", "page.html"], "--report is for --format po"),
+        (["--format", "po", "--input", "de.po", "--nbest", "2"], "cannot be combined"),
+        (["--format", "po", "--input", "de.po", "--output", "o.po", "--report", "o.po"], "is the same file as --"),
+        (["--format", "xliff", "--input", "de.po"], "de.po"),
+    ],
+)
+def test_what_is_refused(fails, model, po, monkeypatch, options, message):
+    monkeypatch.chdir(po.parent)
+    assert message in fails("translate", model, *options)

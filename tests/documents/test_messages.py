@@ -1,0 +1,176 @@
+"""Messages of programs: what is filled is valid whatever the model writes, by msgfmt and by counting."""
+
+import random
+import re
+import shutil
+import subprocess
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vaswani_transformer.catalogues.catalogue import Entry
+from vaswani_transformer.catalogues.formats import fill, pairs
+from vaswani_transformer.documents import messages
+from vaswani_transformer.documents.formats import translate_parts
+from vaswani_transformer.documents.messages import Messages
+
+C = ["%s", "%d", "%5.2f", "%%", "%-10s", "%lu"]
+WORDS = st.lists(
+    st.sampled_from(["open", "file", "the", "Error", "in", "line", "100", "(", ")"]), min_size=1, max_size=5
+)
+
+
+def careless(seed=0):
+    """A translator that loses words, doubles them and changes their order, placeholders among them."""
+    draw = random.Random(seed)
+
+    def translate(texts):
+        for text in texts:
+            words = text.split() * draw.choice((1, 1, 2)) + draw.choice(([], [], ["%"], ["%)"]))
+            draw.shuffle(words)
+            yield [" ".join(words[: draw.randint(1, len(words))]) for _ in range(2)]
+
+    return translate
+
+
+def filler(translate):
+    def place(documents):
+        return translate_parts(documents, lambda texts: [each[0] for each in translate(texts)])
+
+    return Messages(translate, place, lambda sources, targets: [0.5] * len(sources), "careless")
+
+
+def words_as_they_are(texts):
+    return [[text] for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("flags", "text", "expected"),
+    [
+        ("c-format", "%s: %-5.2f of %lu%% (%1$s, %*d, %<PRId64>)", "%s %-5.2f %lu %% %1$s %*d %<PRId64>"),
+        ("gcc-internal-format", "%<goto%> can%'t be in %qD at %+E, %wd", "%< %> %qD %+E %wd"),
+        ("python-format", "%(name)s has %d {items}", "%(name)s %d"),
+        ("python-brace-format", "{name} {0!r:>10} {} 5 %s", "{name} {0!r:>10} {}"),
+        ("kde-format", "<filename>%1</filename> is %2%", "<filename> %1 </filename> %2"),
+        ("qt-format", "%n file(s) in %L1", "%n %L1"),
+        ("no-c-format", "100% sure", ""),
+        ("", "Hi {{name}}, $t(key), @:a.key &amp; ${x} %{count} %s", "{{name}} $t(key) @:a.key &amp; ${x} %{count} %s"),
+        ("", "{n, plural, one {# file} other {#s}} in {place}", "{n, plural, one {# file} other {#s}} {place}"),
+    ],
+)  # fmt: skip
+def test_placeholders_by_flags(flags, text, expected):
+    found = [match[0] for match in messages.pattern_of(flags).finditer(text)]
+    assert " ".join(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "flags", "expected"),
+    [
+        ("%d of %s", "%s von %d", "c-format", "%2$s von %1$d"),
+        ("%d of %s", "%s von %d", "python-format", ""),
+        ("%1$d of %2$s", "%2$s von %1$d", "c-format", "%2$s von %1$d"),
+        ("%1 of %2", "%2 von %1", "kde-format", "%2 von %1"),
+        ("{a} of {b}", "{b} von {a}", "python-brace-format", "{b} von {a}"),
+        ("%*d of %s", "%s von %*d", "c-format", ""),
+    ],
+)
+def test_arguments_in_another_order(source, target, flags, expected):
+    assert messages.in_order(source, target, flags) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("&File", "datei", "&datei"),
+        ("E_xit", "Verlassen", "_Verlassen"),
+        ("~Open...", "Öffnen...", "~Öffnen..."),
+        ("&Save", "保存", "保存(&S)"),
+        ("&Open:", "開く:", "開く(&O):"),
+        ("snake_case_name", "snake_case_name", "snake_case_name"),
+        ("AT&T or Q&A", "AT&T or Q&A", "AT&T or Q&A"),
+        ("  Wait %s...\n", "Warten %s", "  Warten %s...\n"),
+        ("Name:", "Name", "Name:"),
+        ("Done", "Fertig.", "Fertig"),
+        ("Is it?", "Ja。", "Ja?"),
+        ("This is a long line of a help text, that goes\non in others.\n", "abcd " * 10, "abcd " * 8 + "abcd\nabcd.\n"),
+    ],
+)  # fmt: skip
+def test_edges_follow_the_source(source, target, expected):
+    [filling] = filler(lambda texts: [[target]] * len(texts))([Entry("x", (source,), flags="c-format")])
+    assert filling.targets == (expected,)
+
+
+def test_accelerators_differ_within_a_menu():
+    entries = [Entry(str(number), ("&File",), context="menu") for number in range(4)]
+    fillings = filler(lambda texts: [["Datei"]] * len(texts))(entries)
+    assert len({re.search("&(.)", filling.targets[0])[1].lower() for filling in fillings}) == 4
+
+
+def test_the_number_of_a_plural_form_is_shown_to_the_model():
+    seen = []
+
+    def translate(texts):
+        seen.extend(texts)
+        return [[text.replace("files", "Dateien").replace("file", "Datei")] for text in texts]
+
+    [filling] = filler(translate)([Entry("x", ("%d file", "%d files"), flags="c-format", counts=(1, 5))])
+    assert filling.targets == ("%d Datei", "%d Dateien") and set(seen) == {"1 file", "5 files"}
+
+
+def kinds(text):
+    """The conversions of a text, whatever their numbers and widths."""
+    return Counter(re.findall(r"%(?:\d\$)?[\d.l-]*([sdfu%])", text))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(WORDS, st.lists(st.sampled_from(C), max_size=3)), min_size=1, max_size=4), st.integers(0, 99))
+def test_what_is_filled_is_valid_by_msgfmt(tmp_path_factory, parts, seed):
+    folder, mixed = tmp_path_factory.mktemp("po"), random.Random(seed)
+    sources = []
+    for words, more in parts:
+        words = words + more
+        mixed.shuffle(words)
+        sources.append(" ".join(words))
+    header = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+    entries = "".join(f'#, c-format\nmsgid "{source}"\nmsgstr ""\n\n' for source in dict.fromkeys(sources))
+    (folder / "a.po").write_text(header + entries, encoding="utf-8")
+    made = []
+
+    def answer(entries):
+        made.extend(zip(entries, fillings := filler(careless(seed))(entries), strict=True))
+        return fillings
+
+    result = b"".join(fill(folder / "a.po", answer))
+    for entry, filling in made:
+        if not filling.reason:
+            assert kinds(filling.targets[0]) == kinds(entry.sources[0])
+    if shutil.which("msgfmt"):
+        (folder / "b.po").write_bytes(result)
+        command = ["msgfmt", "--check-format", "--use-fuzzy", "-o", "/dev/null", folder / "b.po"]
+        run = subprocess.run(command, capture_output=True, text=True)
+        assert not run.returncode, run.stderr
+
+
+def test_placeholders_that_a_model_makes_up_are_left_out():
+    [filling] = filler(lambda texts: [["Fehler %d in %s %s"] for _ in texts])(
+        [Entry("x", ("Error in %s",), flags="c-format")]
+    )
+    assert filling.targets and filling.targets[0].count("%s") == 1 and "%d" not in filling.targets[0]
+
+
+def test_what_cannot_be_valid_says_why():
+    entry = Entry("x", ("%d of %s",), flags="python-format")
+    [filling] = filler(lambda texts: [["%s %d"] for _ in texts])([entry])
+    assert filling.targets or filling.reason
+    [filling] = filler(words_as_they_are)([Entry("x", ("%d: %s",), flags="python-format")])
+    assert filling.reason == "it has no words"
+
+
+def test_training_pairs_leave_accelerators_out(tmp_path):
+    lines = [("&File", "&Datei"), ("_Save A_s", "Speichern"), ("Search & Find", "&Suche"), ("~Open", "~Öffnen")]
+    text = "".join(f'msgid "{source}"\nmsgstr "{target}"\n\n' for source, target in lines)
+    (tmp_path / "a.po").write_text(text, encoding="utf-8")
+    expected = [("File", "Datei"), lines[1], lines[2], ("Open", "Öffnen")]
+    assert list(pairs(tmp_path / "a.po")) == expected

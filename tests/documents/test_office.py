@@ -1,0 +1,54 @@
+"""OpenDocument texts and slides: paragraphs change, every other byte stays."""
+
+import io
+import zipfile
+
+import pytest
+
+from vaswani_transformer.documents.formats import translate_document
+
+ODT = """<?xml version="1.0"?><office:document-content xmlns:office="urn:oasis:names:tc:opendocument:xmlns:office:1.0"
+ xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0"><office:body><office:text>
+<text:h>{}</text:h><text:p>{}<text:tab/><text:span text:style-name="T1">{}</text:span>
+<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>{}</text:p></text:note-body></text:note>
+</text:p><text:p>{}.<text:s text:c="2"/>It<text:line-break/>{}</text:p>
+</office:text></office:body></office:document-content>"""
+SLIDE = """<?xml version="1.0"?><p:sld xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"
+ xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main"><p:sp><p:txBody>
+<a:p><a:r><a:rPr b="1"/><a:t>{} </a:t></a:r><a:r><a:t>{}</a:t></a:r></a:p><a:p><a:r><a:t>{}</a:t></a:r></a:p>
+</p:txBody></p:sp></p:sld>"""
+CASES = {
+    "odt": ("content.xml", ODT, ["Two dogs", "The bird sees", "a cat.", "A note.", "First line", "second &amp; last"]),
+    "pptx": ("ppt/slides/slide1.xml", SLIDE, ["Red", "birds sleep.", "It rains."]),
+}
+
+
+def packed(name: str, text: str) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("mimetype", "application/x", zipfile.ZIP_STORED)
+        archive.writestr(name, text)
+        archive.writestr("Pictures/a.png", b"\x89PNG")
+    return data.getvalue()
+
+
+@pytest.mark.parametrize("format", CASES)
+def test_words_change_and_nothing_else(format):
+    name, template, texts = CASES[format]
+    data, seen = packed(name, template.format(*texts)), []
+
+    def louder(sentences):
+        seen.extend(sentences)
+        return [sentence.upper() for sentence in sentences]
+
+    assert translate_document(data, format, list) == data
+    with zipfile.ZipFile(io.BytesIO(translate_document(data, format, louder))) as archive:
+        expected = template.replace("It<", "IT<").format(*(text.upper().replace("AMP", "amp") for text in texts))
+        assert archive.read(name).decode() == expected
+        first, _, picture = archive.infolist()
+        assert (first.filename, first.compress_type, archive.read(picture)) == (
+            "mimetype",
+            zipfile.ZIP_STORED,
+            b"\x89PNG",
+        )
+    assert "second & last" in seen or "Red birds sleep." in seen

@@ -1,0 +1,79 @@
+"""Catalogues of messages that `vaswani translate --format po` fills, and the page about them."""
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from ..catalogues.formats import fill, read
+from ..decoding.scoring import mean_confidence, word_confidences
+from ..decoding.translator import Translator
+from ..documents.formats import aligner, translate_parts
+from ..documents.messages import NO_WORDS, Messages
+from ..documents.report import Row, catalogue_report
+from ..errors import UserError
+from .files import is_file, write_result
+
+_ENTRIES = 500  # that are translated at once
+
+
+def fill_catalogue(model: str, request, translator: Translator, languages: list[str]) -> None:
+    """Fill a catalogue, which may be its own output, and say what was left out; Ctrl-C writes what is there by then."""
+    files, written, window = request.files, request.written, request.work.window
+    if not is_file(files.input):
+        raise UserError(f"--format {written.format} reads a file twice: give --input FILE")
+    language, target = languages[0], written.target_language or [*languages, "en"][1]
+    given = {"format": written.format, "source": files.source_catalogue, "language": target}
+    states = Counter()
+    for entry in read(files.input, **given):
+        states[entry.state] += any(entry.sources)  # a header has none
+        if entry.state == "refused":
+            print(f"{files.input}:{entry.line}: left as it is: {entry.notes}", file=sys.stderr)
+    translator.generate_options["num_return_sequences"] = translator.setting("num_beams", 1)
+    coded = lambda texts: list(map(translator.codes.coded, texts))  # noqa: E731
+
+    def translate(texts: list[str]) -> list[list[str]]:
+        return [[each.text for each in ranked] for ranked in translator.hypotheses(texts, window)]
+
+    def place(documents: list) -> list[str]:
+        align = aligner(translator.model, translator.tokenizer)
+        links = lambda sources, targets: align(coded(sources), targets)  # noqa: E731
+        return translate_parts(documents, translator.translate, links, language)
+
+    def confidence(sources: list[str], targets: list[str]) -> list[float]:
+        words = word_confidences(translator.model, translator.tokenizer, coded(sources), targets)
+        return list(map(mean_confidence, words))
+
+    messages = Messages(translate, place, confidence, Path(model).resolve().name, translator.memory)
+    rows, stopped = [], False
+
+    def answer(entries: list) -> Iterator:
+        nonlocal stopped
+        for start in range(0, len(entries), _ENTRIES):
+            part, fillings = entries[start : start + _ENTRIES], []
+            with contextlib.suppress(KeyboardInterrupt):
+                fillings = [] if stopped else messages(part)
+            stopped = not fillings
+            rows.extend(map(Row, part, fillings))
+            yield from fillings or [None] * len(part)
+            bar.update(len(fillings))
+
+    with tqdm(total=states["untranslated"] + states["fuzzy"], desc="filling", unit=" entries", file=sys.stderr) as bar:
+        write_result(request.work.output, more=fill(files.input, answer, **given))
+    shown = [row for row in rows if row.filling.reason != NO_WORDS]
+    refused = [row for row in shown if row.filling.reason]
+    for row in refused:
+        print(f"{files.input}:{row.entry.line}: not translated: {row.filling.reason}", file=sys.stderr)
+    counts = len(shown) - len(refused), len(refused), len(rows) - len(shown), states["translated"]
+    summary = "{:,} filled, {:,} refused, {:,} without words, {:,} translated before".format(*counts)
+    print(f"entries: {summary}", file=sys.stderr)
+    if written.report is not None:
+        if translator.memory:
+            near = translator.memory.near([row.entry.sources[0] for row in shown])
+            shown = [row._replace(near=next(iter(match), None)) for row, match in zip(shown, near, strict=True)]
+        write_result(written.report, catalogue_report(shown, Path(files.input).name, summary))
+    if stopped:
+        raise KeyboardInterrupt

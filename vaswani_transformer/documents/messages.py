@@ -1,0 +1,263 @@
+"""Messages of programs, of which a translation has to have each placeholder once, and the edges of the source.
+
+Placeholders are shown to the model, which has seen such in training. Of its best translations the first one that is
+valid is taken; if none is, the message is translated as a document is, without them, and each goes to the words that
+it is aligned with. What is invalid even so stays untranslated, with the reason.
+"""
+
+import re
+import textwrap
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import NamedTuple
+
+import regex
+
+from ..catalogues.accelerators import read_label
+from ..catalogues.catalogue import CODE, Entry, Filling
+from ..data.memory import Memory
+from .kept import KEPT, STAND_IN
+from .pieces import Document, Kind, Piece, text_piece
+
+NO_WORDS = "it has no words"
+_MARKUP = (
+    rf"[{chr(CODE)}-\U0010fffd] | </?[A-Za-z][^<>]*> | &\#?\w+; | \$t\([^()]*\) | @:[\w.]+ | \$\{{[^{{}}]*\}}"
+    r" | \{\{.*?\}\} | \{\s*\w+\s*,(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # the last: ICU's
+)
+# As of C, Objective C, PHP, Perl, Python and Ruby; a sign alone, which programs may refuse, counts as one too.
+_PERCENT = (
+    r"%(?:\{\w+\}|(?:\d+\$|\(\w+\)|<\w+>(?=[a-z]))?[-+\ \#0'Iq]*(?:\d+|\*(?:\d+\$)?)?(?:\.(?:\d+|\*(?:\d+\$)?)?)?"
+    r"(?:<PRI\w+>|(?:hh|ll|[hljztLqw])?[a-zA-Z@%]))|%"
+)
+_GCC = r"%(?:[<>{}%]|(?:\d+\$)?[-+#0q]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:ll|[hlwzt])?[a-zA-Z@])|%(?!')"
+_BRACE, _QT = r"\{[^{}]*\}|[{}]", r"%L?\d{1,2}|%n"
+_STYLES = {"python-brace": _BRACE, "perl-brace": _BRACE, "csharp": _BRACE, "java": _BRACE, "qt": _QT, "qt-plural": _QT,
+           "kde": _QT, "gcc-internal": _GCC, "gfc-internal": _GCC, "sh": r"\$\w+"}  # fmt: skip
+_HAS_PLACE = re.compile(r"%(?!\d+\$|[({%<>}]|m?$)")  # printf placeholders that take the next argument
+_NUMERIC = re.compile(r"%(?:\d\$)?[l\d]*[diu]|%n|%L?\d|%[{(]\w+[})]d?|\{+\s*\w*\s*\}+")
+_TAG = re.compile(r"<(/?)([A-Za-z][\w:.-]*)[^<>]*?(/?)>")
+_END = regex.compile(r"(?:\s*+(?:\.{3}|[….:!?。：！？]))?$")
+_ASCII_MARKS = str.maketrans({"…": "...", "。": ".", "：": ":", "！": "!", "？": "?"})
+
+
+class _Segment(NamedTuple):
+    """What is translated at once: a line of a message, or lines that a sentence goes over."""
+
+    text: str
+    flags: str
+    count: int | None  # of a plural form, an example of its numbers
+
+
+@cache
+def pattern_of(flags: str) -> regex.Pattern:
+    """Return the pattern of placeholders by an entry's flags, such as `c-format`; without them by their looks."""
+    kinds = [kind for kind in re.findall(r"([\w-]+)-format", flags) if not kind.startswith("no-")]
+    style = "|".join(_STYLES.get(kind, _PERCENT) for kind in kinds) or KEPT.pattern
+    return regex.compile(rf"{_MARKUP}|{style}", regex.VERBOSE | regex.DOTALL | regex.ASCII)
+
+
+def problem(source: str, target: str, flags: str = "") -> str:
+    """Return why a translation is not valid; empty if it is."""
+    wanted, there = (Counter(pattern_of(flags).findall(text)) for text in (source, target))
+    for part in (wanted - there) | (there - wanted):
+        return f"{part}: {wanted[part]} in the source, {there[part]} in the translation"
+    return "its tags do not nest" if _is_nested(source) and not _is_nested(target) else ""
+
+
+def _is_nested(text: str) -> bool:
+    opened = []
+    for close, name, is_empty in _TAG.findall(text):
+        if close and (not opened or opened.pop() != name):
+            return False
+        opened += [] if close or is_empty else [name]
+    return not opened
+
+
+def in_order(source: str, target: str, flags: str = "") -> str:
+    """Return a valid translation with the arguments that changed places numbered, as `%2$s`; empty if they cannot be.
+
+    C's way, which Python and what has no flag do not have.
+    """
+    places = [[part for part in pattern_of(flags).findall(text) if _HAS_PLACE.match(part)] for text in (source, target)]
+    if places[0] == places[1] or _QT in map(_STYLES.get, re.findall(r"([\w-]+)-format", flags)):
+        return target
+    if not re.search(r"(?<!no-)(c|internal|objc|php|perl|java-printf)-format", flags) or "*" in "".join(places[0]):
+        return ""
+    left = dict(enumerate(places[0], 1))
+
+    def numbered(match: regex.Match) -> str:
+        number = next((number for number, part in left.items() if part == match[0]), 0)
+        return f"%{number}${match[0][1:]}" if left.pop(number, "") else match[0]
+
+    return pattern_of(flags).sub(numbered, target)
+
+
+def _with_end(source: str, target: str) -> str:
+    """Return a translation that ends with the punctuation of its source, in its own script if it has it."""
+    wanted, there = _END.search(source)[0], _END.search(target)[0]
+    if wanted.strip().translate(_ASCII_MARKS) == there.strip().translate(_ASCII_MARKS):
+        return target
+    return target.removesuffix(there) + wanted
+
+
+class Message:
+    """A text as segments, and what is around them: white space, line breaks, an accelerator."""
+
+    def __init__(self, text: str, count: int | None, flags: str):
+        text, self.mark, self.letter = read_label(text)
+        self.parts = []  # of these each has lines, and a segment unless it has no words
+        pattern, lines = pattern_of(flags), []
+        for line in text.split("\n"):
+            if lines and _goes_on(lines[-1], line):
+                lines.append(line)
+                continue
+            lines = [line]
+            self.parts.append([lines, None])
+        for part in self.parts:
+            joined = " ".join(" ".join(part[0]).split())
+            if any(map(str.isalpha, pattern.sub("", joined))):
+                part[1] = _Segment(joined, flags, count)
+
+    def written(self, found: dict[_Segment, Filling], taken: set[str]) -> str:
+        """Return the translation, with an accelerator that is not among those taken, and becomes one of them."""
+        texts = []
+        for lines, segment in self.parts:
+            if segment is None:
+                texts += lines
+                continue
+            [target] = found[segment].targets
+            width, last = max(map(len, lines)), lines[-1]
+            target = textwrap.fill(target, width, break_long_words=False) if len(lines) > 1 else target
+            texts.append(re.match(r"\s*", lines[0])[0] + target + last[len(last.rstrip()) :])
+        text = "\n".join(texts)
+        return self._with_accelerator(text, taken) if self.mark else text
+
+    def _with_accelerator(self, text: str, taken: set[str]) -> str:
+        """Return a text with the mark before the source's letter, a word's first, or any; CJK has one in brackets."""
+        plain = regex.compile(rf"{_MARKUP}|{KEPT.pattern}", regex.VERBOSE | regex.ASCII).sub(
+            lambda match: "\0" * len(match[0]), text
+        )
+        letters = [match.start() for match in regex.finditer(r"[\p{L}\p{N}--\p{Lo}]", plain, regex.V1)]
+        if not letters:
+            end = _END.search(text).start()
+            return f"{text[:end]}({self.mark}{self.letter.upper()}){text[end:]}"
+
+        def rank(place: int) -> tuple[bool, bool, bool]:
+            letter = text[place].lower()
+            return letter in taken, letter != self.letter.lower(), place > 0 and text[place - 1].isalnum()
+
+        place = min(letters, key=rank)
+        taken.add(text[place].lower())
+        return text[:place] + self.mark + text[place:]
+
+
+def _goes_on(before: str, line: str) -> bool:
+    """Return whether a sentence was broken between two lines."""
+    return len(before) > 40 and re.search(r"[\w,)]$", before) is not None and line[:1].islower()
+
+
+@dataclass
+class Messages:
+    """Translations of the entries of a catalogue; equal texts get one.
+
+    Args:
+        translate: gives translations of each of some texts, the best first.
+        place: translates documents, of which a message is a small one.
+        confidence: gives the model's confidence, 0 to 1, in translations of some texts.
+        origin: what is noted as where translations come from.
+        memory: whose translation of a text is taken, if it is valid.
+    """
+
+    translate: Callable[[list[str]], Iterable[list[str]]]
+    place: Callable[[list[Document]], Iterable[str]]
+    confidence: Callable[[list[str], list[str]], Iterable[float]]
+    origin: str
+    memory: Memory | None = None
+
+    def __post_init__(self):
+        self._found: dict[_Segment, Filling] = {}
+        self._taken: dict[str, set[str]] = defaultdict(set)  # accelerators by context
+
+    def __call__(self, entries: list[Entry]) -> list[Filling]:
+        """Return the translations of entries, or why there is none."""
+        works = [[Message(*text, entry.flags) for text in entry.texts()] for entry in entries]
+        segments = (segment for work in works for message in work for _, segment in message.parts if segment)
+        self._fill([segment for segment in dict.fromkeys(segments) if segment not in self._found])
+        return [self._filling(*pair) for pair in zip(entries, works, strict=True)]
+
+    def _filling(self, entry: Entry, work: list[Message]) -> Filling:
+        found = [self._found[segment] for message in work for _, segment in message.parts if segment]
+        worst = min(found, key=lambda each: each.confidence, default=Filling((), 0.0, self.origin, NO_WORDS))
+        taken = self._taken[entry.context] if entry.context else set()
+        return worst if worst.reason else worst._replace(targets=tuple(m.written(self._found, taken) for m in work))
+
+    def _fill(self, segments: list[_Segment]) -> None:
+        """Translate segments: plural forms with a number first, then as they are, then without placeholders."""
+        for segment in segments if self.memory else ():
+            self._take(segment, self.memory.exact(segment.text) or "", "the memory")
+        made = [segment for segment in segments if segment not in self._found]
+        for shown in (_with_number, lambda segment: segment.text):
+            left = {segment: shown(segment) for segment in made if segment not in self._found}
+            left = {segment: text for segment, text in left.items() if text is not None}
+            for segment, targets in zip(left, self.translate(list(left.values())) if left else (), strict=True):
+                restore = str if left[segment] == segment.text else partial(_without_number, segment)
+                any(self._take(segment, restore(target), self.origin) for target in targets)
+        left = [segment for segment in made if segment not in self._found]
+        for segment, target in zip(left, self.place(list(map(_document, left))) if left else (), strict=True):
+            target = _without_surplus(segment, target)
+            if not self._take(segment, target, self.origin):
+                reason = problem(segment.text, target, segment.flags) or "its arguments would come in another order"
+                self._found[segment] = Filling((), 0.0, self.origin, reason)
+        made = [segment for segment in made if self._found[segment].targets]
+        pairs = [segment.text for segment in made], [self._found[segment].targets[0] for segment in made]
+        for segment, confidence in zip(made, self.confidence(*pairs) if made else (), strict=True):
+            self._found[segment] = self._found[segment]._replace(confidence=confidence)
+
+    def _take(self, segment: _Segment, target: str, origin: str) -> bool:
+        """Take a translation if it is valid; returns whether it is."""
+        target = _with_end(segment.text, " ".join(target.split())) if target else ""
+        is_valid = target and not problem(segment.text, target, segment.flags)
+        if is_valid and (target := in_order(segment.text, target, segment.flags)):
+            self._found[segment] = Filling((target,), 1.0, origin)
+        return segment in self._found
+
+
+def _with_number(segment: _Segment) -> str | None:
+    """Return the text with its one number in the place of a placeholder, where there is one."""
+    places = [match for match in pattern_of(segment.flags).finditer(segment.text) if _NUMERIC.fullmatch(match[0])]
+    if segment.count is None or len(places) != 1:
+        return None
+    return segment.text[: places[0].start()] + str(segment.count) + segment.text[places[0].end() :]
+
+
+def _without_number(segment: _Segment, target: str) -> str:
+    """Return a translation with the placeholder again; empty if its number is not there once."""
+    [place] = [part for part in pattern_of(segment.flags).findall(segment.text) if _NUMERIC.fullmatch(part)]
+    parts = re.split(rf"(?<!\d){segment.count}(?!\d)", target)
+    return place.join(parts) if len(parts) == 2 else ""
+
+
+def _without_surplus(segment: _Segment, target: str) -> str:
+    """Return a translation without placeholders that the model, which saw none, has made up."""
+    pattern = pattern_of(segment.flags)
+    left = Counter(pattern.findall(segment.text))
+
+    def kept(match: regex.Match) -> str:
+        left[match[0]] -= 1
+        return match[0] if left[match[0]] >= 0 else ""
+
+    return pattern.sub(kept, target)
+
+
+def _document(segment: _Segment) -> Document:
+    """Return a text as a document: tags are spans, other placeholders points."""
+    pieces, end = [], 0
+    for match in pattern_of(segment.flags).finditer(segment.text):
+        pieces += [text_piece(segment.text[end : match.start()])] if match.start() > end else []
+        tag, end = _TAG.fullmatch(match[0]), match.end()
+        kind = Kind.POINT if not tag or tag[3] else Kind.CLOSE if tag[1] else Kind.OPEN
+        pieces.append(Piece(match[0], kind, STAND_IN * (kind is Kind.POINT), tag[2] if tag else ""))
+    rest = segment.text[end:]
+    return Document([*pieces, text_piece(rest)] if rest else pieces)

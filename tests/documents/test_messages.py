@@ -160,10 +160,19 @@ def test_placeholders_that_a_model_makes_up_are_left_out():
     assert filling.targets and filling.targets[0].count("%s") == 1 and "%d" not in filling.targets[0]
 
 
-def test_what_cannot_be_valid_says_why():
-    entry = Entry("x", ("%d of %s",), flags="python-format")
-    [filling] = filler(lambda texts: [["%s %d"] for _ in texts])([entry])
-    assert filling.targets or filling.reason
+@pytest.mark.parametrize(
+    ("source", "flags", "written", "expected"),
+    [
+        ("%d of %s", "python-format", "%s von %d", ["%d", "%s"]),
+        ("<b>a</b> of <i>b</i>", "", "<b>x", ["<b>", "<i>", "</i>", "</b>"]),  # and no other sign of a tag
+    ],
+)
+def test_what_no_candidate_keeps_is_placed(source, flags, written, expected):
+    [filling] = filler(lambda texts: [[written] for _ in texts])([Entry("x", (source,), flags=flags)])
+    assert [match[0] for match in messages.pattern_of(flags).finditer(filling.targets[0])] == expected
+
+
+def test_what_has_no_words_says_so():
     [filling] = filler(words_as_they_are)([Entry("x", ("%d: %s",), flags="python-format")])
     assert filling.reason == "it has no words"
 

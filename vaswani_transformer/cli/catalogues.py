@@ -62,7 +62,7 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
             bar.update(len(fillings))
 
     with tqdm(total=states["untranslated"] + states["fuzzy"], desc="filling", unit=" entries", file=sys.stderr) as bar:
-        write_result(request.work.output, more=fill(files.input, answer, **given))
+        write_result(request.work.output, fill(files.input, answer, **given))
     shown = [row for row in rows if row.filling.reason != NO_WORDS]
     refused = [row for row in shown if row.filling.reason]
     for row in refused:

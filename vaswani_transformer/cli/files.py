@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,9 +114,10 @@ def timed(doing: str, decode: Callable[..., Iterator[Any]], total: int) -> tuple
         return list(decode(progress=bar)), time.monotonic() - started
 
 
-def write_result(path: str | None, *parts: str | bytes, more: Iterable[bytes] = ()) -> None:
+def write_result(path: str | None, content: str | bytes | Iterable[bytes]) -> None:
     """Write a result, to standard output without a path: a file keeps its content until all of the new one is there."""
-    data = chain((part.encode() if isinstance(part, str) else part for part in parts), more)
+    content = content.encode() if isinstance(content, str) else content
+    data = [content] if isinstance(content, bytes) else content
     if not is_file(path):
         with Path(path).open("wb") if path is not None else contextlib.nullcontext(sys.stdout.buffer) as file:
             file.writelines(data)

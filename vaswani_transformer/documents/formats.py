@@ -57,7 +57,7 @@ def translate_document(
 def translate_parts(
     documents: list, translate: Translate, align: Align | None = None, language: str = "en", codes: Sequence[str] = ()
 ) -> list[str]:
-    """Return documents, as readers give them, translated; `codes` are of `Translation`, the rest as above."""
+    """Return documents, as readers give them, translated; `codes` as of `Translation`."""
     from .document import Translation
 
     work = Translation(documents, language, codes)

@@ -23,7 +23,7 @@ from .pieces import Document, Kind, Piece, text_piece
 
 NO_WORDS = "it has no words"
 _MARKUP = (
-    rf"[{chr(CODE)}-\U0010fffd] | </?[A-Za-z][^<>]*> | &\#?\w+; | \$t\([^()]*\) | @:[\w.]+ | \$\{{[^{{}}]*\}}"
+    rf"[{chr(CODE)}-\U0010fffd] | </?[A-Za-z][^<>]*> | < | &\#?\w+; | \$t\([^()]*\) | @:[\w.]+ | \$\{{[^{{}}]*\}}"
     r" | \{\{.*?\}\} | \{\s*\w+\s*,(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # the last: ICU's
 )
 # As of C, Objective C, PHP, Perl, Python and Ruby; a sign alone, which programs may refuse, counts as one too.
@@ -36,6 +36,7 @@ _BRACE, _QT = r"\{[^{}]*\}|[{}]", r"%L?\d{1,2}|%n"
 _STYLES = {"python-brace": _BRACE, "perl-brace": _BRACE, "csharp": _BRACE, "java": _BRACE, "qt": _QT, "qt-plural": _QT,
            "kde": _QT, "gcc-internal": _GCC, "gfc-internal": _GCC, "sh": r"\$\w+"}  # fmt: skip
 _HAS_PLACE = re.compile(r"%(?!\d+\$|[({%<>}]|m?$)")  # printf placeholders that take the next argument
+_NUMBERING = {"c", "objc", "gcc-internal", "gfc-internal", "php", "perl", "java-printf"}  # whose arguments have numbers
 _NUMERIC = re.compile(r"%(?:\d\$)?[l\d]*[diu]|%n|%L?\d|%[{(]\w+[})]d?|\{+\s*\w*\s*\}+")
 _TAG = re.compile(r"<(/?)([A-Za-z][\w:.-]*)[^<>]*?(/?)>")
 _END = regex.compile(r"(?:\s*+(?:\.{3}|[….:!?。：！？]))?$")
@@ -50,11 +51,15 @@ class _Segment(NamedTuple):
     count: int | None  # of a plural form, an example of its numbers
 
 
+def _kinds(flags: str) -> list[str]:
+    """Return the kinds of format that flags name: `c` of `c-format`."""
+    return [kind for kind in re.findall(r"([\w-]+)-format", flags) if not kind.startswith("no-")]
+
+
 @cache
 def pattern_of(flags: str) -> regex.Pattern:
     """Return the pattern of placeholders by an entry's flags, such as `c-format`; without them by their looks."""
-    kinds = [kind for kind in re.findall(r"([\w-]+)-format", flags) if not kind.startswith("no-")]
-    style = "|".join(_STYLES.get(kind, _PERCENT) for kind in kinds) or KEPT.pattern
+    style = "|".join(_STYLES.get(kind, _PERCENT) for kind in _kinds(flags)) or KEPT.pattern
     return regex.compile(rf"{_MARKUP}|{style}", regex.VERBOSE | regex.DOTALL | regex.ASCII)
 
 
@@ -81,9 +86,9 @@ def in_order(source: str, target: str, flags: str = "") -> str:
     C's way, which Python and what has no flag do not have.
     """
     places = [[part for part in pattern_of(flags).findall(text) if _HAS_PLACE.match(part)] for text in (source, target)]
-    if places[0] == places[1] or _QT in map(_STYLES.get, re.findall(r"([\w-]+)-format", flags)):
+    if places[0] == places[1] or _QT in map(_STYLES.get, _kinds(flags)):
         return target
-    if not re.search(r"(?<!no-)(c|internal|objc|php|perl|java-printf)-format", flags) or "*" in "".join(places[0]):
+    if _NUMBERING.isdisjoint(_kinds(flags)) or "*" in "".join(places[0]):
         return ""
     left = dict(enumerate(places[0], 1))
 
@@ -136,9 +141,7 @@ class Message:
 
     def _with_accelerator(self, text: str, taken: set[str]) -> str:
         """Return a text with the mark before the source's letter, a word's first, or any; CJK has one in brackets."""
-        plain = regex.compile(rf"{_MARKUP}|{KEPT.pattern}", regex.VERBOSE | regex.ASCII).sub(
-            lambda match: "\0" * len(match[0]), text
-        )
+        plain = pattern_of("").sub(lambda match: "\0" * len(match[0]), text)
         letters = [match.start() for match in regex.finditer(r"[\p{L}\p{N}--\p{Lo}]", plain, regex.V1)]
         if not letters:
             end = _END.search(text).start()

@@ -59,7 +59,7 @@ ROWS = (
 )
 WARMUP, DECLINE = 0.2, 0.5  # shares of the steps
 TRAINED = 0.95  # share of the minutes for steps; validations say how many really fit, and the rate declines by that
-SENTENCES = 0.5  # share of sources with a final mark beyond which a text is one of sentences
+SENTENCES = 0.5  # share of sources with a final mark from which a text is one of sentences
 VALIDATIONS, MINUTES_APART = 12, 2.0  # at most so many, at least so far apart
 LEAST_STEPS = 50
 FEW_PASSES = 20  # through the text: if the minutes allow fewer, a smaller model with little dropout learns more
@@ -127,9 +127,8 @@ class _Choice:
         words = sum(len(words_of(side)) for row in sample for side in row.values()) * len(text) / len(sample)
         self.choose("validation_size", max(1, min(1000, len(text) // 10)), "a tenth of the pairs, at most 1,000")
         ends = float(np.mean([row["source"].rstrip().endswith((".", "!", "?", "。", "।", "؟")) for row in sample]))
-        self.choose(
-            "augmentation", "default" if ends >= SENTENCES else "none", f"{ends:.0%} of the sources are sentences"
-        )
+        kind = "default" if ends >= SENTENCES else "none"
+        self.choose("augmentation", kind, f"{ends:.0%} of the sources end as sentences do")
         size = f"{len(text):,} pairs of {words / 2 / len(text):.1f} words"
         self.choose("vocab_size", vocabulary_size(words), f"{size}: each entry has to be seen often")
         recipe, folder = self.recipe, self.recipe.tokenizer_folder

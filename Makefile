@@ -33,8 +33,7 @@ docs: .venv/installed  ## build the site of the documentation into build/site; a
 
 gpu: .venv/installed  ## with an NVIDIA GPU: the tests of the GPU's code, then training base and big, timed on the device
 	@$(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available() and 'torch finds no NVIDIA GPU here')"
-	$(BIN)/python -m pytest -q -m "slow or not slow" tests/model/test_loss_kernel.py tests/model/test_packed_sentences.py \
-	    tests/model/test_compiling.py tests/training/test_device_step.py tests/training/test_device_memory.py
+	$(BIN)/python -m pytest -q tests/test_on_gpu.py tests/model/test_loss_kernel.py
 	for preset in base big; do $(BIN)/python scripts/benchmarks/training.py --by device --device cuda --preset $$preset \
 	    --batch-tokens 25000 --vocab-size 37000 --dropout 0.1 --pictures profiles; done
 

@@ -99,7 +99,7 @@ ROOM_LINES = {
     "attention": 449, "catalogues": 821, "recipes": 443, "evaluation": 343,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1556, 25000, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27855, 3420, 16650
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3420, 16650
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

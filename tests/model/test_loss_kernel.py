@@ -19,13 +19,14 @@ from vaswani_transformer.model.loss_vaswani import projected_cross_entropy
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
 
-def check_projected(vocab_size, dtype, tolerance, epsilon, with_bias, items=50):
+def check_projected(vocab_size, dtype, tolerance, epsilon, with_bias, items=50, device="cpu"):
     """Loss and gradients against torch's in float64, in several blocks of tokens of which a fifth is ignored."""
     generator = torch.Generator().manual_seed(vocab_size)
     hidden, weight, bias = (torch.randn(size, generator=generator) for size in ((37, 8), (vocab_size, 8), vocab_size))
     labels = torch.randint(0, vocab_size, (37,), generator=generator)
+    labels = labels.to(device)
     labels[::5] = -100
-    inputs = [tensor.to(dtype).requires_grad_() for tensor in (hidden, weight, bias)[: 2 + with_bias]]
+    inputs = [tensor.to(device, dtype).requires_grad_() for tensor in (hidden, weight, bias)[: 2 + with_bias]]
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     ours = projected_cross_entropy(inputs[0][None], inputs[1], labels[None], epsilon, items, *inputs[2:])
     theirs = cross_entropy(linear(*exact), labels, label_smoothing=epsilon, reduction="sum") / items
@@ -74,15 +75,15 @@ def test_the_kernel_as_triton_interprets_it():
     subprocess.run([sys.executable, __file__], check=True, env=environment, timeout=300)
 
 
-def check_kernel(dtype, tolerance):
+def check_kernel(dtype, tolerance, device="cpu"):
     """Rows with more than the vocabulary, large logits, and forbidden entries that fill a block."""
     generator = torch.Generator().manual_seed(0)
     for vocab_size, block in ((23, 2**13), (64, 2**13), (100, 16)):
-        logits = (10 * torch.randn(7, vocab_size + 21, generator=generator)).to(dtype)
+        logits = (10 * torch.randn(7, vocab_size + 21, generator=generator)).to(device, dtype)
         logits[:2, :20] = -torch.inf
         logits[2] *= 30
-        labels = torch.randint(20, vocab_size, (7,), generator=generator)
-        losses = torch.empty(7)
+        labels = torch.randint(20, vocab_size, (7,), generator=generator).to(device)
+        losses = torch.empty(7, device=device)
         exact = logits[:, :vocab_size].double().requires_grad_()
         expected = exact.logsumexp(-1) - 0.9 * exact.gather(-1, labels[:, None])[:, 0]
         expected.sum().backward()

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from conftest import TINY_SIZES, padded_batch, tiny_model, tiny_recipe
+from conftest import padded_batch, tiny_model, tiny_recipe
 from model import test_loss_kernel as kernel
 from model.test_packed_sentences import both_batches, in_a_row, pass_through
 from passes import relative_difference
@@ -16,7 +16,7 @@ from training_runs import stop_after, without_pictures
 
 from vaswani_transformer import Translator, train
 from vaswani_transformer.export.engine import load_for_decoding
-from vaswani_transformer.model import layers_vaswani, loss_kernel_vaswani
+from vaswani_transformer.model import loss_kernel_vaswani
 from vaswani_transformer.model.packed_sentences_vaswani import can_use_flash_attention
 from vaswani_transformer.training.trainer import VaswaniTrainer, VaswaniTrainingArguments
 
@@ -112,14 +112,12 @@ def test_decoding_is_the_cpus():
     model = tiny_model(scale=2.0)
     settings = {"attention_mask": mask, "num_beams": 4, "max_new_tokens": 12}
     expected = model.generate(input_ids, **settings)
-    actual = model.to(DEVICE).generate(**on_device({"inputs": input_ids, **settings}))
-    assert torch.equal(actual.cpu(), expected)
+    assert torch.equal(model.to(DEVICE).generate(**on_device({"inputs": input_ids, **settings})).cpu(), expected)
 
 
 def test_a_training_on_the_gpu_learns_resumes_and_translates(text, tmp_path):
-    sizes = {**TINY_SIZES, "d_model": 64, "d_ff": 128}
     settings = {"compile": True, "tokens_per_device": "auto", "max_steps": 300, "warmup_steps": 100}
-    recipe = tiny_recipe(text, tmp_path / "run", **sizes, **settings)
+    recipe = tiny_recipe(text, tmp_path / "run", d_model=64, d_ff=128, **settings)
     stop_after(100, recipe)
     train(recipe, progress=False)
     lines = [json.loads(line) for line in (tmp_path / "run" / "training_log.jsonl").read_text().splitlines()]
@@ -144,4 +142,3 @@ def test_layers_are_compiled_once():
         with torch.autocast(DEVICE, torch.bfloat16):
             model(**on_device({"input_ids": input_ids, "attention_mask": mask, "labels": labels})).loss.backward()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
-    assert layers_vaswani.compiled.cache_info().misses

@@ -56,9 +56,10 @@ def load_for_decoding(
             logger.warning(f"computed in float32, not int8: {reason}")
         device, precision = "cpu", "float32"
     from ..decoding.ensemble import load_ensemble
-    from ..hardware import keep_freed_memory
+    from ..hardware import avoid_cudnn_attention, keep_freed_memory
     from ..loading import load_model
 
+    avoid_cudnn_attention()
     if len(folders) > 1:
         model, tokenizer = load_ensemble(folders, device, precision=precision)
     else:

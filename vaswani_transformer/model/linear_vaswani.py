@@ -14,7 +14,8 @@ _ROWS = 64  # for which oneDNN chooses the order of a weight; it serves any numb
 def product_dtype(states: torch.Tensor) -> torch.dtype:
     """Return the dtype in which a product with `states` is computed: autocast's where it is on."""
     device = states.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    # `is_autocast_available` would say it of any device, and cut the graphs of torch.compile (torch 2.11).
+    if device != "meta" and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return states.dtype
 

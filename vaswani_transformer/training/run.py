@@ -28,7 +28,7 @@ from ..distributed import Processes, joined_processes
 from ..errors import UserError, reading
 from ..evaluation.metrics import bleu_metric, compare_systems
 from ..files import is_local
-from ..hardware import choose_precision, default_num_workers, keep_freed_memory, on_cpu, use_tf32
+from ..hardware import avoid_cudnn_attention, choose_precision, default_num_workers, keep_freed_memory, on_cpu, use_tf32
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.packed_sentences_vaswani import can_use_flash_attention
@@ -397,6 +397,7 @@ def train(recipe: Recipe, progress: bool = True) -> TrainingResult:
     if on_cpu():
         keep_freed_memory()
     use_tf32()
+    avoid_cudnn_attention()
     mode = torch.get_deterministic_debug_mode()
     try:
         join_process_group(recipe)

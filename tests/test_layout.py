@@ -95,11 +95,11 @@ def test_each_room_says_what_lives_there(room):
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
     "model": 4120, "data": 3257, "training": 2535, "importing": 1319, "cli": 1974, "decoding": 1923,
-    "experiments": 745, "serving": 1446, "hub": 640, "export": 912, "parsing": 934, "documents": 1570,
+    "experiments": 745, "serving": 1397, "hub": 640, "export": 912, "parsing": 934, "documents": 1570,
     "attention": 449, "catalogues": 821, "recipes": 443, "evaluation": 343,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1566, 25000, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3416, 16900
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27909, 3416, 16900
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

@@ -122,7 +122,7 @@ def test_head_and_get_also_below_the_path_of_a_proxy(make, root_path):
                 assert head.headers["content-length"] == got.headers["content-length"]
             assert client.head(f"{before}/metrics").status_code == client.head(f"{before}/").status_code == 200
             assert f"'{outside}/openapi.json'" in client.get(f"{before}/docs/").text
-            assert client.head(f"{before}/v1/parses").status_code == 405
+            assert client.head(f"{before}/v1/translations").status_code == 405
             assert client.post(f"{before}/translate", json={"q": "A.", **LANGUAGES}).status_code == 200
         assert 'path="/translate",status="200"} ' in client.get("/metrics").text
         asked = {"Origin": "http://elsewhere", "Access-Control-Request-Method": "POST"}  # by pages of other sites

@@ -107,7 +107,7 @@ def expected(loaded) -> list[str]:
 def test_what_is_typed_is_translated(browser, make, expected):
     with opened(browser, make()):
         assert [text_of(browser, f"#{side}-name") for side in ("from", "to")] == ["English", "German"]
-        assert not any(element.is_displayed() for element in elements(browser, "select, #swap, #modes, #key-form"))
+        assert not any(element.is_displayed() for element in elements(browser, "select, #swap, #key-form"))
         text = f"{TEXT[0]}  {TEXT[1]}\n\n {TEXT[2]} "
         translate(browser, text, f"{expected[0]}  {expected[1]}\n\n {expected[2]} ")
         assert text_of(browser, "#count") == f"{len(text)} of 50,000 characters"

@@ -22,8 +22,7 @@ from .models import Models, ServedModel
 from .service import Limits, Service
 
 _DESCRIPTION = """\
-`/v1/translations` gives n-best lists, scores, word alignments and streams, `/v1/parses` trees; the others are
-LibreTranslate's interface.
+`/v1/translations` gives n-best lists, scores, word alignments and streams; the others are LibreTranslate's interface.
 Errors are `{"error": "..."}`: 400 a wrong request, 403 a wrong key, 408 and 504 too slow, 413 too large, 503 too much
 to do (`Retry-After` has seconds), or a model that cannot be loaded."""
 

@@ -196,13 +196,6 @@ class Engine:
         self._codes: dict[str, LanguageCodes] = {}  # by target language
         self._thread, self._is_working = ThreadPoolExecutor(1, "engine"), False
 
-    @cached_property
-    def parser(self):
-        """Return the `Parser` of a model that is one; for the engine's thread."""
-        from ..parsing.parser import Parser
-
-        return Parser(self.model, self.tokenizer)
-
     @property
     def precision(self) -> str:
         """Return the type that the model computes in."""

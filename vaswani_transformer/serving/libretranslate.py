@@ -61,7 +61,6 @@ async def settings(request: Request) -> dict[str, Any]:
         "filesTranslation": False,
         "supportedFilesFormat": [],
         # Not LibreTranslate's, for the page:
-        "parser": service.models.parser is not None,
         "details": {each.name: {"alignments": not is_exported(each.folder), "confidence": True} for each in served},
         "language": {side: {"code": code, "name": _language_name(code)} for side, code in sides.items()},
     }

@@ -18,8 +18,6 @@ from ..errors import UserError, one_line
 from ..exported import is_exported
 from ..hardware import control_group_limit
 from ..hub.card_facts import known_languages
-from ..json_and_yaml import read_json
-from ..parsing.trees import TREE_TOKENS
 from .engine import Engine
 
 _SHARE = 0.5  # of the memory, for all models
@@ -31,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that is served; a parser has no languages."""
+    """A model that is served."""
 
     source: str  # code of the language
     target: str = field(compare=False)  # of a model with several targets, one of them; all have one engine
@@ -40,8 +38,8 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """Source and target, as in `en-de`, or `parser`."""
-        return f"{self.source}-{self.target}" if self.target else "parser"
+        """Source and target, as in `en-de`."""
+        return f"{self.source}-{self.target}"
 
     @property
     def bytes(self) -> int:
@@ -66,7 +64,7 @@ def find_models(names: Sequence[str]) -> list[ServedModel]:
         if not folder.is_dir():
             logger.warning(f"there is no model folder {folder}: it is left out")
             continue
-        languages = match.group(1, 2) if match else ("", "") if _is_parser(folder) else known_languages(folder)
+        languages = match.group(1, 2) if match else known_languages(folder)
         if len(languages) != 2:
             raise UserError(f"the languages of {folder} are not known: give them too, as in en-de={folder}")
         served = ServedModel(*(code.replace("_", "-") for code in languages), folder)
@@ -75,13 +73,6 @@ def find_models(names: Sequence[str]) -> list[ServedModel]:
     if not models:
         raise UserError(f"there is no model folder {', '.join(names)}: give the folder of a model")
     return list(models.values())
-
-
-def _is_parser(folder: Path) -> bool:
-    """Return whether its tokenizer has brackets and tags of trees."""
-    with contextlib.suppress(OSError, UserError):
-        return TREE_TOKENS in read_json(folder / "tokenizer_config.json")
-    return False
 
 
 def language_distance(*codes: str) -> float:
@@ -106,9 +97,7 @@ class Models:
     """
 
     def __init__(self, models: Sequence[ServedModel], load: Callable[[ServedModel], Engine], most: int | None = None):
-        self.served = [model for model in models if model.target]
-        self.parser = next((model for model in models if not model.target), None)
-        self._load, self._most = load, most
+        self.served, self._load, self._most = models, load, most
         self.loaded: dict[ServedModel, Engine] = {}  # the least recently used first
         self._users: dict[ServedModel, int] = defaultdict(int)  # those that wait for it too
         self._loading: dict[ServedModel, asyncio.Task] = {}

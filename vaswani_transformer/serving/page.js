@@ -23,7 +23,6 @@ const state = {
 };
 let storage = {}; // of this tab, or of this page where a browser lets it keep nothing
 try { storage = sessionStorage; } catch { /* as in a frame of another site */ }
-const mode = () => document.querySelector("[name=mode]:checked").value;
 const pair = () => ({source: $("from").value, target: $("to").value});
 const nameOf = ({source, target}) => `${source}-${target}`;
 const percent = (share) => `${Math.round(100 * share)} %`;
@@ -122,7 +121,7 @@ async function work() {
   const patience = setTimeout(() => $("status").textContent = "Working …", PATIENCE);
   $("output").classList.add("old");
   try {
-    await (mode() === "parse" ? parse : translate)(text, request.signal);
+    await translate(text, request.signal);
   } catch (error) {
     if (!request.signal.aborted) failed(error, work);
   }
@@ -433,50 +432,6 @@ async function showAlternatives() {
   }));
 }
 
-// Trees
-
-async function parse(text, signal) {
-  const sentences = text.split("\n").map(separated).filter(Boolean);
-  const answer = await (await ask("v1/parses", {signal, body: {text: sentences}})).json();
-  const trees = answer.parses.filter((one) => one.tree);
-  $("inside").hidden = $("copy").hidden = true;
-  state.sentences = [];
-  $("output").replaceChildren(...trees.flatMap((one) => {
-    const tree = make("div", {className: "tree", dir: "ltr", tabIndex: 0}, make("ul", {}, drawn(one.tree)));
-    tree.setAttribute("role", "figure");
-    tree.setAttribute("aria-label", `Tree of: ${one.words.join(" ")}`);
-    const brackets = make("pre", {className: "brackets", textContent: one.tree});
-    return [tree, make("details", {}, make("summary", {textContent: "In brackets"}), brackets)];
-  }));
-}
-
-/** Punctuation marks and English endings apart, as in treebanks. */
-function separated(line) {
-  return line.replace(/([,;:?!()[\]“”"…]|\.(?=[\s"”)]*$))/g, " $1 ").replace(/(n[’']t|[’'](?:s|re|ve|ll|d|m))\b/gi, " $1 ")
-    .trim().replace(/\s+/g, " ");
-}
-
-const SIGNS = {"-LRB-": "(", "-RRB-": ")", "-LCB-": "{", "-RCB-": "}", "-LSB-": "[", "-RSB-": "]"};
-
-/** A tree in brackets as nested lists. */
-function drawn(brackets) {
-  const lists = [make("ul")];
-  const closed = () => lists.at(-2).lastChild;
-  for (const [, label, word] of brackets.matchAll(/\(([^\s()]*)(?: ([^\s()]+)\))?|\)/g)) {
-    if (label === undefined) {
-      const children = lists.pop();
-      lists.at(-1).lastChild.append(children);
-    } else if (word) {
-      lists.at(-1).append(make("li", {}, make("span", {className: "tag", textContent: label}),
-        make("span", {className: "leaf", textContent: SIGNS[word] || word, dir: "auto"})));
-    } else {
-      lists.at(-1).append(make("li", {}, make("span", {className: "label", textContent: label})));
-      lists.push(make("ul"));
-    }
-  }
-  return lists[0].firstChild;
-}
-
 // Languages and the start
 
 function fillSelect(select, codes) {
@@ -492,21 +447,16 @@ function chooseSource() {
 }
 
 function chooseTarget() {
-  const isParse = mode() === "parse", names = {from: "Sentence", to: "Tree"};
   const pairs = state.languages.reduce((sum, one) => sum + one.targets.length, 0);
   for (const side of ["from", "to"]) {
-    const name = isParse ? names[side] : $(side).selectedOptions[0].textContent;
-    $(`${side}-name`).textContent = name;
-    $(side).hidden = isParse || pairs < 2;
+    $(`${side}-name`).textContent = $(side).selectedOptions[0].textContent;
+    $(side).hidden = pairs < 2;
     $(`${side}-name`).className = $(side).hidden ? "" : "unseen";
   }
   const back = state.languages.find((one) => one.code === $("to").value);
-  $("swap").hidden = isParse || !back?.targets.includes($("from").value);
-  $("text").lang = isParse ? "" : $("from").value;
-  $("output").lang = isParse ? "" : $("to").value;
-  $("text").placeholder = isParse ? "Type a sentence" : "Type or paste a text";
-  $("title").textContent = document.title = isParse ? "Draw trees" : "Translate";
-  $("panes").classList.toggle("parse", isParse);
+  $("swap").hidden = !back?.targets.includes($("from").value);
+  $("text").lang = $("from").value;
+  $("output").lang = $("to").value;
   work();
 }
 
@@ -532,8 +482,6 @@ async function start() {
   Object.assign(state, {limit: settings.charLimit, details: settings.details});
   $("key-form").hidden = !settings.keyRequired;
   const sources = state.languages.filter((one) => one.targets.length);
-  $("modes").hidden = !(sources.length && settings.parser);
-  if (!sources.length) document.querySelector("[value=parse]").checked = true;
   fillSelect($("from"), sources.map((one) => one.code));
   const asked = new URLSearchParams(location.search), [to, from] = ["target", "source"].map((side) => asked.get(side));
   const fits = (one) => nearest(one.targets, to);
@@ -544,8 +492,7 @@ async function start() {
     $("to").value = fits(own) || own.targets[0];
   }
   if (asked.has("q")) $("text").value = asked.get("q");
-  if (sources.length) chooseSource();
-  else chooseTarget();
+  chooseSource();
 }
 
 /** The first of several with the code of a language, else one with that of the language in another region. */
@@ -560,7 +507,6 @@ window.addEventListener("online", () => state.tries && work());
 $("from").addEventListener("change", chooseSource);
 $("to").addEventListener("change", chooseTarget);
 $("swap").addEventListener("click", swap);
-$("modes").addEventListener("change", () => { clear(); chooseTarget(); });
 $("clear").addEventListener("click", () => { $("text").value = ""; $("text").focus(); work(); });
 $("copy").addEventListener("click", async () => {
   await navigator.clipboard.writeText($("output").textContent);

@@ -213,7 +213,7 @@ class Service:
         sources = [0 if is_auto else language_distance(source, model.source) for model in served]
         targets = [language_distance(target, model.target) for model in served]
         distances = [sum(pair) for pair in zip(sources, targets, strict=True)]
-        nearest, is_known = min(distances, default=math.inf), min(sources + targets, default=math.inf) < math.inf
+        nearest, is_known = min(distances), min(sources + targets) < math.inf
         if may_stay and is_known and nearest and language_distance(source, target) < 0.5:
             return None
         if nearest == math.inf or (is_auto and distances.count(nearest) > 1):

@@ -1,6 +1,6 @@
 """Word alignments: the source word that each target word comes from, by the encoder-decoder attention."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
 from typing import NamedTuple
 
@@ -63,11 +63,15 @@ def align(
     sources, targets = texts_in(sources, "source"), texts_in(targets, "target")
     links: list[Links] = [[] for _ in sources]
     members = [forming_attention(member) for member in getattr(model, "members", [model])]
-    tokenized = tokenized_pairs(model.config, tokenizer, sources, targets)
-    for pairs, batch in batches_of_pairs(model, tokenized, tokens_per_batch):
+    pairs = tokenized_pairs(model.config, tokenizer, sources, targets)
+    collator = PairCollator(model.config.pad_token_id)
+    for rows in batches_by_length([pair.length for pair in pairs], tokens_per_batch):
+        of_batch = [pairs[row] for row in rows]
+        batch = collator([{"input_ids": pair.source_ids, "labels": pair.target_ids} for pair in of_batch])
+        batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
         attention = [attention_of_batch(member, batch)["encoder-decoder"][layer] for member in members]
         attention = [weights.float().mean(dim=1) for weights in attention]  # mean of the heads
-        for pair, weights in zip(pairs, torch.stack(attention).mean(dim=0).cpu().numpy(), strict=True):
+        for pair, weights in zip(of_batch, torch.stack(attention).mean(dim=0).cpu().numpy(), strict=True):
             links[pair.index] = strongest_links(weights, pair.source_words, pair.target_words)
     return links
 
@@ -88,16 +92,6 @@ def tokenized_pairs(config, tokenizer, sources: Sequence[str], targets: Sequence
     for pair in pairs:
         check_length(config, 1 + pair.index, pair.length)
     return pairs
-
-
-def batches_of_pairs(
-    model, pairs: list[Pair], tokens_per_batch: int
-) -> Iterator[tuple[list[Pair], dict[str, torch.Tensor]]]:
-    """Yield pairs of about one length and their batch, on the model's device."""
-    collator = PairCollator(model.config.pad_token_id)
-    for rows in batches_by_length([pair.length for pair in pairs], tokens_per_batch):
-        batch = collator([{"input_ids": pairs[row].source_ids, "labels": pairs[row].target_ids} for row in rows])
-        yield [pairs[row] for row in rows], {name: tensor.to(model.device) for name, tensor in batch.items()}
 
 
 def pharaoh(links: Links) -> str:

@@ -111,16 +111,14 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
         target_ids = generated[generated != model.config.pad_token_id].tolist()
         target = tokenizer.decode(target_ids, skip_special_tokens=True)
     batch = {"input_ids": inputs, "attention_mask": mask, "labels": torch.tensor([target_ids], device=model.device)}
-    layers = attention_of_batch(forming_attention(model), batch)
+    by_kind = attention_of_batch(forming_attention(model), batch)
     return AttentionWeights(
         source=source,
         target=target,
         source_tokens=readable_tokens(side_of(tokenizer, "source"), source_ids),
         target_tokens=readable_tokens(tokenizer, target_ids),
         decoder_tokens=readable_tokens(tokenizer, [model.config.decoder_start_token_id, *target_ids[:-1]]),
-        encoder=as_array(layers["encoder"])[:, 0],
-        decoder=as_array(layers["decoder"])[:, 0],
-        encoder_decoder=as_array(layers["encoder-decoder"])[:, 0],
+        **{kind.replace("-", "_"): torch.stack(layers)[:, 0].float().cpu().numpy() for kind, layers in by_kind.items()},
         window=model.config.attention_window,
     )
 
@@ -141,11 +139,6 @@ def attention_of_batch(model, batch: dict[str, torch.Tensor]) -> dict[str, tuple
     )
     kinds = (output.encoder_attentions, output.decoder_attentions, output.cross_attentions)
     return dict(zip(KINDS, kinds, strict=True))
-
-
-def as_array(layers: tuple[torch.Tensor, ...]) -> np.ndarray:
-    """Return the weights of all layers, float32 `(layers, batch_size, num_heads, queries, keys)`."""
-    return torch.stack(layers).float().cpu().numpy()
 
 
 def readable_tokens(tokenizer, ids: list[int]) -> list[str]:

@@ -31,13 +31,9 @@ def is_weights_file(name: str) -> bool:
     return re.fullmatch(r"model(-\d{5}-of-\d{5})?\.safetensors", name) is not None
 
 
-def _weights_files(folder: str | Path) -> list[Path]:
-    return sorted(path for path in Path(folder).glob("*.safetensors") if is_weights_file(path.name))
-
-
 def weights_sha256(folder: str | Path) -> str | None:
     """Return one SHA-256 over a model folder's safetensors files by name; None if there are none."""
-    paths = _weights_files(folder)
+    paths = sorted(path for path in Path(folder).glob("*.safetensors") if is_weights_file(path.name))
     if len(paths) == 1:
         return file_sha256(paths[0])
     return hashlib.sha256("".join(map(file_sha256, paths)).encode()).hexdigest() if paths else None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from tqdm.auto import tqdm
-from transformers import TrainerCallback
+from transformers import ProgressCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerState
 
 from ..distributed import over_processes
@@ -29,33 +29,30 @@ EVENTS = f"{TENSORBOARD}/events.out.tfevents.*"
 SHOWN = (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU"), ("eval_chrf", "chrF"))
 
 
-class TrainingProgressCallback(TrainerCallback):
+class TrainingProgressCallback(ProgressCallback):
     """Loss, learning rate, tokens a second and time left: in a bar on a terminal, as lines where output is a file.
 
-    transformers' own progress bar shows neither rate nor time limit, and prints logs as dictionaries.
+    transformers' own progress bar, which this moves and closes as that does, shows neither rate nor time limit, and
+    prints logs as dictionaries.
     """
 
     def __init__(self, log: "TrainingLogCallback", max_minutes: float = 0.0):
+        super().__init__()
         self.log, self.max_minutes = log, max_minutes
-        self.bar = self.validating = None
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Open the bar where training starts or resumes."""
-        self.first_step, self.first_seconds = state.global_step, self.log.seconds()
+        self.first_step = self.current_step = state.global_step
+        self.first_seconds = self.log.seconds()
         if state.is_world_process_zero:
             style = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
             options = {"total": state.max_steps, "initial": state.global_step, "desc": "training", "mininterval": 0.5}
             options |= {"dynamic_ncols": True, "bar_format": style, "disable": not sys.stderr.isatty()}
-            self.bar = tqdm(**options, file=sys.stderr)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        """Move the bar."""
-        if self.bar is not None:
-            self.bar.update(state.global_step - self.bar.n)
+            self.training_bar = tqdm(**options, file=sys.stderr)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Show the logged step in the bar, or without a terminal as a line; a validation as a line."""
-        if self.bar is None or not logs:
+        if self.training_bar is None or not logs:
             return
         if "loss" in logs:
             loss, rate = f"loss {logs['loss']:.3f}", f"rate {logs['learning_rate']:.2e}"
@@ -66,37 +63,24 @@ class TrainingProgressCallback(TrainerCallback):
             if self.max_minutes:
                 seconds_left = max(0.0, min(seconds_left, 60 * self.max_minutes - seconds))
             left = f"{duration(seconds_left)} left"
-            if not self.bar.disable:
-                self.bar.set_postfix_str(f"{loss}, {rate}, {speed}, {left}")
+            if not self.training_bar.disable:
+                self.training_bar.set_postfix_str(f"{loss}, {rate}, {speed}, {left}")
                 return
             gradient = f", gradient {logs['grad_norm']:.2f}" if "grad_norm" in logs else ""
             tokens = f"{logs['source_tokens']:,} + {logs['target_tokens']:,} tokens a step"
             shown = f"{loss}, {rate}{gradient}, {speed}, {tokens}, padding {logs.get('padding', 0):.1%}, {left}"
-            self.bar.write(f"step {state.global_step:,} of {state.max_steps:,}: {shown}", file=sys.stderr)
+            tqdm.write(f"step {state.global_step:,} of {state.max_steps:,}: {shown}", file=sys.stderr)
         elif "eval_loss" in logs:
             shown = ", ".join(f"{label} {logs[key]:.2f}" for key, label in SHOWN if key in logs)
-            self.bar.write(f"step {state.global_step:,}: validation {shown}", file=sys.stderr)
-
-    def on_train_end(self, args, state, control, **kwargs):
-        """Close the bar."""
-        if self.bar is not None:
-            self.bar.close()
-            self.bar = None
+            tqdm.write(f"step {state.global_step:,}: validation {shown}", file=sys.stderr)
 
     def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
         """Move the bar of a validation, which translates as well, and of its selections after training."""
-        if self.validating is None:
+        if self.prediction_bar is None:
             is_hidden = not (state.is_world_process_zero and sys.stderr.isatty())
             options = {"desc": "validating", "unit": " batches", "leave": False, "disable": is_hidden}
-            self.validating = tqdm(total=len(eval_dataloader), file=sys.stderr, **options)
-        self.validating.update()
-
-    def on_evaluate(self, args, state, control, **kwargs):
-        """Close the bar of a validation."""
-        self.validating.close()
-        self.validating = None
-
-    on_predict = on_evaluate
+            self.prediction_bar = tqdm(total=len(eval_dataloader), file=sys.stderr, **options)
+        super().on_prediction_step(args, state, control, eval_dataloader)
 
 
 class NoteEventsCallback(TrainerCallback):

@@ -1,4 +1,4 @@
-"""Operations of a training: against torch's counter, and against pairs of positions one by one."""
+"""Operations of a training: against torch's counter."""
 
 import numpy as np
 import pytest
@@ -37,23 +37,6 @@ def test_flops_are_those_that_torch_counts(name, training):
                 logits.sum().backward()
         sides = [[length] * 3 for length in lengths]
         assert model_flops(config, *sides, training=training) == counter.get_total_flops()
-
-
-@pytest.mark.parametrize("window", [1, 4, 7, 500])
-def test_flops_of_restricted_attention_count_neighbours(window):
-    """Against the pairs of positions, one by one: 2 FLOPs for each number that they multiply, in queries and values."""
-    config = tiny_config(attention_window=window)
-    full = tiny_config()
-
-    def hidden(length):
-        return sum(abs(i - j) > window // 2 for i in range(length) for j in range(length))
-
-    sources, targets = [9, 1, 30], [4, 12, 3]
-    saved = config.encoder_layers * sum(map(hidden, sources)) + config.decoder_layers * sum(map(hidden, targets))
-    each = 2 * config.num_heads * (config.d_k + config.d_v)
-    expected = model_flops(full, sources, targets, training=False) - saved * each
-    assert model_flops(config, sources, targets, training=False) == expected
-    assert window == 500 or expected < model_flops(full, sources, targets, training=False)
 
 
 def test_batches_are_filled_as_expected():

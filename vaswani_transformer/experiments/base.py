@@ -135,27 +135,22 @@ def read_results(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) ->
     """Return the results of all finished cells, by name.
 
     Raises:
-        UserError: for a folder that was made with other settings, and for a damaged result.
+        UserError: for a folder that was made with other settings (those that are newer than it do not count), and for a
+            damaged result.
     """
-    folder = setup.folder(experiment.name)
-    results = {cell.name: _read_result(folder / cell.name, cell) for cell in cells}
-    return {name: result for name, result in results.items() if result is not None}
-
-
-def _read_result(folder: Path, cell: Cell) -> dict | None:
-    """Return the result of a cell, None without one; refuse a folder of other settings.
-
-    Settings that are newer than the folder do not count.
-    """
-    if (folder / RECIPE).exists():
-        earlier = read_yaml(folder / RECIPE)
+    results = {}
+    for cell in cells:
+        folder = setup.folder(experiment.name) / cell.name
+        earlier = read_yaml(folder / RECIPE) if (folder / RECIPE).exists() else {}
         with reading(folder / RECIPE):
-            for name, value in cell.settings.items():
-                if earlier.get(name, value) != value:
-                    problem = f"{folder} is of another recipe ({name} {earlier[name]} there and {value} here)"
-                    fix = "give the --set that it was made with, another --output, or remove that folder"
-                    raise UserError(f"{problem}: {fix}")
-    return read_json(folder / RESULT, finite=False) if (folder / RESULT).exists() else None
+            changed = [name for name, value in cell.settings.items() if earlier.get(name, value) != value]
+        for name in changed:
+            problem = f"{folder} is of another recipe ({name} {earlier[name]} there and {cell.settings[name]} here)"
+            fix = "give the --set that it was made with, another --output, or remove that folder"
+            raise UserError(f"{problem}: {fix}")
+        if (folder / RESULT).exists():
+            results[cell.name] = read_json(folder / RESULT, finite=False)
+    return results
 
 
 def _run_cells(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) -> None:
@@ -184,7 +179,7 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> None:
     """
     folder = setup.folder(experiment.name) / cell.name
     with locked(folder.parent, f".{cell.name}.lock"):  # a training locks the folder itself
-        if _read_result(folder, cell) is not None:  # of a process that ran it meanwhile
+        if read_results(experiment, setup, [cell]):  # of a process that ran it meanwhile
             return
         started = time.monotonic()
         logger.info("%s %s: started", experiment.name, cell.name)

@@ -4,7 +4,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..model.configuration_vaswani import VaswaniConfig
-from ..model.local_attention_vaswani import reach
 
 # Share of `tokens_per_batch` that a batch has on the longer side. `TokenBatchSampler` gave 0.996 for 25,000 tokens and
 # 400,000 generated pairs: log-normal lengths of mean 30, sides 20% apart.
@@ -17,10 +16,9 @@ def model_flops(
     """Count operations of the model's matrix products on these sentence pairs: a multiplication and addition are two.
 
     Counted as `torch.utils.flop_counter` does: projections, attention's products of queries with keys and of weights
-    with values (the decoder's whole square, though its mask hides half), feed-forward sublayers, the projection to the
-    vocabulary, and for the backward pass twice as much; nothing else. Of restricted self-attention (`attention_window`)
-    the positions in each other's neighbourhood count, whatever a backend computes. Divided by seconds and by the
-    device's peak it is the model-FLOPs utilisation.
+    with values (whole squares, though the decoder's mask hides half and `attention_window` more), feed-forward
+    sublayers, the projection to the vocabulary, and for the backward pass twice as much; nothing else. Divided by
+    seconds and by the device's peak it is the model-FLOPs utilisation.
 
     Args:
         config: the model.
@@ -37,18 +35,7 @@ def model_flops(
     per_source = config.encoder_layers * layer + config.decoder_layers * half
     per_target = config.decoder_layers * (layer + half) + 2.0 * config.d_model * config.target_vocab_size
     per_product = 2.0 * config.num_heads * (config.d_k + config.d_v)  # a query with a key, and its weight with a value
-    products = config.encoder_layers * neighbours(sources, config.attention_window).sum()
-    products += config.decoder_layers * (neighbours(targets, config.attention_window).sum() + np.dot(targets, sources))
+    products = config.encoder_layers * np.dot(sources, sources)
+    products += config.decoder_layers * (np.dot(targets, targets) + np.dot(targets, sources))
     forward = per_source * sources.sum() + per_target * targets.sum() + per_product * products
     return float(forward * (3 if training else 1))
-
-
-def neighbours(lengths: np.ndarray, window: int | None) -> np.ndarray:
-    """Count pairs of positions in sequences of these lengths, one in the other's neighbourhood, which includes itself.
-
-    `window` is the size r of the neighbourhood, half of it to either side; None for all positions.
-    """
-    if window is None:
-        return lengths * lengths
-    far = np.minimum(reach(window), np.maximum(lengths - 1, 0))
-    return lengths * (2 * far + 1) - far * (far + 1)  # a band of the square, without what lies beyond its corners

@@ -123,7 +123,8 @@ class TranslationExperiment(Experiment):
     def measure(self, setup: Setup, cell: Training, folder: Path) -> dict[str, Any]:
         """Score the model on the test set, and count the cost of its training in the paper's two ways (footnote 5)."""
         facts = trained(folder)
-        figures = score_model(folder, *test_pairs(cell), cell.language)
+        pairs = data_sources(replace(cell.recipe, **cell.test))[1].load()
+        figures = score_model(folder, list(pairs["source"]), list(pairs["target"]), cell.language)
         precision = next((kind for kind, chosen in choose_precision(cell.recipe.precision).items() if chosen), "fp32")
         peak, devices = measure_peak(precision), int(os.environ.get("WORLD_SIZE", "1"))
         figures["flops_counted"] = cell.flops * facts["steps"] / cell.recipe.max_steps
@@ -136,13 +137,6 @@ def trained(folder: Path) -> dict[str, float]:
     with reading(folder / LOG):
         last = read_training_log(folder / LOG)[-1]
         return {"steps": last["step"], "minutes": last["seconds"] / 60}
-
-
-def test_pairs(cell: Training) -> tuple[list[str], list[str]]:
-    """Return sources and targets of a cell's test set."""
-    _, source = data_sources(replace(cell.recipe, **cell.test))
-    pairs = source.load()
-    return list(pairs["source"]), list(pairs["target"])
 
 
 def score_model(folder: Path, sources: list[str], references: list[str], language: str) -> dict[str, Any]:

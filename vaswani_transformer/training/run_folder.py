@@ -8,6 +8,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pandas
 import yaml
 from accelerate.utils import is_matplotlib_available
 
@@ -177,11 +178,10 @@ def claim_output(
 def plot_learning_curve(folder: Path) -> None:
     """Draw losses (nats a token), BLEU and learning rate of a run's log over its steps, whole or not at all, as PNG."""
     try:
-        entries, series = read_training_log(folder / LOG), {}
-        for key in ("loss", "eval_loss", "eval_bleu", "learning_rate"):
-            points = [(entry["step"], entry[key]) for entry in entries if key in entry]
-            series[key] = [step for step, _ in points], [value for _, value in points]
-        has_bleu = bool(series["eval_bleu"][0])
+        keys = ["loss", "eval_loss", "eval_bleu", "learning_rate"]
+        log = pandas.DataFrame(read_training_log(folder / LOG), columns=["step", *keys]).set_index("step")
+        series = {key: log[key].dropna() for key in keys}  # matplotlib takes steps and values from each
+        has_bleu = len(series["eval_bleu"]) > 0
         if not is_matplotlib_available():
             logger.warning("no picture drawn: pip install 'vaswani_transformer[plots]' to have one")
             return
@@ -189,14 +189,14 @@ def plot_learning_curve(folder: Path) -> None:
 
         figure = Figure(layout="constrained", figsize=(8, 7 if has_bleu else 5))
         axes = figure.subplots(3 if has_bleu else 2, 1, sharex=True, height_ratios=[3, 2, 1] if has_bleu else [3, 1])
-        axes[0].plot(*series["loss"], color="tab:blue", alpha=0.7, label="training (label-smoothed)")
-        axes[0].plot(*series["eval_loss"], color="tab:orange", marker="o", markersize=3, label="validation")
+        axes[0].plot(series["loss"], color="tab:blue", alpha=0.7, label="training (label-smoothed)")
+        axes[0].plot(series["eval_loss"], color="tab:orange", marker="o", markersize=3, label="validation")
         axes[0].set_ylabel("loss (nats a token)")
         axes[0].legend()
         if has_bleu:
-            axes[1].plot(*series["eval_bleu"], color="tab:green", marker="o", markersize=3)
+            axes[1].plot(series["eval_bleu"], color="tab:green", marker="o", markersize=3)
             axes[1].set_ylabel("validation BLEU\n(greedy)")
-        axes[-1].plot(*series["learning_rate"], color="tab:gray")
+        axes[-1].plot(series["learning_rate"], color="tab:gray")
         axes[-1].set(xlabel="optimizer step", ylabel="learning rate")
         for axis in axes:
             axis.grid(alpha=0.3)

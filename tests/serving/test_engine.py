@@ -9,7 +9,7 @@ import served
 from served import SENTENCES, Engine, translated
 
 from vaswani_transformer import Translator
-from vaswani_transformer.decoding.glossary import Glossary, Term
+from vaswani_transformer.decoding.glossary import Glossary
 
 folder, loaded, engine = served.folder, served.loaded, served.engine
 
@@ -117,7 +117,7 @@ def test_no_kind_of_options_waits_for_ever(engine, monkeypatch):
 def test_sentences_with_terms_get_what_they_get_alone(engine, loaded):
     words = sorted({word for sentence in SENTENCES for word in sentence.lower().strip(".").split()})
     glossaries = [
-        Glossary([Term(word, (f"{word} {word}", word[::-1])) for word in words[number :: number + 2]])
+        Glossary({word: (f"{word} {word}", word[::-1]) for word in words[number :: number + 2]})
         for number in range(3)
     ]
 

@@ -8,7 +8,7 @@ import served
 from served import SENTENCES, Limits, Translator, ask, request, translated
 
 from vaswani_transformer import align, score_tokens
-from vaswani_transformer.decoding.glossary import Glossary, Term
+from vaswani_transformer.decoding.glossary import Glossary
 from vaswani_transformer.decoding.scoring import mean_confidence, word_confidences
 from vaswani_transformer.serving import translations
 
@@ -99,7 +99,7 @@ def test_glossaries(make, loaded):
     forms = [["Zwei Hunde"], ["Katze", "eine Katze"], []][: len(words)]
     terms = [{"source": word, "target": targets} for word, targets in zip(words, forms, strict=True)]
     terms[0]["target"] = "Zwei Hunde"
-    glossary = Glossary(Term(word, tuple(targets or [word])) for word, targets in zip(words, forms, strict=True))
+    glossary = Glossary({word: targets or [word] for word, targets in zip(words, forms, strict=True)})
     wanted = {"text": TEXT, "target": "de", "glossary": terms}
     (answer,) = ask(make(), "POST", "/v1/translations", json=wanted)[1]["translations"]
     texts = [sentence["translations"][0]["text"] for sentence in answer["sentences"]]

@@ -7,8 +7,7 @@ a term is in every output, however many beams there are. One that has come to it
 so that they are in the sentence, not behind it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from unicodedata import normalize
@@ -22,37 +21,32 @@ _WORD_STARTS = ("\u0120", "\u2581")  # what tokens begin with that begin a word:
 _SIGN = "，"  # before a term that has no space before it
 
 
-@dataclass(frozen=True)
-class Term:
-    """A term of a glossary: one of the targets has to be in the translation of a text that has the source."""
-
-    source: str
-    targets: tuple[str, ...]
-
-
 class Glossary:
-    """Terms by their sources, which count as whole words (`data/words.py`); one in lower case matches any case."""
+    """By sources of terms the forms of their targets, one of which the translation of a text with the source has.
 
-    def __init__(self, terms: Iterable[Term]):
-        self.terms = {normalize("NFC", term.source): term for term in terms}
+    Sources count as whole words (`data/words.py`); one in lower case matches any case.
+    """
+
+    def __init__(self, terms: Mapping[str, Sequence[str]]):
+        self.terms = {normalize("NFC", source): tuple(forms) for source, forms in terms.items()}
         # By first words the lengths of terms, the longest first: of overlapping terms it is the one that counts.
         lengths: dict[str, set[int]] = {}
         for source in self.terms:
             lengths.setdefault(LETTERS_OR_SIGN.search(source)[0].lower(), set()).add(len(source))
         self._lengths = {word: sorted(values, reverse=True) for word, values in lengths.items()}
 
-    def of(self, text: str) -> tuple[Term, ...]:
-        """Return the terms that occur in a text, each once, in their order there."""
+    def of(self, text: str) -> dict[str, tuple[str, ...]]:
+        """Return the terms that occur in a text, in their order there."""
         text, terms, end = " ".join(normalize("NFC", text).split()), {}, 0
         for word in LETTERS_OR_SIGN.finditer(text):
             start = word.start()
             for length in self._lengths.get(word[0].lower(), ()) if start >= end else ():
                 piece = text[start : start + length]
-                term = self.terms.get(piece) or self.terms.get(piece.lower())
-                if term and not is_part(text, start, start + len(piece)):
-                    terms[term.source], end = term, start + len(piece)
+                source = piece if piece in self.terms else piece.lower()
+                if source in self.terms and not is_part(text, start, start + len(piece)):
+                    terms[source], end = self.terms[source], start + len(piece)
                     break
-        return tuple(terms.values())
+        return terms
 
 
 def make_glossary(entries: Iterable[tuple[str, str, Sequence[str]]]) -> Glossary:
@@ -63,14 +57,13 @@ def make_glossary(entries: Iterable[tuple[str, str, Sequence[str]]]) -> Glossary
     Raises:
         UserError: for an empty term.
     """
-    terms: dict[str, Term] = {}
+    terms: dict[str, list[str]] = {}
     for name, source, targets in entries:
         source, *forms = (" ".join(text.split()) for text in (source, *(targets or [source])))
         if not (source and all(forms)):
             raise UserError(f"{name} has an empty term: give source and target, or a word alone")
-        earlier = terms[source].targets if source in terms else ()
-        terms[source] = Term(source, (*earlier, *forms))
-    return Glossary(terms.values())
+        terms.setdefault(source, []).extend(forms)
+    return Glossary(terms)
 
 
 def read_glossary(path: str | Path) -> Glossary:
@@ -119,8 +112,8 @@ class Tokens(NamedTuple):
         return cls(frozenset(continuing), frozenset(signs))
 
 
-def term_forms(tokenizer, term: Term) -> list[list[int]]:
-    """Return the token ids of each of a term's forms.
+def term_forms(tokenizer, targets: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of each form of a term's target.
 
     Raises:
         UserError: for a form that the vocabulary cannot write.
@@ -129,11 +122,11 @@ def term_forms(tokenizer, term: Term) -> list[list[int]]:
     def encode(texts: list[str]) -> list[list[int]]:
         return tokenizer(text_target=texts, add_special_tokens=False)["input_ids"]
 
-    forms = encode(list(term.targets))
-    for text, form in zip(term.targets, forms, strict=True):
+    forms = encode(list(targets))
+    for text, form in zip(targets, forms, strict=True):
         if not form or tokenizer.unk_token_id in form:
             raise UserError(f"the model's vocabulary cannot write {text!r:.100} of the glossary: leave it out")
-    if inner := [_SIGN + target for target in term.targets if stands_alone(target)]:  # no space need be before these
+    if inner := [_SIGN + target for target in targets if stands_alone(target)]:  # no space need be before these
         sign, *behind = encode([_SIGN, *inner])
         forms += [ids[len(sign) :] for ids in behind if ids[: len(sign)] == sign and ids[len(sign) :] not in forms]
     return forms

@@ -197,7 +197,7 @@ class Translator:
     def _terms(self, number: int, source: str, parts: list, glossary: Glossary, encode: Callable) -> list[Terms | None]:
         """Return the terms that the translation of each part of line `number` has to have."""
         texts = self._own_tokenizer.batch_decode(parts, skip_special_tokens=True) if len(parts) > 1 else [source]
-        forms = [[encode(term) for term in glossary.of(text)] for text in texts]
+        forms = [list(map(encode, glossary.of(text).values())) for text in texts]
         terms = [Terms(part_forms, self._tokens) if part_forms else None for part_forms in forms]
         for part in filter(None, terms):
             _check_room(number, "has terms of", part.lacks(Progress()), positions(self.model.config) - 1)

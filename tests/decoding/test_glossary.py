@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from translating import LINES, run
 
 from vaswani_transformer import Translator, load_model, train_tokenizer
-from vaswani_transformer.decoding.glossary import Glossary, Progress, Terms, Tokens, beams_for, read_glossary, term_forms
+from vaswani_transformer.decoding.glossary import (
+    Glossary,
+    Progress,
+    Terms,
+    Tokens,
+    beams_for,
+    read_glossary,
+    term_forms,
+)
 from vaswani_transformer.decoding.scoring import TokenText
 from vaswani_transformer.decoding.search import TermsSentence
 
@@ -127,7 +135,7 @@ def test_with_room_for_all_hypotheses_the_best_output_with_the_terms_is_found(se
     ],
 )
 def test_terms_that_occur(sources, text, expected):
-    assert list(Glossary(dict.fromkeys(sources.split("|"), ["x"])).of(text)) == expected
+    assert list(Glossary(dict.fromkeys(sources.split("|"), ("x",))).of(text)) == expected
 
 
 @settings(max_examples=300)
@@ -154,7 +162,7 @@ def test_terms_that_occur_are_those_that_are_longest_from_the_left(sources, text
 @pytest.mark.timeout(60)  # a term after the other at each place it would be minutes
 def test_a_large_glossary_is_fast():
     sources = [f"a {number}" for number in range(100_000)] + ["b " * length + "b" for length in range(300)]
-    glossary = Glossary(dict.fromkeys(sources, ["x"]))
+    glossary = Glossary(dict.fromkeys(sources, ("x",)))
     assert len(glossary.of("a 5 b b b " + "a a " * 20_000 + "b " * 2_000)) == 4
 
 

@@ -1,7 +1,8 @@
-"""The web application: models, interfaces, errors."""
+"""The web application: models, interfaces, the page for people, errors."""
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
 from ..errors import UserError
-from . import libretranslate, page, translations
+from . import libretranslate, translations
 from .engine import Engine
 from .limiter import Metrics, RequestLimiter, error_response
 from .models import Models, ServedModel
@@ -25,6 +26,14 @@ _DESCRIPTION = """\
 `/v1/translations` gives n-best lists, scores, word alignments and streams; the others are LibreTranslate's interface.
 Errors are `{"error": "..."}`: 400 a wrong request, 403 a wrong key, 408 and 504 too slow, 413 too large, 503 too much
 to do (`Retry-After` has seconds), or a model that cannot be loaded."""
+_PAGE = {"/": ("page.html", "html"), "/page.css": ("page.css", "css"), "/page.js": ("page.js", "javascript")}
+_OWN = "script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; form-action 'self'"
+_HEADERS = {
+    "Content-Security-Policy": f"default-src 'none'; base-uri 'none'; {_OWN}",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 
 
 def make_app(
@@ -62,11 +71,13 @@ def make_app(
 
     app = FastAPI(title="vaswani serve", version=__version__, description=_DESCRIPTION, lifespan=lifespan)
     app.state.service = Service(models, limits, keys)
-    paths = {"/metrics", "/docs", "/openapi.json"}
-    for part in (libretranslate, translations, page):
+    paths = {"/metrics", "/docs", "/openapi.json", *_PAGE}
+    for part in (libretranslate, translations):
         app.include_router(part.router)
         paths |= {route.path for route in part.router.routes}
     app.add_api_route("/metrics", _metrics, include_in_schema=False)
+    for path in _PAGE:
+        app.add_api_route(path, _page, include_in_schema=False)
     app.state.metrics = metrics = Metrics(models, paths)
     for kind in (UserError, ValidationError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
@@ -78,6 +89,12 @@ def make_app(
 
 async def _metrics(request: Request) -> Response:
     return Response(generate_latest(request.app.state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _page(request: Request) -> Response:
+    name, kind = _PAGE[request.scope["route"].path]
+    content = (resources.files(__package__) / name).read_bytes()
+    return Response(content, headers=_HEADERS, media_type=f"text/{kind}")
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from babel.core import get_global
@@ -256,7 +256,12 @@ class Engine:
             UserError: for options that the model cannot follow.
         """
         loop, ready, missing = asyncio.get_running_loop(), asyncio.Queue(), len(pieces)
-        ticket = _Ticket(pieces, options, scores, partial(_call_soon, loop, ready.put_nowait))
+
+        def deliver(item: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(ready.put_nowait, item)
+
+        ticket = _Ticket(pieces, options, scores, deliver)
         self._thread.submit(self._accept, ticket)
         self.pending += missing
         try:
@@ -331,9 +336,3 @@ class Engine:
             return
         if is_last and not group.running:  # behind those that wait
             self._groups[group.key] = self._groups.pop(group.key)
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable, *arguments) -> None:
-    """Call a function in the thread of a loop, if that has not ended."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(function, *arguments)

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from accelerate.utils import is_matplotlib_available
 
-from ..errors import UserError
+from ..errors import UserError, reading
 from ..files import written_whole
 from .weights import KINDS, AttentionWeights, check_choice
 
@@ -47,11 +46,10 @@ def attention_figure(
     weights: AttentionWeights, kind: str, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
 ):
     """Return what `draw_attention` draws, with its errors, as a matplotlib figure."""
-    if not is_matplotlib_available():
-        raise UserError("pictures need matplotlib: pip install 'vaswani_transformer[plots]'")
-    from matplotlib.colors import PowerNorm
-    from matplotlib.figure import Figure
-    from matplotlib.font_manager import fontManager
+    with reading("pictures need matplotlib (pip install 'vaswani_transformer[plots]')"):
+        from matplotlib.colors import PowerNorm
+        from matplotlib.figure import Figure
+        from matplotlib.font_manager import fontManager
 
     array, *sides = weights.of(kind)
     layers = check_choice("layer", layers, len(array), KINDS[kind])

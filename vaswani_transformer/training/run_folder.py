@@ -124,8 +124,7 @@ def content_hashes(tokenizer, train: datasets.Dataset, validation: datasets.Data
 
 def earlier_hashes(folder: Path) -> dict[str, str]:
     """Return the `content_hashes` that the run in `folder` started with."""
-    with reading(folder / CHECKPOINTS / CONTENTS):
-        return dict(read_json(folder / CHECKPOINTS / CONTENTS))
+    return read_json(folder / CHECKPOINTS / CONTENTS)
 
 
 def check_contents(folder: Path, hashes: dict[str, str]) -> None:

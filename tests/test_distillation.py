@@ -5,8 +5,6 @@ import math
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -14,7 +12,8 @@ import torch
 import training_runs
 import translating
 import yaml
-from conftest import ROOT, TINY_RECIPE, free_port
+from children import run_on_two_processes
+from conftest import TINY_RECIPE
 from model_folders import change, write_model
 from training_runs import equal, stop_after_step, weights_of
 
@@ -275,10 +274,7 @@ def test_an_unfinished_translation_with_other_settings(teachers, student, tmp_pa
 def test_two_processes_distil_what_one_does(teachers, student, tmp_path):
     words = ["distill", teachers[0], "--student", student, "--quiet", "--dropout", "0", "--output"]
     assert main([*map(str, words), str(tmp_path / "one")]) == 0
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    command = [*launch, "-m", "vaswani_transformer", *words, tmp_path / "two"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    run_on_two_processes(*words, tmp_path / "two")
     assert pairs_of(tmp_path / "one") == pairs_of(tmp_path / "two")
     one, two = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
     assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)

@@ -121,6 +121,15 @@ def run_in_child(words, folder: Path, before: Callable = lambda: None) -> tuple[
     return done.status, done.err
 
 
+def run_on_two_processes(*words) -> str:
+    """Run a `vaswani` command on two processes that train together; returns what it has printed."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
+    command = [*launch, "vaswani_transformer", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
 def limit_files(size: int) -> None:
     """As on a full disk: files of this process cannot grow beyond so many bytes."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

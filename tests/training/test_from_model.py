@@ -2,11 +2,8 @@
 
 import dataclasses
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +12,8 @@ import pytest
 import torch
 import training_runs
 import yaml
-from conftest import ROOT, TINY_RECIPE, TINY_SIZES, error_of, free_port, random_ids, tiny_config, tiny_model
+from children import run_on_two_processes
+from conftest import TINY_RECIPE, TINY_SIZES, error_of, random_ids, tiny_config, tiny_model
 from training_runs import equal, log_of, stop_after, weights_of
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
@@ -302,11 +300,7 @@ def test_adapters_on_two_processes_are_those_of_one(source, recipe, tmp_path):
     one = train(recipe, progress=False).folder
     path, output = tmp_path / "two.yaml", tmp_path / "two"
     path.write_text(yaml.safe_dump(dataclasses.asdict(recipe) | {"output": str(output)}))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    command = [*launch, "-m", "vaswani_transformer", "train", str(path), "--quiet"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_two_processes("train", path, "--quiet")
     alone, together = weights_of(one), weights_of(output)
     assert alone.keys() == together.keys() and (output / "adapter" / "adapter_config.json").is_file()
     for name in alone:

@@ -3,15 +3,14 @@
 import itertools
 import json
 import signal
-import subprocess
-import sys
 
 import datasets
 import pytest
 import training_runs
 import translating
 import yaml
-from conftest import ROOT, TINY_RECIPE, free_port
+from children import run_on_two_processes
+from conftest import TINY_RECIPE
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
@@ -151,9 +150,6 @@ def test_what_no_forecast_is_made_of(recipe, tmp_path, fails):
 def test_two_processes_give_the_verdict_of_one(recipe, tmp_path):
     words = ["train", str(recipe), "--forecast", "--quiet", "--output"]
     assert main([*words, str(tmp_path / "one")]) == 0
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    command = [*launch, "-m", "vaswani_transformer", *words, str(tmp_path / "two")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    shown = run_on_two_processes(*words, tmp_path / "two")
     one, two = (json.loads((tmp_path / name / "verdict.json").read_text())["verdict"] for name in ("one", "two"))
-    assert one == two and done.stdout.count(two[0]) == 1
+    assert one == two and shown.count(two[0]) == 1

@@ -102,7 +102,7 @@ def predict(
     options.exclude("SENTENCE", sentences, {"input": input})
     files.check_work({"input": input}, writing)
     scans = files.scan_files({"input": input})
-    worker = FileParser(_load_parser(model, constrained, search, computing), writing.window)
+    worker = FileParser(_load_parser(model, constrained, search, computing), window=writing.window)
     values = {"constrained": constrained, "window": writing.window}
     settings = partial(files.settings_of, model, computing, search, **values)
     with files.open_output(writing, scans, settings) as output:

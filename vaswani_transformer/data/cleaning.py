@@ -27,6 +27,7 @@ from ..recipes.recipe import Recipe, check_paths
 from . import cleaning_rules
 from .cleaning_options import CleaningRules
 from .cleaning_rules import KEPT, NAMES, Judge, LengthRatio, check_rules, key_of, plain
+from .pair_readers import UNDECODED
 from .parallel_text import held_out_rows, pairs_of
 from .prepared import DATA_FIELDS
 from .recipe_data import data_sources
@@ -85,7 +86,8 @@ def clean(
         settings = json.loads(json.dumps(settings))
         if os.path.lexists(output.path / MANIFEST) and not overwrite:
             return _finished(output.path, settings)
-        text, validation = train.undecoded().load(), validation and validation.load()
+        train = replace(train, kind=UNDECODED) if train.kind == "text" else train
+        text, validation = train.load(), validation and validation.load()
         output.note()
         tasks = output.path / TASKS / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
         tasks.mkdir(parents=True, exist_ok=True)

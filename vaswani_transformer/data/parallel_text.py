@@ -8,7 +8,7 @@ import glob
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -70,10 +70,6 @@ class PairSource:
     def stream(self) -> Iterator[tuple[str, str]]:
         """Yield the pairs one after the other, in order; they are loaded before the first."""
         return pairs_of(self.load())
-
-    def undecoded(self) -> "PairSource":
-        """Return the same text with U+FFFD for bytes that are not UTF-8, as far as it is plain text."""
-        return replace(self, kind=UNDECODED) if self.kind == "text" else self
 
 
 @contextlib.contextmanager

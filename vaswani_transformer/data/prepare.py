@@ -28,18 +28,19 @@ from .parallel_text import PairSource, held_out_rows
 from .prepared import (
     DATA_FIELDS,
     FORMAT,
+    INDEX,
     LIMIT_FIELDS,
     MANIFEST,
+    PARTS,
+    SHARD,
     TOKENIZER,
     TOKENIZER_FIELDS,
     TRAIN,
     UNFINISHED,
     VALIDATION,
     VERSION,
-    index_name,
     load_prepared_tokenizer,
     open_prepared,
-    shard_name,
 )
 from .recipe_data import data_sources, load_training_pairs, new_tokenizer
 from .text_files import check_on_disk, file_stamp
@@ -53,7 +54,6 @@ _WORTH_A_WORKER = 150_000  # pairs, in whose time a worker starts
 # Training prepares its text first from this many pairs on. Below, as with most corpora but those of WMT, one process
 # tokenises them within minutes, and no second copy is left in the run's folder.
 LARGE = 2_000_000
-PARTS = (TRAIN, VALIDATION)
 _OURS = re.compile(rf"({'|'.join(PARTS)})(-\d{{5,}}\.arrow|\.lengths\.npy)|{TOKENIZER}/.+|{MANIFEST}|{UNFINISHED}")
 _OTHER = "or give another --output, or --overwrite to start again"
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def prepare(
         texts = {TRAIN: text, VALIDATION: validation.load() if validation else text.select(held_out)}
         if recipe.fuzzy_matches:
             texts, held_out = dict(zip(PARTS, load_training_pairs(recipe), strict=True)), held_out[:0]
-        shards = [shard_name(part, number) for part in texts for number in range(-(-len(texts[part]) // CHUNK))]
+        shards = [SHARD.format(part, number) for part in texts for number in range(-(-len(texts[part]) // CHUNK))]
         if not (folder / UNFINISHED).exists():
             _start(folder, recipe, settings, texts[TRAIN], held_out, shards)
         make = functools.partial(_ShardWriter, folder.absolute(), texts, held_out, settings["recipe"], CHUNK)
@@ -185,7 +185,7 @@ def _start(
         tokenizer.save_pretrained(staging)
         files = {f"{TOKENIZER}/{path.name}": path for path in Path(staging).iterdir()}
         if is_local(folder):
-            output, names = OutputFolder(folder), [*files, *shards, *map(index_name, PARTS), UNFINISHED, MANIFEST]
+            output, names = OutputFolder(folder), [*files, *shards, *map(INDEX.format, PARTS), UNFINISHED, MANIFEST]
             output.claim(*names)
             (folder / TOKENIZER).mkdir(exist_ok=True)
         for name, path in files.items():
@@ -216,7 +216,7 @@ class _ShardWriter:
         part, train_shards = TRAIN, -(-len(self.texts[TRAIN]) // self.shard_pairs)
         if number >= train_shards:
             part, number = VALIDATION, number - train_shards
-        path = self.folder / shard_name(part, number)
+        path = self.folder / SHARD.format(part, number)
         if not path.exists():
             self._write(path, part, number * self.shard_pairs)
         check_on_disk(path)  # a pipe would be waited for
@@ -249,7 +249,7 @@ def _write_index(folder: Path, part: str, shards: list[dict[str, Any]], limits: 
     """Write the lengths of all pairs of a part into one file; return the part's entry in the manifest."""
     status = np.sum([shard["status"] for shard in shards], 0)
     counts = FilterCounts.of(f"{part} data", status, limits["max_length"], limits["max_length_ratio"])
-    lengths, path = np.concatenate([shard["lengths"] for shard in shards], 1), folder / index_name(part)
+    lengths, path = np.concatenate([shard["lengths"] for shard in shards], 1), folder / INDEX.format(part)
     with written_whole(path) as new, new.open("wb") as file:
         np.save(file, lengths)
     tokens = lengths.sum(1, dtype=np.int64).tolist()

@@ -28,7 +28,8 @@ from .tokenized_pairs import TOKEN_FEATURES, FilterCounts
 
 FORMAT, VERSION = "vaswani prepared pairs", 1
 MANIFEST, UNFINISHED, TOKENIZER = "manifest.json", "preparation.json", "tokenizer"
-TRAIN, VALIDATION = "train", "validation"
+PARTS = TRAIN, VALIDATION = "train", "validation"
+SHARD, INDEX = "{}-{:05d}.arrow", "{}.lengths.npy"  # names of the files of a part
 _TRAIN_FIELDS = ("train_source", "train_target", "train_data")
 _VALIDATION_FIELDS = ("validation_source", "validation_target", "validation_data", "validation_split")
 # Recipe fields that decide what is in the folder, besides the limits and the tokenizer.
@@ -37,16 +38,6 @@ DATA_FIELDS = (*_TRAIN_FIELDS, *_PARTS_OF_DATA, *_VALIDATION_FIELDS, "validation
 LIMIT_FIELDS = ("max_length", "max_length_ratio")
 TOKENIZER_FIELDS = ("tokenizer_kind", "vocab_size", "augmentation")
 _AGAIN = "copy the file again, or remove the folder and prepare it again"
-
-
-def shard_name(part: str, number: int) -> str:
-    """Return the name of a part's shard."""
-    return f"{part}-{number:05d}.arrow"
-
-
-def index_name(part: str) -> str:
-    """Return the name of the file of a part's lengths."""
-    return f"{part}.lengths.npy"
 
 
 class PreparedPairs:
@@ -174,7 +165,7 @@ def open_prepared(folder: str | Path) -> PreparedData:
     with reading(folder / MANIFEST):
         if tokenizer_sha256(tokenizer) != manifest["tokenizer"]["sha256"]:
             raise UserError(f"{folder / TOKENIZER} is not the tokenizer that the pairs were prepared with: {_AGAIN}")
-        parts = {part: PreparedPairs(folder, part, manifest) for part in (TRAIN, VALIDATION)}
+        parts = {part: PreparedPairs(folder, part, manifest) for part in PARTS}
         return PreparedData(folder, manifest, tokenizer, **parts)
 
 

@@ -35,23 +35,11 @@ _NEUTRAL = {"repetition_penalty": 1, "encoder_repetition_penalty": 1, "num_beam_
             "early_stopping": "never", "renormalize_logits": True, "use_cache": True}  # fmt: skip
 
 
-def read_settings(folder: str | Path) -> SimpleNamespace:
-    """Return the exported `generation_config.json`.
-
-    Raises:
-        UserError: for a file that is missing or damaged, and a value out of range.
-        NotExpressibleError: for a setting that the search does not follow.
-    """
-    path = Path(folder) / "generation_config.json"
-    values = read_json(path)
-    for name, value in values.items():
-        check_setting(name, value, f" in {path}")
-    others = ("suppress_tokens", "bad_words_ids", "forced_eos_token_id", "do_sample", "top_k")
-    return SimpleNamespace(**dict.fromkeys((*FOLLOWED, *others)) | values)
-
-
 def check_setting(name: str, value: Any, where: str = "") -> None:
-    """Refuse a setting that the search cannot follow; `where` names its file, and an unknown option has none."""
+    """Refuse a setting that is out of range (`UserError`) or that the search cannot follow (`NotExpressibleError`).
+
+    `where` names its file, and an unknown option has none.
+    """
     is_ignored = name in _NOT_FOLLOWED if where else name not in FOLLOWED
     if is_ignored and value and value != _NEUTRAL.get(name):
         problem = f"{name}{where} is {value!r:.100}, which the search of an exported model does not follow"
@@ -81,7 +69,11 @@ class CTranslate2Model:
     ):
         self.patience = patience
         self.config = read_facts(folder, "ctranslate2")
-        self.generation_config = read_settings(folder)
+        settings = read_json(path := Path(folder) / "generation_config.json")
+        for name, value in settings.items():
+            check_setting(name, value, f" in {path}")
+        others = ("suppress_tokens", "bad_words_ids", "forced_eos_token_id", "do_sample", "top_k")
+        self.generation_config = SimpleNamespace(**dict.fromkeys((*FOLLOWED, *others)) | settings)
         self.generation_config.eos_token_id = self._end = self.config.eos_token_id
         forced = self.generation_config.forced_eos_token_id
         self._forced = [] if forced is None else [self._end]  # what is appended to an output that is cut at its limit

@@ -63,7 +63,8 @@ def import_model(
     The format is detected from the files. No code in them runs.
 
     Args:
-        source: a file or folder, or the name `owner/name` of a model on the Hub, which is downloaded.
+        source: a file or folder, or the name `owner/name` of a model on the Hub, which is downloaded; without a
+            connection what the cache of `huggingface_hub` has of it.
         output: a new or empty folder; it appears when all of it is written and has been loaded once.
         vocabularies: one file of both sides, or those of source and target, if they are not beside the source.
         bpe_codes: the merges of byte-pair encoding, of fairseq.
@@ -72,9 +73,9 @@ def import_model(
         overwrite: replace an imported model in the output folder.
 
     Raises:
-        UserError: for a source that is missing, damaged, of an unknown format or outside of the paper's architecture,
-            an option that its format does not take, parameters that are missing, unexpected or of another shape, and
-            an output that is not empty.
+        UserError: for a source that is missing, damaged, of an unknown format or outside of the paper's architecture, a
+            model that the Hub does not show to this user, an option that the format does not take, parameters that are
+            missing, unexpected or of another shape, and an output that is not empty.
     """
     options = {"vocabularies": tuple(map(Path, vocabularies)), "positions": positions}
     options |= {"bpe_codes": Path(bpe_codes)} if bpe_codes else {}
@@ -83,7 +84,9 @@ def import_model(
         path, page = Path(source), ""
         is_hub_name = re.fullmatch(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", str(source), re.ASCII) is not None
         if is_hub_name and not path.exists():
-            path, page = _download(str(source)), f"https://huggingface.co/{source}"
+            with reading(source):
+                path = Path(snapshot_download(str(source), allow_patterns=_OF_HUB, ignore_patterns="*/*"))
+            page = f"https://huggingface.co/{source}"
         format = _format_of(path)
         for name in sorted(options.keys() - inspect.signature(format.read).parameters):
             option = {"vocabularies": "--vocabulary", "bpe_codes": "--bpe-codes"}.get(name, f"--{name}")
@@ -93,16 +96,6 @@ def import_model(
             imported.facts.source = page or imported.facts.source or path.resolve().name
             parameters = _write(imported, staging, Path(output).resolve().name)
     return Import(Path(output).absolute(), format.NAME, parameters, imported.facts)
-
-
-def _download(name: str) -> Path:
-    """Return the folder, in the cache of `huggingface_hub`, of a model on the Hub; without a connection what is there.
-
-    Raises:
-        UserError: for a name that the Hub does not know or does not show to this user, or that the cache does not have.
-    """
-    with reading(name):
-        return Path(snapshot_download(name, allow_patterns=_OF_HUB, ignore_patterns="*/*"))
 
 
 def _format_of(source: Path) -> ModuleType:

@@ -20,7 +20,7 @@ from ..training.run_folder import check_output
 from .augmentation import Exchange
 from .grammar import BracketGrammar, BracketProcessor
 from .linearization import delinearize, is_tag_among_words, linearize, with_words, without_words
-from .tokenizer import sentence_text, split_words, train_parser_tokenizer, tree_token_ids, word_starts
+from .tokenizer import sentence_text, train_parser_tokenizer, tree_token_ids, word_starts
 from .trees import Tree, checked, clean, escape, read_trees, words_of
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,12 @@ class Parser(Translator):
 
     def _written_words(self, ids: list[int]) -> list[list[int]]:
         """Return the token ids to write for each word of a sentence, none where words are not part of trees."""
-        words = split_words(ids, self._word_starts, self.tokenizer.eos_token_id)
+        words: list[list[int]] = []
+        for token in ids:
+            if token in self._word_starts:
+                words.append([token])
+            elif token != self.tokenizer.eos_token_id:
+                words[-1].append(token)
         return words if self.has_words else [[] for _ in words]
 
     def read(self, words: Sequence[str], hypothesis: Hypothesis) -> Parse:
@@ -207,14 +212,10 @@ class FileParser(FileTranslator):
     `repaired` counts the outputs that were not trees over their words.
     """
 
-    doing = "parsing"
-
-    def __init__(self, parser: Parser, window: int = WINDOW_LINES):
-        super().__init__(parser, window=window)
-        self.repaired = 0
+    doing, repaired = "parsing", 0
 
     def run(self, lines: Iterable[str], *arguments, **options) -> None:
-        """Parse all lines; arguments and errors as of `FileTranslator.run`."""
+        """Parse all lines with a `Parser`; arguments and errors as of `FileTranslator.run`."""
         super().run(checked(map(words_of, lines)), *arguments, **options)
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:

@@ -6,7 +6,7 @@ shared, as in Section 6.3; the token of a bracket is never a word, since words o
 
 import json
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -78,14 +78,3 @@ def tree_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Return the ids of the tokens that words start with: a sentence has as many words as such tokens."""
     return {number for token, number in tokenizer.get_vocab().items() if token.startswith(_SPACE)}
-
-
-def split_words(ids: Iterable[int], starts: Container[int], end: int) -> list[list[int]]:
-    """Return the token ids of each word of a sentence, `starts` as of `word_starts`; the token `end` ends it."""
-    words: list[list[int]] = []
-    for token in ids:
-        if token in starts:
-            words.append([token])
-        elif token != end:
-            words[-1].append(token)
-    return words

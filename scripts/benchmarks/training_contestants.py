@@ -93,11 +93,11 @@ def flops_per_target_token(options: argparse.Namespace, folder: Path) -> float:
     """Training's operations for the pairs' tokens, padding left out, over their target tokens."""
     import datasets
 
-    from vaswani_transformer.experiments.flops import model_flops
+    from vaswani_transformer.experiments.translation import training_flops
 
     pairs = datasets.load_from_disk(folder / "pairs").with_format("numpy")
     sources, targets = pairs["source_length"][:], pairs["target_length"][:]
-    return model_flops(vaswani_config(options), sources, targets) / float(targets.sum())
+    return training_flops(vaswani_config(options), sources, targets) / float(targets.sum())
 
 
 class Log:

@@ -212,7 +212,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         return self.accelerator.unwrap_model(self.model)
 
     def floating_point_ops(self, inputs) -> int:
-        """Return 0: `Trainer` would walk through the model for each batch to estimate what `model_flops` counts."""
+        """Return 0: `Trainer` would walk through the model for each batch to estimate what `training_flops` counts."""
         return 0
 
     # Validation

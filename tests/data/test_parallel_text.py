@@ -7,7 +7,7 @@ import pytest
 from conftest import error_of
 from pair_files import GERMAN, PAIRS, SWAPPED, in_memory, read, rows, write
 
-from vaswani_transformer.data.parallel_text import held_out_rows, load_pairs, pair_source
+from vaswani_transformer.data.parallel_text import held_out_rows, load_pairs, pair_source, random_rows
 from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs
 from vaswani_transformer.recipes.recipe import Recipe
 
@@ -222,3 +222,4 @@ def test_held_out_rows_are_distinct_and_the_same_for_a_seed():
         assert len(set(held_out.tolist())) == size and held_out.min() >= 0 and held_out.max() < number
         assert (held_out == held_out_rows(number, size, seed=3)).all() and (held_out[1:] > held_out[:-1]).all()
     assert held_out_rows(1000, 17, 3).tolist() != held_out_rows(1000, 17, 4).tolist()
+    assert random_rows(10, 10, [1, 1]).tolist() == random_rows(10, 11, 2).tolist() == list(range(10))

@@ -16,7 +16,7 @@ from vaswani_transformer.cli.main import main
 from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data import recipe_data
 from vaswani_transformer.data.prepared import PreparedPairs, open_prepared
-from vaswani_transformer.data.recipe_data import load_training_pairs, sample_rows
+from vaswani_transformer.data.recipe_data import load_training_pairs
 from vaswani_transformer.data.tokenized_pairs import tokenize_pairs
 from vaswani_transformer.recipes.recipe import Recipe
 
@@ -100,13 +100,6 @@ def test_a_tokenizer_has_pieces_of_all_of_a_text_larger_than_its_sample(tmp_path
     for half in halves:
         assert pieces_of_words(tokenizers[0], half) == [1, 1, 1]
     assert min(pieces_of_words(train_tokenizer(lines[:120], vocab_size=400), halves[1])) > 10  # by the first pairs
-
-
-def test_a_sample_is_reproducible_and_all_of_a_small_text(monkeypatch):
-    monkeypatch.setattr(recipe_data, "TOKENIZER_PAIRS", 10)
-    rows = sample_rows(40, 1).tolist()
-    assert rows == sorted(set(rows)) == sample_rows(40, 1).tolist() != sample_rows(40, 2).tolist()
-    assert sample_rows(10, 1).tolist() == list(range(10)) and len(rows) == len(sample_rows(11, 1)) == 10
 
 
 # Interruptions

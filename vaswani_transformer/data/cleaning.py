@@ -28,7 +28,7 @@ from . import cleaning_rules
 from .cleaning_options import CleaningRules
 from .cleaning_rules import KEPT, NAMES, Judge, LengthRatio, check_rules, key_of, plain
 from .pair_readers import UNDECODED
-from .parallel_text import held_out_rows, pairs_of
+from .parallel_text import pairs_of, random_rows
 from .prepared import DATA_FIELDS
 from .recipe_data import data_sources
 from .text_files import check_on_disk, file_stamp, home_path, read_lines
@@ -133,9 +133,9 @@ def _judge(text: datasets.Dataset, validation: datasets.Dataset | None, rules: C
     if not (rules.length_ratio or rules.languages):
         return Judge(rules, None, tests)
     # Of a sample, as far as the rules before keep it.
-    rows = range(len(text)) if len(text) <= SAMPLED else held_out_rows(len(text), SAMPLED, seed)
+    pairs = pairs_of(text.select(random_rows(len(text), SAMPLED, seed)))
     before = Judge(replace(rules, length_ratio=0, languages=None))
-    sample = [sides for status, _, sides in map(before.judge, pairs_of(text.select(rows))) if status == KEPT]
+    sample = [sides for status, _, sides in map(before.judge, pairs) if status == KEPT]
     characters = np.array([list(map(len, sides)) for sides in sample], np.int64).reshape(-1, 2)
     own = cleaning_rules.own_words(dict.fromkeys(sample), rules.languages) if rules.languages else Judge.own
     return Judge(rules, LengthRatio.of(characters) if rules.length_ratio else None, tests, own)

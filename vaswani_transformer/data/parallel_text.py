@@ -290,4 +290,11 @@ def held_out_rows(number: int, size: int, seed: int) -> np.ndarray:
     if not 0 < size < number:
         fix = "give validation data, or another validation_size"
         raise UserError(f"cannot hold validation_size {size} pairs out of {number} training pairs: {fix}")
+    return random_rows(number, size, seed)
+
+
+def random_rows(number: int, size: int, seed: int | Sequence[int]) -> np.ndarray:
+    """Return `size` of `number` rows at random, sorted; all of them where there are no more."""
+    if size >= number:
+        return np.arange(number)
     return np.sort(np.random.default_rng(seed).choice(number, size, replace=False, shuffle=False))

@@ -14,7 +14,7 @@ from ..files import is_local
 from ..recipes.recipe import Recipe, augmentation_shares
 from .augmentation import choose_change
 from .memory import Memory
-from .parallel_text import CACHE_VERSION, PairSource, cache_file, held_out_rows, pair_source, pairs_of
+from .parallel_text import CACHE_VERSION, PairSource, cache_file, held_out_rows, pair_source, pairs_of, random_rows
 from .text_files import home_path
 from .tokenization import SIDES, train_tokenizer
 
@@ -95,19 +95,10 @@ def _with_matches(train: datasets.Dataset) -> datasets.Dataset:
     return train.map(add, batched=True, new_fingerprint=key, cache_file_name=cache_file(key), desc="finding matches")
 
 
-def sample_rows(number: int, seed: int) -> np.ndarray:
-    """Return the rows of `number` pairs that a tokenizer is trained on, sorted: all, or `TOKENIZER_PAIRS` at random.
-
-    A corpus is often several, one after the other: the first pairs would give the pieces of one.
-    """
-    if number <= TOKENIZER_PAIRS:
-        return np.arange(number)
-    return np.sort(np.random.default_rng([seed, 1]).choice(number, TOKENIZER_PAIRS, replace=False, shuffle=False))
-
-
 def new_tokenizer(recipe: Recipe, train: datasets.Dataset, held_out: Sequence[int] = ()):
     """Return the recipe's kind of tokenizer, trained on a sample of the training text but for the rows held out."""
-    rows = sample_rows(len(train) - len(held_out), recipe.seed)
+    # At random: a corpus is often several, one after the other, and the first pairs would give the pieces of one.
+    rows = random_rows(len(train) - len(held_out), TOKENIZER_PAIRS, [recipe.seed, 1])
     rows = rows + np.searchsorted(np.asarray(held_out, np.int64) - np.arange(len(held_out)), rows, "right")
     pairs = pairs_of(train.select(rows))
     if shares := augmentation_shares(recipe.augmentation):  # as in training, or capitals would be single characters

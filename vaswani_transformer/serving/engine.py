@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from babel.core import get_global
@@ -193,7 +193,7 @@ class Engine:
         self._groups: dict[_Key, _Group] = {}
         # Requests are tokenised in their own threads, but no tokenizer is made for two at once.
         self._tokenizing, self._counter = threading.Lock(), copy.deepcopy(tokenizer)
-        self._codes: dict[str, LanguageCodes] = {}  # by target language
+        self.codes = cache(self._language_codes)
         self._thread, self._is_working = ThreadPoolExecutor(1, "engine"), False
 
     @property
@@ -207,19 +207,17 @@ class Engine:
         translator.generate_options, translator.scores = dict(options), scores
         return translator
 
-    def codes(self, language: str) -> LanguageCodes:
+    def _language_codes(self, language: str) -> LanguageCodes:
         """Return the codes, with that of a target language (of `fr` also `fra`) before texts that have none."""
-        if language not in self._codes:
-            names = [code for code, short in get_global("language_aliases").items() if short == language]
-            codes = LanguageCodes(self.tokenizer)
-            for name in (*names, language):
-                with contextlib.suppress(ValueError):
-                    codes = LanguageCodes(self.tokenizer, name)
-            if codes.known and codes.coded(language) == language:
-                there = ", ".join(codes.known.values())
-                logger.warning(f"texts for {language} get no language code: the model has {there:.300}")
-            self._codes[language] = codes
-        return self._codes[language]
+        names = [code for code, short in get_global("language_aliases").items() if short == language]
+        codes = LanguageCodes(self.tokenizer)
+        for name in (*names, language):
+            with contextlib.suppress(ValueError):
+                codes = LanguageCodes(self.tokenizer, name)
+        if codes.known and codes.coded(language) == language:
+            there = ", ".join(codes.known.values())
+            logger.warning(f"texts for {language} get no language code: the model has {there:.300}")
+        return codes
 
     def divide(self, sentence: str, language: str, code: str = "") -> list[str]:
         """Return a sentence in as many parts as its length with a code needs, nearly always one; for any thread."""

@@ -11,18 +11,6 @@ VOCABULARY, LIMIT = 6, 4
 EVERY_PREFIX = 150  # hypotheses at the last step but one: 5^2 prefixes times 6 tokens, so that none is ever pruned
 
 
-@torch.no_grad()
-def greedy_by_hand(model, input_ids: torch.Tensor, max_new_tokens: int) -> list[int]:
-    """The likeliest token again and again for one unpadded source, each time from the start and without a cache."""
-    output = [START]
-    for _ in range(max_new_tokens):
-        logits = model(input_ids[None], decoder_input_ids=torch.tensor([output]), use_cache=False).logits
-        output.append(int(logits[0, -1].argmax()))
-        if output[-1] == END:
-            break
-    return output
-
-
 def without_padding(row: torch.Tensor) -> list[int]:
     """A returned output up to its end token; what follows must be padding."""
     tokens = row.tolist()

@@ -18,7 +18,7 @@ from vaswani_transformer.cli.main import main
 from vaswani_transformer.decoding.streaming import Window
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.export.engine import load_exported
-from vaswani_transformer.export.facts import QUANTIZATIONS
+from vaswani_transformer.exported import QUANTIZATIONS
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 GREEDY = {"num_beams": 1}

@@ -11,9 +11,9 @@ from ..decoding.scoring import length_rule
 from ..decoding.streaming import batches_by_length
 from ..decoding.translator import Piece, Translator
 from ..errors import UserError, reading
+from ..exported import NotExpressibleError, read_facts, read_vocabularies
 from ..json_and_yaml import read_json
 from ..model.settings_vaswani import broken_range
-from .facts import NotExpressibleError, read_facts, read_vocabularies
 
 _CPU_TOKENS = 512  # source tokens that are searched at once: with 2,048 a small model took 1.2 to 1.4 times as long
 

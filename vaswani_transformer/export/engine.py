@@ -11,8 +11,7 @@ from typing import Any
 from ..decoding.fast_tokenizer import open_tokenizer
 from ..errors import UserError, reading
 from ..evaluation.records import model_sha256
-from ..exported import is_exported
-from .facts import NotExpressibleError
+from ..exported import NotExpressibleError, is_exported
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,10 @@ import torch
 
 from ..data.batching import PairCollator
 from ..errors import UserError, reading
-from ..exported import FACTS
+from ..exported import FACTS, NUMBERS, QUANTIZATIONS
 from ..loading import load_model
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import written_at_once
-from .facts import NUMBERS, QUANTIZATIONS
 
 _TOLERANCE = 0.01  # of log-probabilities and logits in float32; differences seen are below 0.001
 

@@ -12,8 +12,8 @@ from ctranslate2.specs import transformer_spec
 from ctranslate2.specs.common_spec import Activation
 
 from ..data.tokenization import SIDES, side_of
+from ..exported import NotExpressibleError, read_vocabularies
 from .ctranslate2_model import open_engine
-from .facts import NotExpressibleError, read_vocabularies
 
 _ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "silu": Activation.SWISH}
 

@@ -45,7 +45,11 @@ _HEAD = 1 << 22  # bytes in which the names of a checkpoint's entries are; tenso
 
 def matches(source: Path) -> bool:
     """Return whether a source is fairseq's: a checkpoint, or a folder that holds one."""
-    return any(_is_checkpoint(path) for path in (source.glob("*.pt") if source.is_dir() else [source]))
+    return bool(_checkpoints(source))
+
+
+def _checkpoints(source: Path) -> list[Path]:
+    return sorted(filter(_is_checkpoint, source.glob("*.pt") if source.is_dir() else [source]))
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -65,7 +69,9 @@ def read(source: Path, vocabularies: Sequence[Path] = (), bpe_codes: Path | None
         UserError: for a checkpoint that is damaged or holds more than plain values, an option without a counterpart
             here, by its name, dictionaries that are missing or do not fit, and merges that are missing.
     """
-    path = _checkpoint(source)
+    paths = _checkpoints(source) or [source]
+    best = [path for path in paths if path.name in ("model.pt", "checkpoint_best.pt")]
+    path = only_one(best[:1] or paths, source)
     with reading(path):
         content = read_pickle(path)
         settings = _settings(content)
@@ -82,15 +88,6 @@ def read(source: Path, vocabularies: Sequence[Path] = (), bpe_codes: Path | None
     # fairseq's own search: it divides a score by the number of tokens, the end counted, and never takes padding.
     generation = {"num_beams": 5, "length_normalization": "power", "length_penalty": 1.0, "suppress_tokens": [PAD]}
     return Imported(config, weights, tokenizer, facts, generation)
-
-
-def _checkpoint(source: Path) -> Path:
-    """Return the checkpoint in a folder, or the file that was named."""
-    if not source.is_dir():
-        return source
-    paths = sorted(path for path in source.glob("*.pt") if _is_checkpoint(path))
-    best = [path for path in paths if path.name in ("model.pt", "checkpoint_best.pt")]
-    return only_one(best[:1] or paths, source)
 
 
 def _settings(content: dict[str, Any]) -> dict[str, Any]:

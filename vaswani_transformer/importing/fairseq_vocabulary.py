@@ -74,8 +74,8 @@ def read_tokenizer(
     Raises:
         UserError: the dictionaries are of parts of words, and the merges are missing or something else.
     """
-    segmentation = codes or _first(checkpoint, _CODES if settings.get("bpe") != "sentencepiece" else ())
-    segmentation = segmentation or _first(checkpoint, _MODELS)
+    names = _MODELS if settings.get("bpe") == "sentencepiece" else (*_CODES, *_MODELS)
+    segmentation = codes or next((path for name in names if (path := checkpoint.parent / name).is_file()), None)
     parts = [sum(word.endswith(_SEPARATOR) or word.startswith("▁") for word in ids) for ids in dictionaries]
     if segmentation is None and any(n > _SHARE * len(ids) for n, ids in zip(parts, dictionaries, strict=True)):
         problem = f"hold parts of words, and there is no {_CODES[0]} or {_MODELS[0]} beside it"
@@ -105,10 +105,6 @@ def read_tokenizer(
     )
     note = "Its texts were tokenised by Moses: the tokenizer needs the package sacremoses."
     return tokenizer, note if is_moses else ""
-
-
-def _first(checkpoint: Path, names: Sequence[str]) -> Path | None:
-    return next((path for name in names if (path := checkpoint.parent / name).is_file()), None)
 
 
 def merges_backend(codes: Path, ids: dict[str, int]) -> Tokenizer:

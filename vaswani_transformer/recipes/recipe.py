@@ -6,6 +6,7 @@
 import contextlib
 import dataclasses
 import difflib
+import functools
 import math
 import os
 import re
@@ -22,8 +23,8 @@ from ..json_and_yaml import MOST_YAML, parse_yaml, read_text
 from ..model.settings_vaswani import MAX_EXTRA_TOKENS, broken_range
 
 
-def _option(default, help_text: str, group: str, flag: str | None = None):
-    """Return a field; `flag` is a shorter name of its option."""
+def _option(group: str, default, help_text: str, flag: str | None = None):
+    """Return a field of a group of options; `flag` is a shorter name of its option."""
     return dataclasses.field(default=default, metadata={"help": help_text, "group": group, "flag": flag})
 
 
@@ -35,155 +36,144 @@ DEFAULT_AUGMENTATION = {
 }  # fmt: skip
 DATA, TOKENIZER, MODEL, BATCHES = "data", "tokenizer", "model", "batches"
 OPTIMIZER, CHECKS, DECODING, OUTPUT = "optimizer", "validation and checkpoints", "decoding", "output"
+# Fields of each of these groups.
+_data, _tokenizer, _model, _batches = (functools.partial(_option, group) for group in (DATA, TOKENIZER, MODEL, BATCHES))
+_optimizer, _checks = functools.partial(_option, OPTIMIZER), functools.partial(_option, CHECKS)
+_decoding, _output = functools.partial(_option, DECODING), functools.partial(_option, OUTPUT)
 
 
 @dataclasses.dataclass
 class Recipe:
     """All settings of one training run; the help of each field is its documentation. `check_recipe` checks values."""
 
-    train_source: str | None = _option(
-        None, "text file of training sources, or a pattern: a.*.en.gz, or a URL: s3://b/a.en", DATA
+    train_source: str | None = _data(
+        None, "text file of training sources, or a pattern: a.*.en.gz, or a URL: s3://b/a.en"
     )
-    train_target: str | None = _option(None, "text file of training targets, aligned with train_source", DATA)
-    train_data: str | None = _option(
-        None, "instead of both: TSV, CSV, JSON lines, Parquet, TMX, .po, XLIFF, a folder, Hub data", DATA
+    train_target: str | None = _data(None, "text file of training targets, aligned with train_source")
+    train_data: str | None = _data(
+        None, "instead of both: TSV, CSV, JSON lines, Parquet, TMX, .po, XLIFF, a folder, Hub data"
     )
-    prepared: str | None = _option(
-        None, "folder or URL made by `vaswani prepare`, to train on instead of the text", DATA
+    prepared: str | None = _data(None, "folder or URL made by `vaswani prepare`, to train on instead of the text")
+    validation_source: str | None = _data(None, "text file of validation sources")
+    validation_target: str | None = _data(None, "text file of validation targets")
+    validation_data: str | None = _data(None, "instead of two text files, as train_data")
+    validation_size: int | Literal["auto"] = _data(
+        1000, "pairs held out of the training data when there is no validation data"
     )
-    validation_source: str | None = _option(None, "text file of validation sources", DATA)
-    validation_target: str | None = _option(None, "text file of validation targets", DATA)
-    validation_data: str | None = _option(None, "instead of two text files, as train_data", DATA)
-    validation_size: int | Literal["auto"] = _option(
-        1000, "pairs held out of the training data when there is no validation data", DATA
+    data_dir: str | None = _data(None, "folder that relative data paths start from; the current one if none")
+    data_config: str | None = _data(None, "configuration of a Hub dataset, such as de-en for wmt14")
+    train_split: str = _data("train", "split of a Hub dataset to train on")
+    validation_split: str | None = _data(
+        None, "split of a Hub dataset to validate on, of train_data if there is no validation_data"
     )
-    data_dir: str | None = _option(None, "folder that relative data paths start from; the current one if none", DATA)
-    data_config: str | None = _option(None, "configuration of a Hub dataset, such as de-en for wmt14", DATA)
-    train_split: str = _option("train", "split of a Hub dataset to train on", DATA)
-    validation_split: str | None = _option(
-        None, "split of a Hub dataset to validate on, of train_data if there is no validation_data", DATA
-    )
-    source_column: str = _option("source", "column of the sources (of TSV a number too), its key or language: en", DATA)
-    target_column: str = _option("target", "column of the targets (of TSV a number too), its key or language: de", DATA)
-    max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
-    max_length_ratio: float = _option(3.0, "drop pairs with one side over this many times as long; 0: no limit", DATA)
-    fuzzy_matches: bool = _option(False, "also show sources beside the translation of their nearest neighbour", DATA)
-    augmentation: str | None = _option(None, "change some of the pairs: default, none, or upper:0.05,typos:0.1", DATA)
+    source_column: str = _data("source", "column of the sources (of TSV a number too), its key or language: en")
+    target_column: str = _data("target", "column of the targets (of TSV a number too), its key or language: de")
+    max_length: int = _data(256, "pairs with more tokens than this on a side are dropped (and counted)")
+    max_length_ratio: float = _data(3.0, "drop pairs with one side over this many times as long; 0: no limit")
+    fuzzy_matches: bool = _data(False, "also show sources beside the translation of their nearest neighbour")
+    augmentation: str | None = _data(None, "change some of the pairs: default, none, or upper:0.05,typos:0.1")
 
-    tokenizer: str | None = _option(None, "folder of a trained tokenizer; none: train one on the data", TOKENIZER)
-    tokenizer_kind: str = _option("bpe", "kind to train: bpe or wordpiece", TOKENIZER)
-    vocab_size: int | Literal["auto"] = _option(37_000, "entries shared by source and target", TOKENIZER)
+    tokenizer: str | None = _tokenizer(None, "folder of a trained tokenizer; none: train one on the data")
+    tokenizer_kind: str = _tokenizer("bpe", "kind to train: bpe or wordpiece")
+    vocab_size: int | Literal["auto"] = _tokenizer(37_000, "entries shared by source and target")
 
-    from_model: str | None = _option(
-        None, "folder of a model to start from (fine-tuning): weights, sizes, tokenizer and search are its own", MODEL,
+    from_model: str | None = _model(
+        None, "folder of a model to start from (fine-tuning): weights, sizes, tokenizer and search are its own",
         "--from",
     )  # fmt: skip
-    preset: str = _option("base", "sizes: base, big, parsing, of Table 3 (table3-c-dff-1024), or student-6-2", MODEL)
-    d_model: int | Literal["auto"] | None = _option(
-        None, "width of the model; from the preset if none, as all below", MODEL
+    preset: str = _model("base", "sizes: base, big, parsing, of Table 3 (table3-c-dff-1024), or student-6-2")
+    d_model: int | Literal["auto"] | None = _model(None, "width of the model; from the preset if none, as all below")
+    d_ff: int | Literal["auto"] | None = _model(None, "inner width of the feed-forward sublayers")
+    num_heads: int | Literal["auto"] | None = _model(None, "attention heads")
+    d_k: int | None = _model(None, "width of a head's queries and keys; d_model / num_heads if none")
+    d_v: int | None = _model(None, "width of a head's values; d_model / num_heads if none")
+    encoder_layers: int | Literal["auto"] | None = _model(None, "layers of the encoder")
+    decoder_layers: int | Literal["auto"] | None = _model(None, "layers of the decoder")
+    dropout: float | Literal["auto"] | None = _model(None, "dropout on sublayer outputs and embedding sums")
+    attention_dropout: float | None = _model(None, "dropout on attention weights")
+    activation_dropout: float | None = _model(None, "dropout inside the feed-forward sublayers")
+    attention_bias: bool | None = _model(None, "biases in the attention projections")
+    initialization: str | None = _model(
+        None, "of new weights: tensor2tensor (the authors' code), xavier or normal (0.02)"
     )
-    d_ff: int | Literal["auto"] | None = _option(None, "inner width of the feed-forward sublayers", MODEL)
-    num_heads: int | Literal["auto"] | None = _option(None, "attention heads", MODEL)
-    d_k: int | None = _option(None, "width of a head's queries and keys; d_model / num_heads if none", MODEL)
-    d_v: int | None = _option(None, "width of a head's values; d_model / num_heads if none", MODEL)
-    encoder_layers: int | Literal["auto"] | None = _option(None, "layers of the encoder", MODEL)
-    decoder_layers: int | Literal["auto"] | None = _option(None, "layers of the decoder", MODEL)
-    dropout: float | Literal["auto"] | None = _option(None, "dropout on sublayer outputs and embedding sums", MODEL)
-    attention_dropout: float | None = _option(None, "dropout on attention weights", MODEL)
-    activation_dropout: float | None = _option(None, "dropout inside the feed-forward sublayers", MODEL)
-    attention_bias: bool | None = _option(None, "biases in the attention projections", MODEL)
-    initialization: str | None = _option(
-        None, "of new weights: tensor2tensor (the authors' code), xavier or normal (0.02)", MODEL
-    )
-    position_encoding: str | None = _option(None, "sinusoidal or learned", MODEL)
-    max_position_embeddings: int | None = _option(None, "positions to learn, in tokens; sinusoids have no end", MODEL)
-    attention_window: int | None = _option(None, "positions that self-attention sees; all if none (Section 4)", MODEL)
+    position_encoding: str | None = _model(None, "sinusoidal or learned")
+    max_position_embeddings: int | None = _model(None, "positions to learn, in tokens; sinusoids have no end")
+    attention_window: int | None = _model(None, "positions that self-attention sees; all if none (Section 4)")
 
-    tokens_per_batch: int | Literal["auto"] = _option(
-        25_000,
-        "source tokens, and as many target tokens, of one optimizer step over all devices, padding not counted",
-        BATCHES,
+    tokens_per_batch: int | Literal["auto"] = _batches(
+        25_000, "source tokens, and as many target tokens, of one optimizer step over all devices, padding not counted"
     )
-    tokens_per_device: int | Literal["auto"] = _option(
-        AUTO,
-        "of these, about what one device takes at once; auto: what its memory holds; 4096 on a CPU or with FSDP",
-        BATCHES,
+    tokens_per_device: int | Literal["auto"] = _batches(
+        AUTO, "of these, about what one device takes at once; auto: what its memory holds; 4096 on a CPU or with FSDP"
     )
-    padding_free: bool | Literal["auto"] = _option(
-        AUTO, "train on sentences one after the other, without padding; auto: where a GPU has attention for it", BATCHES
+    padding_free: bool | Literal["auto"] = _batches(
+        AUTO, "train on sentences one after the other, without padding; auto: where a GPU has attention for it"
     )
-    data_workers: int | Literal["auto"] = _option(
-        AUTO, "processes that make batches ahead; 0: the training process does; auto: some for a GPU", BATCHES
+    data_workers: int | Literal["auto"] = _batches(
+        AUTO, "processes that make batches ahead; 0: the training process does; auto: some for a GPU"
     )
-    ddp_timeout: int = _option(1800, "seconds to wait for an unresponsive process before giving up", BATCHES)
+    ddp_timeout: int = _batches(1800, "seconds to wait for an unresponsive process before giving up")
 
-    max_steps: int | Literal["auto"] = _option(100_000, "optimizer steps in all", OPTIMIZER)
-    max_minutes: float = _option(0.0, "stop after this many minutes of training; 0 for no limit", OPTIMIZER)
-    warmup_steps: int | Literal["auto"] = _option(4000, "optimizer steps over which the learning rate grows", OPTIMIZER)
-    lora_rank: int | None = _option(
-        None, "train low-rank adapters of this rank (LoRA) in place of the weights of from_model", OPTIMIZER
+    max_steps: int | Literal["auto"] = _optimizer(100_000, "optimizer steps in all")
+    max_minutes: float = _optimizer(0.0, "stop after this many minutes of training; 0 for no limit")
+    warmup_steps: int | Literal["auto"] = _optimizer(4000, "optimizer steps over which the learning rate grows")
+    lora_rank: int | None = _optimizer(
+        None, "train low-rank adapters of this rank (LoRA) in place of the weights of from_model"
     )
-    decline_steps: int | Literal["auto"] = _option(
-        0, "last optimizer steps, over which the rate also declines to zero; 0: none, as in the paper", OPTIMIZER
+    decline_steps: int | Literal["auto"] = _optimizer(
+        0, "last optimizer steps, over which the rate also declines to zero; 0: none, as in the paper"
     )
-    learning_rate_scale: float | Literal["auto"] = _option(
-        1.0, "factor on the learning rate of the paper's Equation 3", OPTIMIZER
+    learning_rate_scale: float | Literal["auto"] = _optimizer(
+        1.0, "factor on the learning rate of the paper's Equation 3"
     )
-    label_smoothing: float = _option(0.1, "share of the target probability spread over the vocabulary", OPTIMIZER)
-    adam_beta1: float = _option(0.9, "Adam's beta 1", OPTIMIZER)
-    adam_beta2: float = _option(0.98, "Adam's beta 2", OPTIMIZER)
-    adam_epsilon: float = _option(1e-9, "Adam's epsilon", OPTIMIZER)
-    max_gradient_norm: float = _option(0.0, "clip gradients to this norm; 0 for none, as in the paper", OPTIMIZER)
-    precision: str = _option("auto", "fp32, bf16, fp16, or auto: bf16 where the device computes in it", OPTIMIZER)
-    attention: str = _option("auto", "transformers' eager, sdpa, ...; auto: eager on a CPU, else sdpa", OPTIMIZER)
-    fused_loss: bool = _option(True, "projection and loss in blocks: a batch's logits never exist at once", OPTIMIZER)
-    compile: bool = _option(False, "compile the layers with torch.compile: a minute at the start", OPTIMIZER)
-    seed: int = _option(0, "of initial weights, dropout and shuffling", OPTIMIZER)
-    deterministic: bool = _option(False, "on a GPU too the same weights, bit for bit, for a seed: slower", OPTIMIZER)
+    label_smoothing: float = _optimizer(0.1, "share of the target probability spread over the vocabulary")
+    adam_beta1: float = _optimizer(0.9, "Adam's beta 1")
+    adam_beta2: float = _optimizer(0.98, "Adam's beta 2")
+    adam_epsilon: float = _optimizer(1e-9, "Adam's epsilon")
+    max_gradient_norm: float = _optimizer(0.0, "clip gradients to this norm; 0 for none, as in the paper")
+    precision: str = _optimizer("auto", "fp32, bf16, fp16, or auto: bf16 where the device computes in it")
+    attention: str = _optimizer("auto", "transformers' eager, sdpa, ...; auto: eager on a CPU, else sdpa")
+    fused_loss: bool = _optimizer(True, "projection and loss in blocks: a batch's logits never exist at once")
+    compile: bool = _optimizer(False, "compile the layers with torch.compile: a minute at the start")
+    seed: int = _optimizer(0, "of initial weights, dropout and shuffling")
+    deterministic: bool = _optimizer(False, "on a GPU too the same weights, bit for bit, for a seed: slower")
 
-    evaluate_every: int | Literal["auto"] = _option(
-        1000, "optimizer steps between validations, each with a checkpoint", CHECKS
+    evaluate_every: int | Literal["auto"] = _checks(1000, "optimizer steps between validations, each with a checkpoint")
+    log_every: int = _checks(50, "optimizer steps between lines of the training log")
+    report_to: str = _checks("none", "what else gets the log, comma-separated: tensorboard, wandb, ...")
+    validation_bleu: int = _checks(
+        500, "pairs of a fixed sample to validate on, translated greedily for BLEU; 0: loss on all pairs"
     )
-    log_every: int = _option(50, "optimizer steps between lines of the training log", CHECKS)
-    report_to: str = _option("none", "what else gets the log, comma-separated: tensorboard, wandb, ...", CHECKS)
-    validation_bleu: int = _option(
-        500, "pairs of a fixed sample to validate on, translated greedily for BLEU; 0: loss on all pairs", CHECKS
+    bleu_tokenizer: str | None = _checks(
+        None, f"sacreBLEU's: {', '.join(BLEU_TOKENIZERS)}; if none, by the target's language or script"
     )
-    bleu_tokenizer: str | None = _option(
-        None, f"sacreBLEU's: {', '.join(BLEU_TOKENIZERS)}; if none, by the target's language or script", CHECKS
+    best_by: str = _checks("loss", "what the best checkpoint is best by: loss or bleu")
+    early_stopping: int = _checks(0, "stop after this many validations without a better one; 0 for never")
+    average_every: int = _checks(
+        0, "steps between the checkpoints that are averaged, written near the end; 0: those of validations"
     )
-    best_by: str = _option("loss", "what the best checkpoint is best by: loss or bleu", CHECKS)
-    early_stopping: int = _option(0, "stop after this many validations without a better one; 0 for never", CHECKS)
-    average_every: int = _option(
-        0, "steps between the checkpoints that are averaged, written near the end; 0: those of validations", CHECKS
-    )
-    keep_checkpoints: int = _option(5, "latest checkpoints kept, besides the best and those to average", CHECKS)
-    average_checkpoints: int = _option(5, "average this many latest checkpoints at the end; 0: no", CHECKS)
-    keep_weights: str = _option(
-        "better", "what the model gets: average, best, last, or better (of best and average, by validation)", CHECKS
+    keep_checkpoints: int = _checks(5, "latest checkpoints kept, besides the best and those to average")
+    average_checkpoints: int = _checks(5, "average this many latest checkpoints at the end; 0: no")
+    keep_weights: str = _checks(
+        "better", "what the model gets: average, best, last, or better (of best and average, by validation)"
     )
 
-    num_beams: int | None = _option(
-        None, "beam size the saved model decodes with; if none 4, or that of from_model", DECODING
-    )
-    length_penalty: float | Literal["auto"] | None = _option(
+    num_beams: int | None = _decoding(None, "beam size the saved model decodes with; if none 4, or that of from_model")
+    length_penalty: float | Literal["auto"] | None = _decoding(
         None,
         "alpha of the paper's length normalisation; auto: what gives the most validation BLEU, if any; if none 0.6,"
         " or that of from_model",
-        DECODING,
     )
-    max_extra_tokens: int | None = _option(
-        None, f"tokens an output may be longer than its source; if none {MAX_EXTRA_TOKENS}, or that of from_model",
-        DECODING,
-    )  # fmt: skip
+    max_extra_tokens: int | None = _decoding(
+        None, f"tokens an output may be longer than its source; if none {MAX_EXTRA_TOKENS}, or that of from_model"
+    )
 
-    output: str | None = _option(None, "folder for the model; runs/NAME-OF-THE-RECIPE if none", OUTPUT)
-    overwrite: bool = _option(
+    output: str | None = _output(None, "folder for the model; runs/NAME-OF-THE-RECIPE if none")
+    overwrite: bool = _output(
         False,
         "start again where another run has been: its model, checkpoints, log,"
         " TensorBoard events and data prepared otherwise are removed from the output folder. An interrupted run of the"
         " same settings is resumed",
-        OUTPUT,
     )
 
     def model_overrides(self) -> dict:

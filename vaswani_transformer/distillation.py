@@ -278,16 +278,11 @@ class DistilledText:
         )
         return FileTranslator(translator, Layout(json=True))
 
-    def _translated(self) -> Iterator[str | None]:
-        """Yield the translation of each line; None for one that is empty or repeats itself without end."""
-        with (self.output.path / TRANSLATIONS).open(encoding="utf-8") as file:
-            for line in file:
-                best = next(iter(parse_json(line)["hypotheses"]), {"text": ""})
-                yield best["text"] if best["text"].strip() and not best.get("repeats") else None
-
     def _write(self, settings: dict[str, Any]) -> None:
-        """Write what can be learned of the translations, and last the facts about it."""
-        translated = list(self._translated())
+        """Write what can be learned: translations that are neither empty nor repeat themselves; last the facts."""
+        with (self.output.path / TRANSLATIONS).open(encoding="utf-8") as file:
+            best = (next(iter(parse_json(line)["hypotheses"]), {"text": ""}) for line in file)
+            translated = [each["text"] if each["text"].strip() and not each.get("repeats") else None for each in best]
         counts = {"lines": len(translated), "pairs": sum(each is not None for each in translated)}
         logger.info(
             "distilled text: {lines:,} lines translated, {pairs:,} pairs kept; other translations are empty or repeat"

@@ -72,7 +72,9 @@ def align(
         attention = [attention_of_batch(member, batch)["encoder-decoder"][layer] for member in members]
         attention = [weights.float().mean(dim=1) for weights in attention]  # mean of the heads
         for pair, weights in zip(of_batch, torch.stack(attention).mean(dim=0).cpu().numpy(), strict=True):
-            links[pair.index] = strongest_links(weights, pair.source_words, pair.target_words)
+            source, target = map(parts_in_words, (pair.source_words, pair.target_words))
+            sums = target.T @ weights[: len(target), : len(source)] @ source  # (target words, source words)
+            links[pair.index] = [(best, word) for word, best in enumerate(sums.argmax(axis=1).tolist())]
     return links
 
 
@@ -134,10 +136,3 @@ def parts_in_words(words: Sequence[range]) -> np.ndarray:
     for row, numbers in zip(parts, words, strict=True):
         row[numbers.start : numbers.stop] = 1
     return parts
-
-
-def strongest_links(weights: np.ndarray, source_words: Sequence[range], target_words: Sequence[range]) -> Links:
-    """Return for each target word the source word with the largest sum of `(target_length, source_length)` weights."""
-    source, target = map(parts_in_words, (source_words, target_words))
-    sums = target.T @ weights[: len(target_words), : len(source_words)] @ source
-    return [(best, word) for word, best in enumerate(sums.argmax(axis=1).tolist())]

@@ -62,12 +62,6 @@ class TeacherOptions:
     sample: bool = False  # draw a translation from the teachers' distribution in place of a search
     precision: str | None = None  # what the teachers were loaded in
 
-    def search(self, own_beams: int) -> dict[str, Any]:
-        """Return options of `generate()` for a teacher that was saved with `own_beams`."""
-        if self.sample:
-            return {"do_sample": True, "num_beams": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-        return {"do_sample": False, "num_beams": self.beams or own_beams, "num_return_sequences": 1}
-
 
 def distill(
     teachers: Sequence[str],
@@ -267,6 +261,10 @@ class DistilledText:
         """Return the teachers' translator with their models loaded; workers call this too."""
         needs = ["--sample"] if self.options.sample else []
         model, tokenizer = load_for_decoding(self.teachers, precision=self.options.precision, needs=needs)
+        beams = self.options.beams or model.generation_config.num_beams or 1
+        search = {"do_sample": False, "num_beams": beams, "num_return_sequences": 1}
+        if self.options.sample:
+            search = {"do_sample": True, "num_beams": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         translator = Translator(
             model,
             tokenizer,
@@ -274,7 +272,7 @@ class DistilledText:
             split_long=True,
             seed=seed,
             source_language=languages_of_model(self.teachers[0])[0],
-            **self.options.search(model.generation_config.num_beams or 1),
+            **search,
         )
         return FileTranslator(translator, Layout(json=True))
 

@@ -3,9 +3,11 @@
 import unicodedata
 
 import pytest
+import test_attention_weights
 import torch
 from conftest import tiny_model
 from sentencepiece_models import trained
+from test_attention_weights import TEXT
 
 from vaswani_transformer import Ensemble, UserError, VaswaniTokenizer, align, attend, pharaoh, train_tokenizer
 from vaswani_transformer.attention.alignments import tokens_and_words
@@ -13,17 +15,8 @@ from vaswani_transformer.data.words import words_of
 from vaswani_transformer.importing.fairseq_vocabulary import word_backend
 from vaswani_transformer.importing.sentencepiece import backend
 
-TEXT = ["the old black dog sees an apple", "der alte schwarze Hund sieht einen Apfel", "naïve 中文 words"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(TEXT, vocab_size=300)  # so small that most words are of several pieces
-
-
-@pytest.fixture(scope="module")
-def model(tokenizer):
-    return tiny_model(seed=1, scale=2.0, vocab_size=len(tokenizer), decoder_layers=3)
+model = test_attention_weights.model
+tokenizer = test_attention_weights.tokenizer
 
 
 def words_of_tokens(tokenizer, text: str) -> list[int]:

@@ -6,12 +6,7 @@ import os
 import pytest
 
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.evaluation.records import (
-    evaluation_record,
-    name_of_test_set,
-    read_evaluation,
-    weights_sha256,
-)
+from vaswani_transformer.evaluation.records import evaluation_record, name_of_test_set, read_evaluation, weights_sha256
 
 RECORD = {"test_set": "t", "weights_sha256": "ab" * 32, "generation": {"num_beams": 4}, "command": "vaswani evaluate"}
 

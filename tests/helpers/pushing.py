@@ -42,11 +42,6 @@ def push(forked, hub, model):
     return run
 
 
-def weights_of(hub, revision="main", repo=REPO):
-    """Names of the files of weights on a branch."""
-    return {name for name in hub.files(repo, revision) if "safetensors" in name}
-
-
 @pytest.fixture(scope="module")
 def scores(model, tmp_path_factory):
     """Scores of the model as `vaswani evaluate --json` writes them."""

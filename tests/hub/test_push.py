@@ -13,7 +13,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard, snapshot_download
 from model_folders import change
-from pushing import REPO, weights_of
+from pushing import REPO
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vaswani_transformer.hub.model_card import is_sealed
@@ -87,24 +87,17 @@ def test_pushing_the_same_again_makes_no_commit(push, hub):
     assert sum(method == "PUT" for method, _, _ in hub.requests) == 1
 
 
-def test_weights_take_the_place_of_those_in_several_files(push, hub):
+def test_weights_in_several_files_and_a_tokenizer_of_another_kind_make_way(push, hub):
     push()
-    files = hub.repositories[REPO].find("main").files
-    others = {"onnx/model.safetensors", "model.fp16.safetensors"}
-    shards = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"}
-    for name in others | shards:  # the first of someone else, the second of a push of an earlier version
+    ours, files = hub.files(REPO).keys(), hub.repositories[REPO].find("main").files
+    others = {"onnx/model.safetensors", "model.fp16.safetensors", "notes.json"}
+    earlier = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"}
+    earlier |= {"target_tokenizer.json"}
+    for name in others | earlier:  # the first of someone else, the second of a push of an earlier version
         files[name] = b"x"
     done = push("--language", "fr")
-    assert weights_of(hub) == {"model.safetensors"} | others
-    assert set(re.findall(r"^ +removed  (.*)$", done.out, re.MULTILINE)) == shards
-
-
-def test_files_of_a_tokenizer_of_another_kind_go(push, hub):
-    push()
-    files = hub.repositories[REPO].find("main").files
-    files |= {"target_tokenizer.json": b"{}", "notes.json": b"{}"}
-    assert re.search(r"^ +removed  target_tokenizer.json$", push().out, re.MULTILINE)
-    assert "target_tokenizer.json" not in hub.files(REPO) and "notes.json" in hub.files(REPO)
+    assert hub.files(REPO).keys() == ours | others
+    assert set(re.findall(r"^ +removed  (.*)$", done.out, re.MULTILINE)) == earlier
 
 
 def test_the_methods_of_transformers_push_too(forked, hub, model, tmp_path):

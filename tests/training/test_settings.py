@@ -18,15 +18,8 @@ from vaswani_transformer.recipes.recipe import AUTO, CHOSEN, Recipe
 from vaswani_transformer.training import settings as rules
 from vaswani_transformer.training.settings import ROWS, choose_settings, micro_batches_of, vocabulary_size
 
-SMALL = {
-    "d_model": 16,
-    "d_ff": 16,
-    "num_heads": 2,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "validation_bleu": 0,
-    "best_by": "loss",
-}
+SMALL = {"d_model": 16, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+SMALL |= {"validation_bleu": 0, "best_by": "loss"}
 
 
 def write_pairs(path, pairs):
@@ -153,14 +146,9 @@ def test_an_interrupted_run_keeps_what_was_chosen(data, tmp_path, monkeypatch):
 
 
 def test_the_rate_declines_to_zero(data, tmp_path):
-    changes = SMALL | {
-        "max_steps": 9,
-        "warmup_steps": 3,
-        "decline_steps": 4,
-        "evaluate_every": 9,
-        "learning_rate_scale": 1,
-    }
-    recipe = load_recipe("auto", {"train_data": str(data), "output": str(tmp_path / "out"), "log_every": 1, **changes})
+    steps = {"max_steps": 9, "warmup_steps": 3, "decline_steps": 4, "evaluate_every": 9, "log_every": 1}
+    places = {"train_data": str(data), "output": str(tmp_path / "out")}
+    recipe = load_recipe("auto", SMALL | steps | places | {"learning_rate_scale": 1})
     train(recipe, progress=False)
     log = map(json.loads, (tmp_path / "out" / "training_log.jsonl").read_text().splitlines())
     rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]

@@ -28,11 +28,6 @@ class Pair(NamedTuple):
     target_ids: list[int]
     target_words: list[range]
 
-    @property
-    def length(self) -> int:
-        """Return the tokens of the longer side."""
-        return max(len(self.source_ids), len(self.target_ids))
-
 
 def align(
     model, tokenizer, sources: list[str], targets: list[str], layer: int = -1, tokens_per_batch: int = 4096
@@ -63,9 +58,11 @@ def align(
     sources, targets = texts_in(sources, "source"), texts_in(targets, "target")
     links: list[Links] = [[] for _ in sources]
     members = [forming_attention(member) for member in getattr(model, "members", [model])]
-    pairs = tokenized_pairs(model.config, tokenizer, sources, targets)
-    collator = PairCollator(model.config.pad_token_id)
-    for rows in batches_by_length([pair.length for pair in pairs], tokens_per_batch):
+    pairs, collator = tokenized_pairs(tokenizer, sources, targets), PairCollator(model.config.pad_token_id)
+    lengths = [max(len(pair.source_ids), len(pair.target_ids)) for pair in pairs]
+    for pair, length in zip(pairs, lengths, strict=True):
+        check_length(model.config, 1 + pair.index, length)
+    for rows in batches_by_length(lengths, tokens_per_batch):
         of_batch = [pairs[row] for row in rows]
         batch = collator([{"input_ids": pair.source_ids, "labels": pair.target_ids} for pair in of_batch])
         batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
@@ -78,8 +75,8 @@ def align(
     return links
 
 
-def tokenized_pairs(config, tokenizer, sources: Sequence[str], targets: Sequence[str]) -> list[Pair]:
-    """Return the pairs of which no side is blank; errors call them lines, from 1 on."""
+def tokenized_pairs(tokenizer, sources: Sequence[str], targets: Sequence[str]) -> list[Pair]:
+    """Return the pairs of which no side is blank."""
     texts = enumerate(zip(sources, targets, strict=True))
     filled = [index for index, (source, target) in texts if source.strip() and target.strip()]
     if not filled:
@@ -90,10 +87,7 @@ def tokenized_pairs(config, tokenizer, sources: Sequence[str], targets: Sequence
         tokens_and_words(side_of(tokenizer, side), [texts[index] for index in filled], begins)
         for side, texts, begins in zip(SIDES, (sources, targets), starts, strict=True)
     ]
-    pairs = [Pair(index, *source, *target) for index, source, target in zip(filled, *sides, strict=True)]
-    for pair in pairs:
-        check_length(config, 1 + pair.index, pair.length)
-    return pairs
+    return [Pair(index, *source, *target) for index, source, target in zip(filled, *sides, strict=True)]
 
 
 def pharaoh(links: Links) -> str:

@@ -96,7 +96,7 @@ def test_each_room_says_what_lives_there(room):
 ROOM_LINES = {
     "model": 4120, "data": 3244, "training": 2518, "importing": 1305, "cli": 1974, "decoding": 1916,
     "experiments": 712, "serving": 1384, "hub": 640, "export": 859, "parsing": 924, "documents": 1570,
-    "attention": 429, "catalogues": 821, "recipes": 433, "evaluation": 339,
+    "attention": 423, "catalogues": 821, "recipes": 433, "evaluation": 339,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1595, 25000, 11.5
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27769, 3416, 16900

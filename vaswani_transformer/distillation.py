@@ -23,7 +23,7 @@ from .data.parallel_text import PairSource
 from .data.recipe_data import data_sources, load_training_pairs, split_to_validate_on
 from .data.text_files import file_stamp
 from .data.tokenization import SIDES, load_tokenizer, tokenizer_sha256
-from .decoding.file_translator import FileTranslator, Layout
+from .decoding.file_translator import FileTranslator, record
 from .decoding.output import ResumableOutput, notes_path
 from .decoding.parts import write_in_parts
 from .decoding.translator import Translator
@@ -274,7 +274,7 @@ class DistilledText:
             source_language=languages_of_model(self.teachers[0])[0],
             **search,
         )
-        return FileTranslator(translator, Layout(json=True))
+        return FileTranslator(translator, partial(record, as_json=True))
 
     def _write(self, settings: dict[str, Any]) -> None:
         """Write what can be learned: translations that are neither empty nor repeat themselves; last the facts."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vaswani_transformer.decoding import streaming
-from vaswani_transformer.decoding.file_translator import Layout, with_lines_of
+from vaswani_transformer.decoding.file_translator import record, with_lines_of
 from vaswani_transformer.decoding.output import ResumableOutput, notes_path
 from vaswani_transformer.decoding.streaming import in_windows, read_ahead, split_line
 from vaswani_transformer.decoding.translator import Hypothesis
@@ -174,11 +174,10 @@ def test_prefixes_are_one_a_line(tmp_path, number):
 
 def test_records():
     two = [Hypothesis("ein\tHund", 3, -1.5, -1.25), Hypothesis("Hund", 2, -3.0, -2.5)]
-    assert Layout().record(7, two[:1]) == "ein\tHund\n"
-    assert Layout(scores=True).record(7, two[:1]) == "-1.250000\tein Hund\n"
+    assert record(7, two[:1]) == "ein\tHund\n"
+    assert record(7, two[:1], scores=True) == "-1.250000\tein Hund\n"
     aligned = [replace(each, alignment=f"0-{number}") for number, each in enumerate(two)]
-    numbered = Layout(numbered=True).record(7, aligned)
-    assert numbered == "7\t-1.250000\tein Hund\t0-0\n7\t-2.500000\tHund\t0-1\n"
-    record = json.loads(Layout(json=True).record(1, [two[0], Hypothesis("x", 2)]))
+    assert record(7, aligned, numbered=True) == "7\t-1.250000\tein Hund\t0-0\n7\t-2.500000\tHund\t0-1\n"
+    written = json.loads(record(1, [two[0], Hypothesis("x", 2)], as_json=True))
     known = {"text": "ein\tHund", "tokens": 3, "score": -1.25, "log_probability": -1.5}
-    assert record == {"line": 1, "hypotheses": [known, {"text": "x", "tokens": 2}]}
+    assert written == {"line": 1, "hypotheses": [known, {"text": "x", "tokens": 2}]}

@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+from functools import partial
 
 import pytest
 from accelerate import cpu_offload, disk_offload
@@ -14,7 +15,7 @@ from transformers import LogitsProcessorList
 
 from vaswani_transformer import Ensemble, Translator, align, attend, score_pairs, train_tokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
-from vaswani_transformer.decoding.file_translator import FileTranslator, Layout
+from vaswani_transformer.decoding.file_translator import FileTranslator, record
 from vaswani_transformer.decoding.output import StreamOutput
 from vaswani_transformer.decoding.scoring import score_ids
 from vaswani_transformer.decoding.search import ForcedPrefixes
@@ -174,7 +175,7 @@ def test_endless_repetition_is_cut_and_said(model, tokenizer, caplog):
     assert found.tokens == scored.tokens == len(logs) < 10 and scored.log_probability == pytest.approx(sum(logs))
     assert scored.score == pytest.approx(sum(logs) / ((5 + len(logs)) / 6) ** 0.5)
     written = io.StringIO()
-    FileTranslator(translator, Layout(json=True)).run(["", text], StreamOutput(written), progress=False)
+    FileTranslator(translator, partial(record, as_json=True)).run(["", text], StreamOutput(written), progress=False)
     hypotheses = [json.loads(line)["hypotheses"][0] for line in written.getvalue().splitlines()]
     assert [hypothesis.get("repeats") for hypothesis in hypotheses] == [None, True]
     assert "endless repetition, which was cut off: 2" in caplog.text

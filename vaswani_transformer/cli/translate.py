@@ -173,7 +173,7 @@ def _languages(folder: str, request: Request) -> list[str]:
 def load(folder: str, request: Request):
     """Return the model of the options and all that is done with it, a `FileTranslator`; workers call this too."""
     from ..data.memory import read_memory
-    from ..decoding.file_translator import FileTranslator, Layout
+    from ..decoding.file_translator import FileTranslator, record
     from ..decoding.glossary import read_glossary
     from ..decoding.scoring import word_confidences
     from ..decoding.translator import Translator
@@ -211,5 +211,5 @@ def load(folder: str, request: Request):
 
     extras = {"words": functools.partial(word_confidences, model, tokenizer)} if written.confidence else {}
     extras |= {"alignment": align} if written.alignments else {}
-    layout = Layout(written.nbest is not None, written.scores, written.format == "json")
-    return FileTranslator(translator, layout, request.work.window, **extras)
+    fields = {"numbered": written.nbest is not None, "scores": written.scores, "as_json": written.format == "json"}
+    return FileTranslator(translator, functools.partial(record, **fields), request.work.window, **extras)

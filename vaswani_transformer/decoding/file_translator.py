@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -11,30 +11,28 @@ from ..data.text_files import Stamp, read_lines
 from ..errors import UserError
 from .scoring import mean_confidence
 from .streaming import CUT, SPLIT, WINDOW_LINES, LineWorker, Remarks, Window
-from .translator import Hypothesis, PreparedWindow, Translator
+from .translator import Hypothesis, Translator
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The layout of written translations."""
+def record(
+    number: int, hypotheses: list[Hypothesis], numbered: bool = False, scores: bool = False, as_json: bool = False
+) -> str:
+    """Return the text of line `number`, line ends included; an alignment is the last field of its hypothesis.
 
-    numbered: bool = False  # number of the line TAB score TAB translation
-    scores: bool = False  # score TAB translation
-    json: bool = False  # instead, one JSON object for each line of input, with all that is known
-
-    def record(self, number: int, hypotheses: list[Hypothesis]) -> str:
-        """Return the text of line `number`, line ends included; an alignment is the last field of its hypothesis."""
-        if self.json:
-            values = {"line": number, "hypotheses": list(map(_as_json, hypotheses))}
-            return json.dumps(values, ensure_ascii=False) + "\n"
-        lines = []
-        for each in hypotheses:
-            fields = [str(number)] if self.numbered else []
-            fields += ["nan" if each.score is None else f"{each.score:.6f}"] if self.scores or self.numbered else []
-            fields += [] if each.words is None else [f"{mean_confidence(each.words):.3f}"]
-            fields += [each.text] if each.alignment is None else [each.text, each.alignment]
-            lines.append("\t".join(part.replace("\t", " ") if len(fields) > 1 else part for part in fields) + "\n")
-        return "".join(lines)
+    `numbered`: number of the line TAB score TAB translation; `scores`: score TAB translation; `as_json`: instead, one
+    JSON object for each line of input, with all that is known.
+    """
+    if as_json:
+        values = {"line": number, "hypotheses": list(map(_as_json, hypotheses))}
+        return json.dumps(values, ensure_ascii=False) + "\n"
+    lines = []
+    for each in hypotheses:
+        fields = [str(number)] if numbered else []
+        fields += ["nan" if each.score is None else f"{each.score:.6f}"] if scores or numbered else []
+        fields += [] if each.words is None else [f"{mean_confidence(each.words):.3f}"]
+        fields += [each.text] if each.alignment is None else [each.text, each.alignment]
+        lines.append("\t".join(part.replace("\t", " ") if len(fields) > 1 else part for part in fields) + "\n")
+    return "".join(lines)
 
 
 def _as_json(hypothesis: Hypothesis) -> dict[str, Any]:
@@ -62,7 +60,7 @@ class FileTranslator(LineWorker):
 
     Args:
         translator: the translator.
-        layout: how translations are written.
+        layout: returns what is written of a line, from its number and hypotheses, as `record` does.
         window: lines that are sorted by length and written together.
         **extras: further fields of a `Hypothesis` to fill, `words` or `alignment`: functions that take sources and
             their translations.
@@ -71,20 +69,20 @@ class FileTranslator(LineWorker):
     def __init__(
         self,
         translator: Translator,
-        layout: Layout = Layout(),
+        layout: Callable[[int, list[Hypothesis]], str] = record,
         window: int = WINDOW_LINES,
         **extras: Callable[[list[str], list[str]], Iterable[Any]],
     ):
         self.translator, self.layout, self.window, self.extras = translator, layout, window, extras
         self.prepare = translator.prepare
 
-    def records(self, prepared: PreparedWindow, bar: Any, remarks: Remarks) -> tuple[Window, list[str]]:
+    def records(self, window: Window, bar: Any, remarks: Remarks) -> list[str]:
         """Translate a window; see `LineWorker`."""
-        window, hypotheses = prepared.window, self.translator.translate_prepared(prepared, bar)
-        remarks[SPLIT] += prepared.split
+        hypotheses = self.translator.translate_prepared(window, bar)
+        remarks[SPLIT] += window.split
         repeating = (any(each.repeats for each in row) for row in hypotheses)
         remarks[CUT] += [line for line, repeats in enumerate(repeating, window.first) if repeats]
-        return window, self._format(window, hypotheses)
+        return self._format(window, hypotheses)
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:
         """Return the text of each line of a window."""
@@ -95,4 +93,4 @@ class FileTranslator(LineWorker):
         for name, function in self.extras.items():
             values = iter(function(repeated, texts))
             hypotheses = [[replace(each, **{name: next(values)}) for each in row] for row in hypotheses]
-        return [self.layout.record(number, row) for number, row in enumerate(hypotheses, window.first)]
+        return [self.layout(number, row) for number, row in enumerate(hypotheses, window.first)]

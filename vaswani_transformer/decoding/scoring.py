@@ -244,7 +244,7 @@ class FileScorer(LineWorker):
             self.codes = LanguageCodes(self.tokenizer, self.target_language)
         self.sums: dict[str, Any] = {"pairs": 0, "tokens": 0, "log_probability": 0.0}  # of what was written
 
-    def records(self, window: Window, bar: Any, remarks: Remarks) -> tuple[Window, list[str]]:
+    def records(self, window: Window, bar: Any, remarks: Remarks) -> list[str]:
         """Score a window; see `LineWorker`. There are no remarks."""
         numbered = list(enumerate(window.lines, window.first))
         filled = {number: pair for number, pair in numbered if all(side.strip() for side in pair)}
@@ -254,7 +254,7 @@ class FileScorer(LineWorker):
         records = [self._record(number, by_number.get(number)) for number, _ in numbered]
         self.add(records)
         bar.update(len(records))
-        return window, records
+        return records
 
     def _record(self, number: int, score: PairScore | None) -> str:
         """Return the text of line `number`, its end included; `score` is None for a pair with a blank side."""

@@ -9,7 +9,7 @@ import sys
 import threading
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
@@ -47,6 +47,8 @@ class Window:
     first: int  # number of its first line, from 1
     lines: list[Any]
     error: Exception | None = None  # what ended the reading after these lines
+    pieces: Sequence = ()  # what a `Translator` that has prepared it translates, in the order of the lines
+    split: Sequence[int] = ()  # and numbers of the lines that were too long
 
     def check(self) -> None:
         """Raise what ended the reading, if anything, once these lines are written."""
@@ -72,7 +74,7 @@ def report(remarks: Remarks) -> None:
 class LineWorker:
     """Does lines, such as translating them, window by window into an output.
 
-    A subclass has `records(prepared, bar, remarks)`, which returns the window and the text to write of each line.
+    A subclass has `records(window, bar, remarks)`, which returns the text to write of each line.
     """
 
     doing, unit = "translating", "sentences"  # of the progress bar
@@ -105,13 +107,13 @@ class LineWorker:
 
     def write(self, windows: Iterator[Window], output: Any, bar: Any, remarks: Remarks, done: int) -> None:
         """Write the records of windows, up to the first error, as `run`; updates `bar` and `remarks`."""
-        for prepared in read_ahead(map(self.prepare, windows)):
-            window, records = self.records(prepared, bar, remarks)
+        for window in read_ahead(map(self.prepare, windows)):
+            records = self.records(window, bar, remarks)
             output.write("".join(records[max(0, done - window.first + 1) :]))
             window.check()
 
-    def prepare(self, window: Window) -> Any:
-        """Return what `records` takes, in the thread that reads ahead."""
+    def prepare(self, window: Window) -> Window:
+        """Return the window as `records` takes it, in the thread that reads ahead."""
         return window
 
 

@@ -49,15 +49,6 @@ class Piece:
     known: str | None = None  # its translation by a memory: nothing is to be searched
 
 
-@dataclass
-class PreparedWindow:
-    """A window of lines, tokenised."""
-
-    window: Window  # its lines are those before the error, if it has one
-    pieces: list[Piece]  # what to translate, in the order of the lines; a blank line has none
-    split: list[int]  # numbers of the lines that were too long
-
-
 def _check_room(number: int, what: str, tokens: int, limit: float) -> None:
     """Raise `UserError` if what line `number` needs in its translation leaves no room in an output."""
     if tokens >= limit:
@@ -119,10 +110,11 @@ class Translator:
         value = self.generate_options.get(name, getattr(self.model.generation_config, name, None))
         return default if value is None else value
 
-    def prepare(self, window: Window, glossary: Glossary | None = None) -> PreparedWindow:
+    def prepare(self, window: Window, glossary: Glossary | None = None) -> Window:
         """Tokenise a window whose lines are strings, or pairs of a source and the prefix of its translation.
 
-        `glossary` is for this window, in place of the translator's own.
+        `glossary` is for this window, in place of the translator's own. What is returned has a `Piece` or several for
+        each line that is not blank; its lines are those before the error, if it has one.
         """
         glossary, encode = glossary or self.glossary, cache(partial(term_forms, self._own_tokenizer))
         pairs = [(line, "") if isinstance(line, str) else line for line in window.lines]
@@ -150,7 +142,7 @@ class Translator:
                 parts = [self._with_match(source, source_ids)]
             prefixes = [prefix, *([] for _ in parts[1:])]
             pieces += [Piece(line, *part) for part in zip(parts, prefixes, terms, strict=True)]
-        return PreparedWindow(window, pieces, split)
+        return replace(window, pieces=pieces, split=split)
 
     def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
         """Return the tokens of line `number` in one part, or in several if they are too many."""
@@ -251,9 +243,9 @@ class Translator:
         rule = length_rule(self.model.generation_config, self.generate_options)
         return replace(hypothesis, log_probability=log_probability, score=rule(log_probability, hypothesis.tokens))
 
-    def translate_prepared(self, prepared: PreparedWindow, progress: Any = None) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each line of a window, best first; of a blank line they are empty."""
-        pieces, lines = [each for each in prepared.pieces if each.known is None], [[] for _ in prepared.window.lines]
+    def translate_prepared(self, window: Window, progress: Any = None) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each line of a window of `prepare`, best first; of a blank line they are empty."""
+        pieces, lines = [each for each in window.pieces if each.known is None], [[] for _ in window.lines]
         last_pieces = set({piece.line: index for index, piece in enumerate(pieces)}.values())  # of each line
         progress = progress if progress is not None else tqdm(disable=True)
         progress.update(len(lines) - len(last_pieces))
@@ -263,12 +255,12 @@ class Translator:
         else:
             from .search import search_pieces
 
-            searched = search_pieces(self, pieces, prepared.window.index)
+            searched = search_pieces(self, pieces, window.index)
         for number, ids in searched:
             outputs[number] = ids
             progress.update(number in last_pieces)
         hypotheses = iter(self.as_hypotheses(pieces, [outputs[number] for number in range(len(pieces))]))
-        for piece in prepared.pieces:
+        for piece in window.pieces:
             same = [Hypothesis(piece.known)] * self.setting("num_return_sequences", 1)
             lines[piece.line].append(next(hypotheses) if piece.known is None else same)
         return [self._joined(parts) for parts in lines]
@@ -305,7 +297,7 @@ class Translator:
         for lines in in_windows(sentences, window):
             prepared = self.prepare(lines)
             yield from self.translate_prepared(prepared, progress)
-            prepared.window.check()
+            prepared.check()
 
     def translate(
         self, sentences: Iterable[str | tuple[str, str]], window: int = WINDOW_LINES, progress: Any = None

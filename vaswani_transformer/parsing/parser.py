@@ -10,7 +10,7 @@ from transformers import LogitsProcessor
 
 from ..decoding.file_translator import FileTranslator
 from ..decoding.streaming import WINDOW_LINES, Window
-from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
+from ..decoding.translator import Hypothesis, Piece, Translator
 from ..distributed import joined_processes
 from ..errors import UserError
 from ..output_folder import OutputFolder, locked
@@ -77,11 +77,10 @@ class Parser(Translator):
         for hypotheses in self.hypotheses(lines, window, progress):
             yield self.read(next(again), hypotheses[0])
 
-    def prepare(self, window: Window) -> PreparedWindow:
+    def prepare(self, window: Window) -> Window:
         """Tokenise a window whose lines are lists of words; an error leaves the lines before it."""
         prepared = super().prepare(replace(window, lines=[sentence_text(words) for words in window.lines]))
-        prepared.window = replace(prepared.window, lines=window.lines[: len(prepared.window.lines)])
-        return prepared
+        return replace(prepared, lines=window.lines[: len(prepared.lines)])
 
     def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
         parts = super()._within_limits(number, text, ids)

@@ -24,7 +24,7 @@ from babel.core import get_global
 from ..decoding.glossary import Glossary, beams_for
 from ..decoding.scoring import positions
 from ..decoding.streaming import Window, split_line
-from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
+from ..decoding.translator import Hypothesis, Piece, Translator
 from ..model.language_codes_vaswani import LanguageCodes
 
 logger = logging.getLogger(__name__)
@@ -150,8 +150,8 @@ class _Group:
         """Translate a batch by `Translator`."""
         scores = any(share.ticket.scores for share, _ in self.running.values())
         pieces = [replace(self._piece(number), line=number) for number in self.running]
-        prepared = PreparedWindow(Window(0, 1, [""] * len(pieces)), pieces, [])
-        ranked = self.engine.with_options(self.key.options, scores).translate_prepared(prepared)
+        window = Window(0, 1, [""] * len(pieces), pieces=pieces)
+        ranked = self.engine.with_options(self.key.options, scores).translate_prepared(window)
         return list(zip(self.running, ranked, strict=True))
 
     def _piece(self, sentence: Any) -> Piece:
@@ -240,7 +240,7 @@ class Engine:
         """
         with self._tokenizing:
             prepared = self.with_options(options).prepare(Window(0, 1, list(sentences)), glossary)
-        prepared.window.check()
+        prepared.check()
         return prepared.pieces
 
     async def translate(

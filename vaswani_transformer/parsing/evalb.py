@@ -27,18 +27,15 @@ SHORT = 40  # words
 
 def _as_percentages(counts: Counter) -> dict[str, float]:
     """Return the scores of summed counts of `count_brackets`; 0 of nothing is 0."""
-
-    def percent(part: int, whole: int) -> float:
-        return 100 * part / whole if whole else 0.0
-
-    return {
-        "bracket_precision": percent(counts["matched"], counts["predicted"]),
-        "bracket_recall": percent(counts["matched"], counts["gold"]),
-        "bracket_f1": percent(2 * counts["matched"], counts["gold"] + counts["predicted"]),
-        "exact_match": percent(counts["exact"], counts["sentences"]),
-        "pos_accuracy": percent(counts["tags_right"], counts["words"]),
-        "sentences": counts["sentences"],
+    shares = {
+        "bracket_precision": (counts["matched"], counts["predicted"]),
+        "bracket_recall": (counts["matched"], counts["gold"]),
+        "bracket_f1": (2 * counts["matched"], counts["gold"] + counts["predicted"]),
+        "exact_match": (counts["exact"], counts["sentences"]),
+        "pos_accuracy": (counts["tags_right"], counts["words"]),
     }
+    scores = {name: 100 * part / whole if whole else 0.0 for name, (part, whole) in shares.items()}
+    return scores | {"sentences": counts["sentences"]}
 
 
 def _brackets(tree: Tree, punctuation: Sequence[bool]) -> Counter:

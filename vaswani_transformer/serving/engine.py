@@ -12,10 +12,10 @@ import contextlib
 import copy
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -56,22 +56,13 @@ class _Ticket:
     deliver: Callable[[Any], Any]  # takes (number of a sentence, its hypotheses), or an exception
 
 
-@dataclass(eq=False)
-class _Share:
-    """The sentences of a ticket in one search."""
-
-    ticket: _Ticket
-    waiting: deque[int] = field(default_factory=deque)  # their numbers
-    running: int = 0
-
-
 class _Group:
     """Sentences that are searched together."""
 
     def __init__(self, engine: "Engine", key: _Key):
         self.engine, self.key, self.options = engine, key, dict(key.options)
-        self.shares: deque[_Share] = deque()  # that have sentences waiting; the next one to join is of the first
-        self.running: dict[Any, tuple[_Share, int]] = {}  # by the search's sentences
+        self.waiting: dict[_Ticket, deque[int]] = {}  # numbers of sentences; the next one to join is of the first
+        self.running: dict[Any, tuple[_Ticket, int]] = {}  # by the search's sentences
         self.beams = self.options.get("num_beams") or engine.model.generation_config.num_beams or 1
 
     @cached_property
@@ -81,12 +72,12 @@ class _Group:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.shares or self.running)
+        return bool(self.waiting or self.running)
 
     @property
     def longest(self) -> int:
         """Return the tokens of the longest source that is searched."""
-        return max((len(share.ticket.pieces[number].ids) for share, number in self.running.values()), default=0)
+        return max((len(ticket.pieces[number].ids) for ticket, number in self.running.values()), default=0)
 
     @property
     def cost(self) -> int:
@@ -105,40 +96,40 @@ class _Group:
             self.running |= {sentence: self.running.pop(number) for number, sentence in enumerate(sentences)}
         self.engine.note_batch(len(self.running))
         for sentence, hypotheses in self._step() if is_joinable else self._translate():
-            share, number = self.running.pop(sentence)
-            share.running -= 1
-            share.ticket.deliver((number, hypotheses))
+            ticket, number = self.running.pop(sentence)
+            ticket.deliver((number, hypotheses))
 
-    def _admitted(self, room: int) -> list[tuple[_Share, int]]:
+    def _admitted(self, room: int) -> list[tuple[_Ticket, int]]:
         """Return the next sentences, one of each request in turn.
 
         Each request has its part of the room, in which one request more is counted than there are, so that there is
         room for a short one that comes while long ones run.
         """
-        admitted, longest, passed = [], self.longest, 0  # passed: shares in a row that have their part
-        requests = {*self.shares, *(share for share, _ in self.running.values())}
-        while passed < len(self.shares):
-            share = self.shares[0]
-            length = max(longest, len(share.ticket.pieces[share.waiting[0]].ids))
+        admitted, longest, passed = [], self.longest, 0  # passed: requests in a row that have their part
+        running = Counter(ticket for ticket, _ in self.running.values())
+        requests = len(self.waiting.keys() | running.keys())
+        while passed < len(self.waiting):
+            ticket, numbers = next(iter(self.waiting.items()))
+            length = max(longest, len(ticket.pieces[numbers[0]].ids))
             limit, taken = room // (length * self.beams), len(self.running) + len(admitted)
             if taken and taken >= limit:
                 break
-            self.shares.rotate(-1)
-            if share.running and share.running >= limit // (len(requests) + 1):
+            del self.waiting[ticket]
+            if running[ticket] and running[ticket] >= limit // (requests + 1):
                 passed += 1
-                continue
-            passed, longest = 0, length
-            share.running += 1
-            admitted.append((share, share.waiting.popleft()))
-            if not share.waiting:
-                self.shares.remove(share)
+            else:
+                passed, longest = 0, length
+                running[ticket] += 1
+                admitted.append((ticket, numbers.popleft()))
+            if numbers:
+                self.waiting[ticket] = numbers  # as the last
         return admitted
 
     def _step(self) -> list[tuple[Any, list[Hypothesis]]]:
         """Compute a step of the search, and return the hypotheses of sentences that are done, as `Translator`'s."""
         done, results = self.search.step(), []
         for scores in (False, True):
-            sentences = [sentence for sentence in done if self.running[sentence][0].ticket.scores == scores]
+            sentences = [sentence for sentence in done if self.running[sentence][0].scores == scores]
             outputs = [[output.tokens for output in sentence.outputs()] for sentence in sentences]
             translator = self.engine.with_options(self.key.options, scores)
             ranked = translator.as_hypotheses(list(map(self._piece, sentences)), outputs)
@@ -148,20 +139,20 @@ class _Group:
 
     def _translate(self) -> list[tuple[Any, list[Hypothesis]]]:
         """Translate a batch by `Translator`."""
-        scores = any(share.ticket.scores for share, _ in self.running.values())
+        scores = any(ticket.scores for ticket, _ in self.running.values())
         pieces = [replace(self._piece(number), line=number) for number in self.running]
         window = Window(0, 1, [""] * len(pieces), pieces=pieces)
         ranked = self.engine.with_options(self.key.options, scores).translate_prepared(window)
         return list(zip(self.running, ranked, strict=True))
 
     def _piece(self, sentence: Any) -> Piece:
-        share, number = self.running[sentence]
-        return share.ticket.pieces[number]
+        ticket, number = self.running[sentence]
+        return ticket.pieces[number]
 
     def drop(self, ticket: _Ticket) -> None:
         """Forget the sentences of a ticket."""
-        self.shares = deque(share for share in self.shares if share.ticket is not ticket)
-        gone = [sentence for sentence, (share, _) in self.running.items() if share.ticket is ticket]
+        self.waiting.pop(ticket, None)
+        gone = [sentence for sentence, (own, _) in self.running.items() if own is ticket]
         for sentence in gone:
             del self.running[sentence]
         if gone:
@@ -169,7 +160,7 @@ class _Group:
 
     def fail(self, error: BaseException) -> None:
         """Send an error to all that have sentences here."""
-        for ticket in {share.ticket for share in (*self.shares, *(share for share, _ in self.running.values()))}:
+        for ticket in {*self.waiting, *(ticket for ticket, _ in self.running.values())}:
             ticket.deliver(error)
 
 
@@ -294,7 +285,7 @@ class Engine:
 
     def _accept(self, ticket: _Ticket) -> None:
         """Divide a ticket among the searches."""
-        shares: dict[_Key, _Share] = {}
+        waiting: dict[_Key, deque[int]] = {}
         for number, piece in enumerate(ticket.pieces):
             if piece.known is not None:
                 ticket.deliver((number, [Hypothesis(piece.known)]))
@@ -305,13 +296,13 @@ class Engine:
                 beams = dict(options).get("num_beams") or self.model.generation_config.num_beams or 1
                 options = tuple(sorted((dict(options) | {"num_beams": beams_for(piece.terms, beams)}).items()))
             key = _Key(options, lengths, piece.terms is not None, self.is_ours and not piece.prefix)
-            shares.setdefault(key, _Share(ticket)).waiting.append(number)
-        for key, share in shares.items():
+            waiting.setdefault(key, deque()).append(number)
+        for key, numbers in waiting.items():
             group = self._groups.get(key)
             if group is None or not group.is_busy:
                 self._groups.pop(key, None)
                 group = self._groups[key] = group or _Group(self, key)  # the last used is the last
-            group.shares.append(share)
+            group.waiting[ticket] = numbers
         idle = [key for key, group in self._groups.items() if not group.is_busy]
         for key in idle[: max(0, len(self._groups) - _SEARCHES)]:
             del self._groups[key]

@@ -4,6 +4,7 @@ Read by expat as a stream, so that a file of any size takes little memory: no tr
 its unit has ended, and nothing outside of the file is fetched. The format: TMX 1.4b Specification (GALA, 2005).
 """
 
+import io
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,8 +42,7 @@ class _Reader:
         self._unit: list[str | None] = [None, None]
         self._side: int | None = None  # of the variant that is read
         self._inside: list[bool] = []  # whether text counts, of the segment and each element in it
-        self._text: list[str] = []
-        self._length = 0
+        self._text = io.StringIO()
         self.parser = parser = expat.ParserCreate()
         parser.buffer_text = True
         parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
@@ -70,13 +70,12 @@ class _Reader:
             if len(self.found_languages) < 50:
                 self.found_languages.add(language[:50])
         elif name == "seg":
-            self._inside, self._text, self._length = [self._side is not None], [], 0
+            self._inside, self._text = [self._side is not None], io.StringIO()
 
     def _data(self, text: str) -> None:
         if self._inside and self._inside[-1]:
-            self._text.append(text)
-            self._length += len(text)
-            if self._length > LONGEST_LINE:
+            self._text.write(text)
+            if self._text.tell() > LONGEST_LINE:
                 raise UserError(f"a segment of more than {LONGEST_LINE:,} characters; split it")
 
     def _end(self, name: str) -> None:
@@ -84,7 +83,7 @@ class _Reader:
         if self._inside:
             self._inside.pop()
             if not self._inside and self._side is not None and not self._unit[self._side]:  # the first that has text
-                lines = (line.strip() for line in "".join(self._text).split("\n"))
+                lines = (line.strip() for line in self._text.getvalue().split("\n"))
                 self._unit[self._side] = " ".join(filter(None, lines))
         elif name == "tuv":
             self._side = None

@@ -18,7 +18,7 @@ from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from ..errors import UserError, items_of, reading, texts_in
 from ..json_and_yaml import read_json
-from .marian_tokenizer import MARIAN_FILES, load_marian_tokenizer
+from ..model.tokenization_vaswani import TwoSidedCall
 
 # The position is the id. `<pad>` is not 0 because beam search in transformers takes a pad id of 0 for "none given" and
 # fills finished hypotheses with `</s>` instead.
@@ -115,7 +115,43 @@ def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFas
     )
 
 
+try:
+    from transformers.models.marian import tokenization_marian as marian
+except ImportError:  # without sentencepiece
+    pass
+else:
+
+    class MarianTokenizer(TwoSidedCall, marian.MarianTokenizer):
+        """`MarianTokenizer` of transformers, with two sides as our own tokenizers have them.
+
+        It is taken where no fast tokenizer gives the same ids, and saved under the name that transformers knows. As
+        transformers has it, it switches itself to its target's side, which another thread would see.
+        """
+
+        def side(self, name: str):
+            """Return a tokenizer of the same class for ``"source"`` or ``"target"`` alone."""
+            view = object.__new__(type(self))
+            view.__dict__.update(self.__dict__)
+            if name == "target":
+                view.spm_source = view.current_spm = view.spm_target
+                view.spm_files = view.spm_files[1:] * 2  # which a copy reads
+                if view.separate_vocabs:
+                    view.encoder = view.current_encoder = view.target_encoder
+                view._update_total_vocab_size()  # else its length is the source's
+            return view
+
+        def state(self) -> dict[str, Any]:
+            """Return all that decides the ids."""
+            models = [model.serialized_model_proto() for model in (self.spm_source, self.spm_target)]
+            return {
+                "vocabularies": [self.encoder, self.target_encoder if self.separate_vocabs else self.encoder],
+                "models": [hashlib.sha256(model).hexdigest() for model in models],
+            }
+
+
 _FAST_FILES = ("tokenizer.json", "target_tokenizer.json")
+#: Files of a `MarianTokenizer`; the last with two vocabularies.
+MARIAN_FILES = ("source.spm", "target.spm", "vocab.json", "target_vocab.json")
 #: What tokenizers are made of, beside their configuration.
 TOKENIZER_FILES = (*_FAST_FILES, *MARIAN_FILES)
 
@@ -169,6 +205,17 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
             end = f"end token {tokenizer.eos_token!r}, on which models are trained"
             raise ValueError(f"it does not end texts with its {end}: add it in the post_processor of tokenizer.json")
     return tokenizer
+
+
+def load_marian_tokenizer(folder: Path):
+    """Load the `MarianTokenizer` of a local folder, of its own files only."""
+    if missing := [file for file in MARIAN_FILES[:3] if not (folder / file).is_file()]:
+        raise UserError(f"the MarianTokenizer in {folder} lacks {', '.join(missing)}: copy the whole folder")
+    package = "needs the package sentencepiece: pip install 'vaswani_transformer[sentencepiece]'"
+    with reading(f"the MarianTokenizer in {folder} {package}"):
+        __import__("sentencepiece")
+    with reading(folder):  # "</s>" in a text is text, as for our own tokenizers
+        return MarianTokenizer.from_pretrained(str(folder), local_files_only=True, split_special_tokens=True)
 
 
 def has_two_sides(tokenizer: Any) -> bool:

@@ -9,7 +9,7 @@ import torch
 from transformers import GenerationConfig, MarianConfig, PreTrainedTokenizerBase
 from transformers.trainer import TRAINER_STATE_NAME
 
-from ..data.marian_tokenizer import load_marian_tokenizer
+from ..data.tokenization import load_marian_tokenizer
 from ..errors import UserError, reading
 from ..hub.card_facts import is_language, metadata
 from ..json_and_yaml import read_json
@@ -135,7 +135,8 @@ def _facts(folder: Path, toolkit: str, note: str) -> Facts:
     if path.is_file():
         with path.open(encoding="utf-8", errors="replace") as file:
             card = metadata(file.read(1 << 22))
-    codes = tuple(filter(is_language, map(_tokenizer_settings(folder).get, ("source_lang", "target_lang"))))
+    settings = _read_if_there(folder / "tokenizer_config.json")
+    codes = tuple(filter(is_language, map(settings.get, ("source_lang", "target_lang"))))
     return Facts(
         toolkit,
         f"https://huggingface.co/{source[1]}" if source else "",
@@ -159,7 +160,7 @@ def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         UserError: a file is missing or damaged, tokens were added to the vocabulary, the special tokens have different
             ids in the two vocabularies, or `MarianTokenizer` is needed and sentencepiece is not installed.
     """
-    settings = _tokenizer_settings(folder)
+    settings = _read_if_there(folder / "tokenizer_config.json")
     names = ("vocab.json", "target_vocab.json" if settings.get("separate_vocabs") else "vocab.json")
     vocabularies = [_read_vocabulary(folder / name) for name in names]
     tokens = {name: _text(settings.get(name)) or default for name, default in _TOKENS.items()}
@@ -195,16 +196,13 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
     return vocabulary
 
 
-def _tokenizer_settings(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
+def _read_if_there(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
 def _added_tokens(folder: Path, settings: dict) -> set[str]:
     """Return the texts of tokens that were added to a tokenizer after its training."""
-    path = folder / "added_tokens.json"
-    added = read_json(path) if path.exists() else {}
-    listed = settings.get("added_tokens_decoder")
+    added, listed = _read_if_there(folder / "added_tokens.json"), settings.get("added_tokens_decoder")
     return {str(token) for token in (*added, *map(_text, listed.values() if isinstance(listed, dict) else ()))}
 
 

@@ -168,7 +168,7 @@ def test_the_command_resumes_in_every_step(teachers, student, tmp_path, monkeypa
     translate, translated = Translator.translate_prepared, []
 
     def stopped(self, prepared, progress=None):
-        translated.append(prepared.window.index)
+        translated.append(prepared.index)
         if translated == [0, 1, 2]:
             raise KeyboardInterrupt
         return translate(self, prepared, progress)

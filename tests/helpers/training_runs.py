@@ -29,49 +29,35 @@ def without_pictures() -> Iterator[None]:
 
 
 class _Signal(TrainerCallback):
-    """Sends this process a signal after a step, as a cluster or a user would."""
+    """Sends this process a signal during a step, as a cluster or a user would."""
 
     def __init__(self, step, number):
         self.step, self.number = step, number
 
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.step - 1:
             os.kill(os.getpid(), self.number)
 
 
-def stop_after(step: int, recipe: Recipe, number: int = signal.SIGTERM) -> None:
-    """Train until a signal that comes so that this is the last step."""
+def stop_after_step(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
+    """A signal ends trainings at this step."""
     make = training.TrainingRun._make_trainer
 
     def make_with_signal(self, *arguments):
         trainer = make(self, *arguments)
-        trainer.add_callback(_Signal(step - 1, number))  # seen one step later
+        trainer.add_callback(_Signal(step, number))
         return trainer
 
+    monkeypatch.setattr(training.TrainingRun, "_make_trainer", make_with_signal)
+
+
+def stop_after(step: int, recipe: Recipe, number: int = signal.SIGTERM) -> None:
+    """Train until a signal that comes so that this is the last step."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.TrainingRun, "_make_trainer", make_with_signal)
+        stop_after_step(step, patch, number)
         with pytest.raises(training.TrainingStopped) as stopped:
             train(recipe, progress=False)
     assert (stopped.value.step, stopped.value.signal_number) == (step, number)
-
-
-def stop_after_step(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal, as of a cluster, ends trainings at this step."""
-    make = training.TrainingRun._make_trainer
-
-    def make_and_stop(self, *arguments):
-        trainer = make(self, *arguments)
-
-        def stop(args, state, control, **_):
-            if state.global_step == step:
-                self.stopper.received = signal.SIGTERM
-                control.should_save = control.should_training_stop = True
-            return control
-
-        self.stopper.on_step_end = stop
-        return trainer
-
-    monkeypatch.setattr(training.TrainingRun, "_make_trainer", make_and_stop)
 
 
 def kill_before_selection(recipe: Recipe) -> None:

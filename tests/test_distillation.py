@@ -23,7 +23,7 @@ from vaswani_transformer.cli.main import main
 from vaswani_transformer.data.recipe_data import data_sources
 from vaswani_transformer.decoding.file_translator import FileTranslator
 from vaswani_transformer.decoding.translator import Translator
-from vaswani_transformer.distillation import TeacherOptions, distill, student_recipe
+from vaswani_transformer.distillation import distill, student_recipe
 from vaswani_transformer.hub.card_facts import facts_of
 from vaswani_transformer.hub.model_card import render_card
 from vaswani_transformer.recipes.recipe import Recipe, load_recipe
@@ -68,7 +68,7 @@ def made(student, tmp_path, monkeypatch):
 
     def make(teachers, name="out", **teaching):
         recipe = load_recipe(str(student), {"output": str(tmp_path / name)})
-        distill(list(map(str, teachers)), recipe, TeacherOptions(**teaching), progress=False)
+        distill(list(map(str, teachers)), recipe, **teaching, progress=False)
         return pairs_of(tmp_path / name)
 
     return make
@@ -110,7 +110,7 @@ def test_samples_follow_the_seed_and_are_no_search(teachers, made, student, tmp_
     drawn, again, searched = (made(teachers[:1], name, sample=name != "c") for name in "abc")
     assert drawn == again != searched
     recipe = load_recipe(str(student), {"output": str(tmp_path / "d"), "seed": 1})
-    distill(teachers[:1], recipe, TeacherOptions(sample=True))
+    distill(teachers[:1], recipe, sample=True)
     assert pairs_of(tmp_path / "d") != drawn
 
 

@@ -14,7 +14,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,20 +54,13 @@ REVERSE_MINUTES = 0.25  # share of the training's minutes that the reverse model
 MOST_REPEATS = 8  # of the parallel text, of which there is at least half as much as of the other, if that is enough
 
 
-@dataclass(frozen=True)
-class TeacherOptions:
-    """Options of the teachers' translating, and of what a student learns of it."""
-
-    beams: int | None = None  # as the first teacher was saved, if none
-    sample: bool = False  # draw a translation from the teachers' distribution in place of a search
-    precision: str | None = None  # what the teachers were loaded in
-
-
 def distill(
     teachers: Sequence[str],
     recipe: Recipe,
-    options: TeacherOptions = TeacherOptions(),
     text: str | None = None,
+    beams: int | None = None,
+    sample: bool = False,
+    precision: str | None = None,
     progress: bool = True,
     workers: int = 1,
 ) -> TrainingResult:
@@ -79,8 +72,8 @@ def distill(
     Args:
         teachers: a model folder, or several, which translate together.
         recipe: of the student. Its training sources are what is translated, its validation data stays as it is.
-        options: how they translate, and what is kept of it.
         text: a file, or a pattern, whose lines are translated instead; relative to the recipe's `data_dir`.
+        beams, sample, precision: how the teachers translate, as of `DistilledText`.
         progress: whether to show progress bars on standard error.
         workers: processes of this machine that translate, each with the teachers loaded, and on its own GPU if there
             are any; what they write is what one writes.
@@ -98,7 +91,7 @@ def distill(
     if text is not None:
         recipe = replace(recipe, train_source=text, train_target=text, train_data=None)
     source, _ = data_sources(recipe, one_text=True)
-    made = DistilledText(teachers, student, options, source)
+    made = DistilledText(teachers, student, source, beams=beams, sample=sample, precision=precision)
     join_process_group(student)
     with locked_together(student.output):
         with joined_processes() as processes:
@@ -137,7 +130,7 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True, wor
             processes.share("parallel text", lambda: _write_parallel_text(recipe, languages))
         if not (folder / REVERSE / WEIGHTS).exists():
             train(reverse, progress)
-        made = DistilledText([reverse.output], final, TeacherOptions(sample=True), source, data_sources(parallel)[0])
+        made = DistilledText([reverse.output], final, source, data_sources(parallel)[0], sample=True)
         with joined_processes() as processes:
             processes.share("back-translated text", lambda: made.make(progress, workers))
         return train(final, progress)
@@ -200,9 +193,11 @@ class DistilledText:
 
     teachers: Sequence[str]  # folders
     recipe: Recipe  # of the student, as `student_recipe` makes it
-    options: TeacherOptions  # how they translate
     source: PairSource  # pairs whose sources are translated
     parallel: PairSource | None = None  # of back-translation: the pairs that the new ones are added to
+    beams: int | None = None  # as the first teacher was saved, if none
+    sample: bool = False  # draw a translation from the teachers' distribution in place of a search
+    precision: str | None = None  # what the teachers are loaded in
 
     def __post_init__(self):
         self.output = OutputFolder(self.recipe.output)
@@ -218,8 +213,8 @@ class DistilledText:
             check_trainable(recipe, load_tokenizer(recipe.tokenizer))
         settings = {"teachers": [model_sha256(teacher) for teacher in self.teachers], "text": _digest(self.source)}
         settings |= {} if self.parallel is None else {"parallel text": _digest(self.parallel)}
-        settings |= asdict(self.options) | {"max_length": recipe.max_length}
-        settings["seed"] = recipe.seed if self.options.sample else None
+        settings |= {"beams": self.beams, "sample": self.sample, "precision": self.precision}
+        settings |= {"max_length": recipe.max_length, "seed": recipe.seed if self.sample else None}
         if not self._is_made(settings):
             self.output.check([DISTILLATION, SOURCES, TRANSLATIONS, *self.names])
             self._translate(settings, progress, workers)
@@ -259,11 +254,11 @@ class DistilledText:
 
     def _file_translator(self, seed: int | None) -> FileTranslator:
         """Return the teachers' translator with their models loaded; workers call this too."""
-        needs = ["--sample"] if self.options.sample else []
-        model, tokenizer = load_for_decoding(self.teachers, precision=self.options.precision, needs=needs)
-        beams = self.options.beams or model.generation_config.num_beams or 1
+        needs = ["--sample"] if self.sample else []
+        model, tokenizer = load_for_decoding(self.teachers, precision=self.precision, needs=needs)
+        beams = self.beams or model.generation_config.num_beams or 1
         search = {"do_sample": False, "num_beams": beams, "num_return_sequences": 1}
-        if self.options.sample:
+        if self.sample:
             search = {"do_sample": True, "num_beams": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         translator = Translator(
             model,

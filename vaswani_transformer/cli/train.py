@@ -89,13 +89,12 @@ def distill(
         teacher_precision: of the teacher: float32, bfloat16, float16, or int8 on a CPU (default: as it was saved)
         workers: processes that translate, each on its own GPU if any
     """
-    from ..distillation import TeacherOptions
     from ..distillation import distill as train_student
 
     options.exclude("--sample", sample, {"beams": beams})
     recipe = options.read_recipe(student, fields)
-    teaching = TeacherOptions(beams, sample, teacher_precision)
-    _print_trained(train_student(list(teachers), recipe, teaching, text, not quiet, workers))
+    teaching = {"beams": beams, "sample": sample, "precision": teacher_precision}
+    _print_trained(train_student(list(teachers), recipe, text, **teaching, progress=not quiet, workers=workers))
 
 
 def demo(*, output: Path_ = "demo_output", seed: int = 0) -> None:

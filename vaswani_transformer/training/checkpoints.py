@@ -31,10 +31,6 @@ WEIGHTS = "model.safetensors"
 VALIDATION, INTERVAL, STOP, END = "validation", "interval", "stop", "end"  # why one was written
 
 
-class CheckpointError(OSError):
-    """A checkpoint could not be written; the earlier ones are whole."""
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A complete checkpoint."""

@@ -281,7 +281,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         Overridden as of transformers 5.23, which writes a checkpoint file by file under its final name.
 
         Raises:
-            CheckpointError: on all processes, if one of them could not write; nothing of it is left then.
+            OSError: on all processes, if one of them could not write; nothing of it is left then.
             UserError: on all processes, if a weight is not finite on one of them.
         """
         weights = sum(weight.requires_grad and not is_finite(weight) for weight in self.model.parameters())
@@ -329,7 +329,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         reason = next(reason for reason in reasons if reason is not None)
         complete = checkpoints.read_checkpoints(final.parent)
         resumed = f"continues from step {complete[-1].step:,}" if complete else "starts again"
-        raise checkpoints.CheckpointError(
+        raise OSError(
             f"the checkpoint of step {self.state.global_step:,} could not be written to {final.parent}"
             f" ({' '.join(reason.split())[:200]}): free some space, then the same command {resumed}"
         ) from failure

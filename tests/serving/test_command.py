@@ -86,4 +86,4 @@ def test_mistakes_are_one_line(fails, folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "vaswani_transformer.serving.app", None)
     monkeypatch.setitem(sys.modules, "fastapi", None)
     monkeypatch.delitem(sys.modules, "vaswani_transformer.serving.app")
-    assert fails("serve", model).endswith("serving needs fastapi: pip install 'vaswani_transformer[serve]'")
+    assert "serving (pip install 'vaswani_transformer[serve]'): import of fastapi" in fails("serve", model)

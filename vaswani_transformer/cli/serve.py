@@ -44,11 +44,9 @@ def serve(
         root_path: path at which a proxy shows the server, as /translate
     """
     keys = _read_keys(api_keys)
-    try:
+    with reading("serving (pip install 'vaswani_transformer[serve]')"):
         from ..serving.app import make_app
         from ..serving.server import listen, make_server
-    except ModuleNotFoundError as error:
-        raise UserError(f"serving needs {error.name}: pip install 'vaswani_transformer[serve]'") from error
     from ..data.memory import read_memory
     from ..export.engine import load_for_decoding
     from ..serving.models import find_models

@@ -25,7 +25,7 @@ from vaswani_transformer.decoding.glossary import (
     read_glossary,
     term_forms,
 )
-from vaswani_transformer.decoding.scoring import TokenText
+from vaswani_transformer.decoding.scoring import token_texts
 from vaswani_transformer.decoding.search import TermsSentence
 
 repetition_free, model = translating.model, translating.papers_model
@@ -240,7 +240,7 @@ def test_tokens_that_go_on_with_a_word(model):
     continuing = Tokens.of(tokenizer).continuing
     for text in ("small cats", "Zwei Hunde, ein Bär."):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        pieces = TokenText(tokenizer)(ids)
+        [pieces] = token_texts(tokenizer, [ids])
         expected = [bool(piece) and piece[0].isalnum() for piece in pieces]  # a first one may lack its space
         assert [number in continuing for number in ids][1:] == expected[1:]
     hindi = train_tokenizer(["कि खि गि घि नि"] * 9, vocab_size=263)

@@ -8,7 +8,7 @@ import torch
 
 from ..data.tokenization import side_of
 from ..data.words import is_inner
-from ..decoding.scoring import TokenText, check_length
+from ..decoding.scoring import check_length, token_texts
 from ..errors import UserError, reading
 from ..model.copying_vaswani import copy_sharing_weights
 from ..model.local_attention_vaswani import reach
@@ -149,7 +149,7 @@ def readable_tokens(tokenizer, ids: list[int]) -> list[str]:
     tokens the first is the character and the others are `·`.
     """
     special, labels, before = set(tokenizer.all_special_ids), [], " "
-    for token, text in zip(ids, TokenText(tokenizer)(ids), strict=True):
+    for token, text in zip(ids, token_texts(tokenizer, [ids])[0], strict=True):
         if token in special:
             labels.append(text)
             before = " "

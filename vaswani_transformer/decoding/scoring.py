@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -111,32 +111,28 @@ _BROKEN = "\ufffd"  # what a tokenizer shows for a part of a character
 _MOST_TOKENS = 4  # of a character, which has at most as many bytes in UTF-8
 
 
-class TokenText:
-    """The texts of tokens as people read them: with leading spaces, special tokens by name; joined, the whole text.
+def token_texts(tokenizer, rows: Iterable[Sequence[int]]) -> list[list[str]]:
+    """Return the texts of tokens as people read them, with leading spaces, special tokens by name.
 
-    The text of a character that consists of several tokens goes to the first of them.
+    Those of a row are, joined, its whole text. That of a character of several tokens goes to the first of them.
     """
+    names = {(token,): tokenizer.convert_ids_to_tokens(token) for token in tokenizer.all_special_ids}
 
-    def __init__(self, tokenizer):
-        self._tokenizer = tokenizer
-        self._texts = {(token,): tokenizer.convert_ids_to_tokens(token) for token in tokenizer.all_special_ids}
+    @cache
+    def text_of(run: tuple[int, ...]) -> str:
+        # The decoder removes the space at the start of a text, but not between two copies of it.
+        once, twice = (tokenizer.decode(list(run) * number) for number in (1, 2))
+        return names.get(run, twice[len(once) :])
 
-    def __call__(self, ids: Sequence[int]) -> list[str]:
-        """Return the text of each token."""
+    all_texts = []
+    for ids in rows:
         texts: list[str] = []
-        while len(texts) < len(ids):
-            start = len(texts)
+        while (start := len(texts)) < len(ids):
             runs = (tuple(ids[start:end]) for end in range(start + 1, min(start + _MOST_TOKENS, len(ids)) + 1))
-            run = next((run for run in runs if _BROKEN not in self._text(run)), (ids[start],))
-            texts += [self._text(run), *[""] * (len(run) - 1)]
-        return texts
-
-    def _text(self, run: tuple[int, ...]) -> str:
-        if run not in self._texts:
-            # The decoder removes the space at the start of a text, but not between two copies of it.
-            once, twice = (self._tokenizer.decode(list(run) * number) for number in (1, 2))
-            self._texts[run] = twice[len(once) :]
-        return self._texts[run]
+            run = next((run for run in runs if _BROKEN not in text_of(run)), (ids[start],))
+            texts += [text_of(run), *[""] * (len(run) - 1)]
+        all_texts.append(texts)
+    return all_texts
 
 
 def score_tokens(
@@ -172,8 +168,8 @@ def score_tokens(
     sources, targets = tokenizer(sources)["input_ids"], tokenizer(text_target=targets)["input_ids"]
     for number, *pair in zip(numbers, sources, targets, strict=True):
         check_length(model.config, number, max(map(len, pair)))
-    as_text, rows = TokenText(tokenizer), score_ids(model, sources, targets, tokens_per_batch)
-    return [PairScore(as_text(target), row) for target, row in zip(targets, rows, strict=True)]
+    rows = score_ids(model, sources, targets, tokens_per_batch)
+    return list(map(PairScore, token_texts(tokenizer, targets), rows))
 
 
 def score_pairs(

@@ -94,8 +94,8 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4120, "data": 3235, "training": 2514, "importing": 1303, "cli": 1971, "decoding": 1904,
-    "experiments": 712, "serving": 1375, "hub": 640, "export": 859, "parsing": 920, "documents": 1570,
+    "model": 4117, "data": 3235, "training": 2514, "importing": 1303, "cli": 1965, "decoding": 1902,
+    "experiments": 712, "serving": 1375, "hub": 640, "export": 859, "parsing": 916, "documents": 1570,
     "attention": 423, "catalogues": 821, "recipes": 433, "evaluation": 339,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1590, 25000, 11.5

@@ -8,11 +8,7 @@ from ..errors import UserError
 from .options import SEVERAL, Path_
 
 # Module and class in `experiments`, which are imported once they are needed.
-_EXPERIMENTS = {
-    "table2": "translation:Table2",
-    "table3": "translation:Table3",
-    "table4": "table4:Table4",
-}
+_EXPERIMENTS = {"table2": "translation:Table2", "table3": "translation:Table3", "table4": "table4:Table4"}
 _NO_SETTINGS = ("data_dir", "output", "overwrite")  # options of their own, or what the command does by itself
 
 

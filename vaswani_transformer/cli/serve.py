@@ -43,7 +43,7 @@ def serve(
         api_keys: a key on each line (`#`: a comment), one of which a request needs (default: none is needed)
         root_path: path at which a proxy shows the server, as /translate
     """
-    keys = _read_keys(api_keys)
+    keys = [] if api_keys is None else _read_keys(api_keys)
     with reading("serving (pip install 'vaswani_transformer[serve]')"):
         from ..serving.app import make_app
         from ..serving.server import listen, make_server
@@ -72,9 +72,7 @@ def serve(
     server.run(sockets=[socket])
 
 
-def _read_keys(name: str | None) -> list[str]:
-    if name is None:
-        return []
+def _read_keys(name: str) -> list[str]:
     with reading(name):
         text = Path(name).read_text(encoding="utf-8-sig")
         keys = [key for key in map(str.strip, text.split("\n")) if key and key[0] != "#"]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 from tqdm.auto import tqdm
 
@@ -35,8 +35,6 @@ _WAYS: tuple[tuple[Callable[[str], list[str]], str], ...] = (
     (str.split, " "),
     (list, ""),
 )
-
-Item = TypeVar("Item")
 
 
 @dataclass
@@ -153,7 +151,7 @@ def in_windows(lines: Iterable[Any], size: int, done: int = 0) -> Iterator[Windo
             return
 
 
-def read_ahead(items: Iterable[Item]) -> Iterator[Item]:
+def read_ahead(items: Iterable[Any]) -> Iterator[Any]:
     """Yield the same items, the next one made in a thread meanwhile; an error of `items` is raised in its place.
 
     The threads are daemons, unlike those of an executor: one that waits for input does not keep a program alive.

@@ -20,7 +20,7 @@ from ..training.run_folder import check_output
 from .augmentation import Exchange
 from .grammar import BracketGrammar, BracketProcessor
 from .linearization import delinearize, is_tag_among_words, linearize, with_words, without_words
-from .tokenizer import sentence_text, train_parser_tokenizer, tree_token_ids, word_starts
+from .tokenizer import SPACE, sentence_text, train_parser_tokenizer, tree_token_ids
 from .trees import Tree, checked, clean, escape, read_trees, words_of
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,8 @@ class Parser(Translator):
         ids = tree_token_ids(tokenizer)
         self.has_words = any(map(is_tag_among_words, ids))  # in the trees that the model writes
         self._grammar = BracketGrammar(ids, tokenizer.eos_token_id) if constrained else None
-        self._word_starts = word_starts(tokenizer)
+        # A sentence has as many words as such tokens.
+        self._word_starts = {number for token, number in tokenizer.get_vocab().items() if token.startswith(SPACE)}
 
     def parse(self, sentences: Iterable[Sequence[str]], window: int = WINDOW_LINES, progress=None) -> Iterator[Parse]:
         """Yield the parses of sentences, in their order.

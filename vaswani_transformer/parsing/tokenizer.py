@@ -15,7 +15,7 @@ from ..data.tokenization import BYTE_ALPHABET, SPECIAL_TOKENS, finished_tokenize
 from ..errors import UserError
 from .trees import TREE_TOKENS, escape
 
-_SPACE = "Ġ"  # the space before a word, in the byte-level alphabet
+SPACE = "Ġ"  # the space before a word, in the byte-level alphabet
 
 
 def sentence_text(words: Iterable[str]) -> str:
@@ -46,7 +46,7 @@ def train_parser_tokenizer(
     learned = json.loads(learner.to_str())["model"]
     vocabulary = learned["vocab"]
     for token in tree_tokens:
-        vocabulary.setdefault(_SPACE + token, len(vocabulary))
+        vocabulary.setdefault(SPACE + token, len(vocabulary))
     merges = [tuple(pair) for pair in learned["merges"]]
     # With ignore_merges a word of the vocabulary is one token; brackets and tags have no merges.
     backend = _pipeline(models.BPE(vocabulary, merges, ignore_merges=True))
@@ -69,12 +69,7 @@ def tree_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """
     tokens = tokenizer.init_kwargs.get(TREE_TOKENS)
     vocabulary = tokenizer.get_vocab()
-    if not isinstance(tokens, list) or not tokens or any(_SPACE + str(token) not in vocabulary for token in tokens):
+    if not isinstance(tokens, list) or not tokens or any(SPACE + str(token) not in vocabulary for token in tokens):
         reason = "its tokenizer_config.json does not name the brackets and tags of trees"
         raise UserError(f"the model is not a parser: {reason}; give a model of `vaswani parse train`")
-    return {token: vocabulary[_SPACE + token] for token in tokens}
-
-
-def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the ids of the tokens that words start with: a sentence has as many words as such tokens."""
-    return {number for token, number in tokenizer.get_vocab().items() if token.startswith(_SPACE)}
+    return {token: vocabulary[SPACE + token] for token in tokens}

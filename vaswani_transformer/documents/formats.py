@@ -19,6 +19,9 @@ _READERS = {  # the function of each format, whose module is imported when it is
 OFFICE = ("docx", "pptx", "odt")
 #: Names of the formats.
 FORMATS = (*_READERS, *OFFICE)
+#: The formats by the ends of files' names.
+ENDINGS = {".txt": "paragraphs", ".html": "html", ".htm": "html", ".xhtml": "html", ".md": "markdown"}
+ENDINGS |= {f".{name}": name for name in ("srt", "vtt", *OFFICE)}
 
 
 def translate_document(

@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
 from ..errors import UserError
-from . import libretranslate, translations
+from . import files, libretranslate, translations
 from .engine import Engine
 from .limiter import Metrics, RequestLimiter, error_response
 from .models import Models, ServedModel
@@ -70,9 +70,9 @@ def make_app(
         await models.close()
 
     app = FastAPI(title="vaswani serve", version=__version__, description=_DESCRIPTION, lifespan=lifespan)
-    app.state.service = Service(models, limits, keys)
+    app.state.service, app.state.files = Service(models, limits, keys), {}
     paths = {"/metrics", "/docs", "/openapi.json", *_PAGE}
-    for part in (libretranslate, translations):
+    for part in (libretranslate, files, translations):
         app.include_router(part.router)
         paths |= {route.path for route in part.router.routes}
     app.add_api_route("/metrics", _metrics, include_in_schema=False)

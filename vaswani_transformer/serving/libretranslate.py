@@ -10,7 +10,9 @@ from babel.core import get_global
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, Field
 
+from ..catalogues.formats import ENDINGS as CATALOGUES
 from ..documents.document import Translation
+from ..documents.formats import ENDINGS as DOCUMENTS
 from ..documents.formats import aligner
 from ..documents.web_page import read_web_page
 from ..exported import is_exported
@@ -58,8 +60,8 @@ async def settings(request: Request) -> dict[str, Any]:
         "apiKeys": bool(service.keys),
         "keyRequired": bool(service.keys),
         "suggestions": False,
-        "filesTranslation": False,
-        "supportedFilesFormat": [],
+        "filesTranslation": True,
+        "supportedFilesFormat": [*DOCUMENTS, *CATALOGUES],
         # Not LibreTranslate's, for the page:
         "details": {each.name: {"alignments": not is_exported(each.folder), "confidence": True} for each in served},
         "language": {side: {"code": code, "name": _language_name(code)} for side, code in sides.items()},
@@ -86,7 +88,7 @@ _BODY = {"content": {kind: {"schema": TranslateFields.model_json_schema()} for k
 async def translate(request: Request) -> dict[str, Any]:
     """Translate a text, or each text of a list."""
     service: Service = request.app.state.service
-    fields = TranslateFields.model_validate(await _fields(request, service.limits.body))
+    fields = TranslateFields.model_validate(await fields_of(request, service.limits.body))
     service.check_key(request.headers, fields.api_key)
     texts, served = texts_of(fields.q), service.model_for(fields.source, fields.target, may_stay=True)
     service.check(texts)
@@ -99,7 +101,7 @@ async def translate(request: Request) -> dict[str, Any]:
         job = TranslationsRequest(text=texts, target=served.target, nbest=fields.alternatives + 1)
         async with service.translating(served, job) as work:
             hypotheses = await work.all()
-        translated = [_distinct(text, parts) for text, parts in zip(work.texts, hypotheses, strict=True)]
+        translated = [distinct(text, parts) for text, parts in zip(work.texts, hypotheses, strict=True)]
     answer: dict[str, Any] = {"translatedText": [versions[0] for versions in translated]}
     if fields.source.lower() == "auto":  # it was not detected: there is no other
         answer["detectedLanguage"] = [{"confidence": 0.0, "language": served.source}] * len(texts)
@@ -125,7 +127,7 @@ async def _translate_pages(service: Service, served: ServedModel, texts: list[st
     return await asyncio.to_thread(work.written, links)
 
 
-def _distinct(text, sentences: list[list]) -> list[str]:
+def distinct(text, sentences: list[list]) -> list[str]:
     """Return the translations of a text, best first: of the best ones of its sentences, the second ones, and so on.
 
     A sentence that has fewer than others gives its best one again.
@@ -135,11 +137,11 @@ def _distinct(text, sentences: list[list]) -> list[str]:
     return list(dict.fromkeys(map(text.joined, versions)))
 
 
-async def _fields(request: Request, limit: int) -> dict[str, Any]:
+async def fields_of(request: Request, limit: int) -> dict[str, Any]:
     """Return the parameters in a request's address, form and JSON that are not empty; lists of those given twice."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
-        body = (await request.body()).decode()
+        body = b"" if kind == "multipart/form-data" else (await request.body()).decode()
         form, sent = parse_qsl(request.scope["query_string"].decode(), **_STRICT), {}
         if kind == "application/json" or kind.endswith("+json"):
             sent = dict(json.loads(body))

@@ -1,0 +1,40 @@
+"""LibreTranslate's translation of files, by the requests of its clients."""
+
+import httpx
+import pytest
+import served
+from served import SENTENCES, ask, running
+
+from vaswani_transformer.decoding.translator import Translator
+from vaswani_transformer.documents.formats import aligner, translate_document
+
+folder, loaded, make = served.folder, served.loaded, served.make
+
+LANGUAGES = {"source": "en", "target": "de"}
+PO = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n#, c-format\nmsgid "{} %s"\nmsgstr ""\n'
+
+
+def test_a_document_and_a_catalogue(make, loaded):
+    page = f"<p>{SENTENCES[0]}</p>\n<pre>x</pre>".encode()
+    with running(make()) as (host, port), httpx.Client(base_url=f"http://{host}:{port}", timeout=60) as client:
+        for name, data in (("a page.HTML", page), ("de.po", PO.format(SENTENCES[1]).encode())):
+            answer = client.post("/translate_file", data=LANGUAGES, files={"file": (name, data)})
+            assert answer.status_code == 200, answer.text
+            got = client.get(answer.json()["translatedFileUrl"])
+            assert got.status_code == 200 and "filename*=UTF-8''" in got.headers["content-disposition"]
+            if name == "de.po":
+                assert "#, fuzzy, c-format" in got.text and got.text.count("%s") == 2
+            else:
+                translate = lambda texts: list(Translator(*loaded).translate(texts))  # noqa: E731
+                assert got.content == translate_document(page, "html", translate, aligner(*loaded))
+        assert client.get("/download_file/x/de.po").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [("a.exe", b"", "to be one of .txt"), ("a.docx", b"\xff", "not a Word file"), ("a.md", b"\xff", "not valid UTF-8")],
+)
+def test_what_is_no_file_of_a_format(make, name, data, message):
+    status, answer = ask(make(), "POST", "/translate_file", data=LANGUAGES, files={"file": (name, data)})
+    assert status == 400 and message in answer["error"]
+    assert ask(make(), "POST", "/translate_file", data=LANGUAGES)[0] == 400

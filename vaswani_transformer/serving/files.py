@@ -1,0 +1,111 @@
+"""LibreTranslate's translation of files: documents, and catalogues, of which what is missing is filled."""
+
+import asyncio
+import secrets
+import tempfile
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, HTTPException, Request, Response
+
+from ..catalogues.formats import ENDINGS as CATALOGUES
+from ..catalogues.formats import fill
+from ..decoding.scoring import mean_confidence, word_confidences
+from ..documents.formats import ENDINGS as DOCUMENTS
+from ..documents.formats import aligner, translate_document, translate_parts
+from ..documents.messages import Messages
+from .libretranslate import distinct, fields_of
+from .models import ServedModel
+from .service import Service, TranslationsRequest
+
+_MOST_FILES = 32  # that wait for their download; the oldest goes first
+_AT_ONCE = 16  # sentences
+_CANDIDATES = 4  # translations of a message, of which the first that is valid counts
+_ENDINGS = {**DOCUMENTS, **CATALOGUES}
+
+router = APIRouter(tags=["LibreTranslate"])
+
+
+@router.post("/translate_file")
+async def translate_file(request: Request) -> dict[str, str]:
+    """Translate a file, by the ending of its name; the answer says where it is."""
+    service: Service = request.app.state.service
+    fields = await fields_of(request, service.limits.body)
+    service.check_key(request.headers, fields.get("api_key"))
+    name = Path(getattr(fields.get("file"), "filename", None) or "").name
+    ending = next((ending for ending in _ENDINGS if name.lower().endswith(ending)), None)
+    if not ending:
+        raise HTTPException(400, f"Invalid request: file is to be one of {', '.join(_ENDINGS)}")
+    served = service.model_for(str(fields.get("source", "auto")), str(fields.get("target", "")))
+    data = await fields["file"].read()
+    service.note(request, served, [data.decode(errors="ignore")])
+    work = _FileWork(service, served)
+    try:
+        result = await asyncio.to_thread(work.translate, data, ending)
+    finally:
+        work.is_over = True  # where a client has left, the thread stops at its next sentence
+    files: dict[str, tuple[str, bytes]] = request.app.state.files
+    files[token := secrets.token_urlsafe(16)] = name, result
+    while len(files) > _MOST_FILES:
+        del files[next(iter(files))]
+    return {"translatedFileUrl": str(request.url_for("download_file", token=token, name=name))}
+
+
+@router.get("/download_file/{token}/{name}")
+async def download_file(request: Request, token: str, name: str) -> Response:
+    """Return a translated file."""
+    name, data = request.app.state.files.get(token, (None, b""))
+    if name is None:
+        raise HTTPException(404, "this file is not here, or no longer")
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}"}
+    return Response(data, media_type="application/octet-stream", headers=headers)
+
+
+class _FileWork:
+    """The translation of a file in a thread, which asks the event loop for translations of its sentences."""
+
+    def __init__(self, service: Service, served: ServedModel):
+        self.service, self.served, self.is_over, self.loop = service, served, False, asyncio.get_running_loop()
+
+    def translate(self, data: bytes, ending: str) -> bytes:
+        """Return the file translated."""
+        best = lambda texts: [versions[0] for versions in self._in_parts(self._translations, texts)]  # noqa: E731
+        if ending in DOCUMENTS:
+            return translate_document(data, DOCUMENTS[ending], best, self._align, self.served.source)
+        several = partial(self._in_parts, partial(self._translations, number=_CANDIDATES))
+        place = partial(translate_parts, translate=best, align=self._align, language=self.served.source)
+        messages = Messages(several, place, self._confidence, self.served.name)
+        with tempfile.TemporaryDirectory() as folder:
+            (path := Path(folder) / f"file{ending}").write_bytes(data)
+            return b"".join(fill(path, messages, language=self.served.target))
+
+    def _in_parts(self, function: Callable[..., Awaitable[list]], *texts: list[str]) -> list:
+        """Return the results for parts of the texts, between which other requests have their turns."""
+        results = []
+        for start in range(0, len(texts[0]), _AT_ONCE):
+            if self.is_over:
+                raise HTTPException(499)
+            part = (each[start : start + _AT_ONCE] for each in texts)
+            results += asyncio.run_coroutine_threadsafe(function(*part), self.loop).result()
+        return results
+
+    async def _translations(self, texts: list[str], number: int = 1) -> list[list[str]]:
+        job = TranslationsRequest.model_construct(text=texts, nbest=number, split_sentences=False)
+        async with self.service.translating(self.served, job) as work:
+            return [distinct(*pair) for pair in zip(work.texts, await work.all(), strict=True)]
+
+    def _align(self, sources: list[str], targets: list[str]) -> list:
+        links = lambda engine, *texts: aligner(engine.model, engine.tokenizer)(*texts)  # noqa: E731
+        return self._in_parts(partial(self._call, links), sources, targets)
+
+    def _confidence(self, sources: list[str], targets: list[str]) -> list[float]:
+        words = lambda engine, *texts: list(word_confidences(engine.model, engine.tokenizer, *texts))  # noqa: E731
+        return list(map(mean_confidence, self._in_parts(partial(self._call, words), sources, targets)))
+
+    async def _call(self, function: Callable, sources: list[str], targets: list[str]) -> Any:
+        async with self.service.models.engine(self.served) as engine:
+            coded = list(map(engine.codes(self.served.target).coded, sources))
+            return await engine.call(function, engine, coded, targets)

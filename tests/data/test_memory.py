@@ -88,3 +88,17 @@ def test_memories_are_files_of_pairs_of_which_the_last_counts(tmp_path):
     assert "no unit has segments in both 'en' and 'fr'" in error_of(read_memory, files, ["en", "fr"])
     for name in ("none", "none.tsv"):  # which the Hub is not asked for
         assert error_of(read_memory, [name]).endswith(f"/{name}: No such file or directory")
+
+
+def test_an_entry_of_a_catalogue_is_known_in_its_context_only(tmp_path):
+    entries = [
+        ("menu", "File", "Datei"),
+        ("tool", "File", "Feile"),
+        ("menu", "Edit", "Bearbeiten"),
+        ("", "Quit", "Ende"),
+    ]
+    text = "".join(f'msgctxt "{c}"\nmsgid "{s}"\nmsgstr "{t}"\n\n' for c, s, t in entries)
+    (tmp_path / "de.po").write_text(text.replace('msgctxt ""\n', ""), encoding="utf-8")
+    known = read_memory([tmp_path / "de.po"])
+    assert [known.exact("File", context) for context in ("menu", "tool", "", None)] == ["Datei", "Feile", None, "Feile"]
+    assert known.exact("Edit", "tool") is None and known.exact(" Quit ", "") == "Ende" == known.exact("Quit")

@@ -1,9 +1,11 @@
 """`vaswani translate --format po` and its page: files as they were but for what is filled."""
 
 import re
+import shutil
 
 import pytest
 import translating
+from model_folders import change
 from translating import run
 
 from vaswani_transformer.catalogues.formats import read
@@ -43,6 +45,16 @@ def po(tmp_path):
     return path
 
 
+def test_terms_are_translated_as_the_catalogue_has_them(model, po, whole_outputs, tmp_path, capsys):
+    change(shutil.copytree(model, tmp_path / "plain"), "generation_config.json", no_repeat_ngram_size=None)
+    earlier = "".join(f'msgid "{word} bird"\nmsgstr "{word} piep"\n\n' for word in ("A", "My", "One"))
+    po.write_text(earlier + 'msgid "The red bird sleeps"\nmsgstr ""\n', encoding="utf-8")
+    command = ["translate", tmp_path / "plain", "--device", "cpu", "--format", "po", "--input", po]
+    assert run(*command, "--beams", "2", "--consistent-terms") == 0
+    out, errors = capsys.readouterr()
+    assert "term: bird: piep (3 of 3)\n" in errors and out.count("piep") == 4
+
+
 def test_a_catalogue_is_filled_in_its_place(model, po, tmp_path, capsys):
     command = ["translate", model, "--device", "cpu", "--format", "po", "--input", po]
     assert run(*command, "--output", po, "--report", tmp_path / "page.html") == 0
@@ -71,6 +83,14 @@ def test_a_memory_is_obeyed_where_it_is_valid(model, po, tmp_path, capsys):
     assert "near match" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+def test_a_memory_knows_contexts(model, po, tmp_path, capsys):
+    entry = 'msgctxt "{}"\nmsgid "The &red <b>bird</b>..."\nmsgstr "{} <b>&bird</b>..."\n\n'
+    (tmp_path / "memory.po").write_text(entry.format("menu", "one") + entry.format("tool", "two"), encoding="utf-8")
+    command = ["translate", model, "--device", "cpu", "--format", "po", "--input", po]
+    assert run(*command, "--memory", tmp_path / "memory.po") == 0
+    assert '"one <b>bi&rd</b>..."' in capsys.readouterr().out
+
+
 def test_a_catalogue_with_one_language(model, tmp_path):
     (tmp_path / "en.json").write_text('{"dogs": "Two dogs", "menu": {"bird": "The red {{bird}}"}}')
     (tmp_path / "de.json").write_text('{\n  "dogs": "Zwei Hunde"\n}\n')
@@ -85,6 +105,7 @@ def test_a_catalogue_with_one_language(model, tmp_path):
     [
         (["--format", "po"], "give --input FILE"),
         (["--report", "page.html"], "--report is for --format po"),
+        (["--consistent-terms"], "--consistent-terms is for --format po"),
         (["--format", "po", "--input", "de.po", "--nbest", "2"], "cannot be combined"),
         (["--format", "po", "--input", "de.po", "--output", "o.po", "--report", "o.po"], "is the same file as --"),
         (["--format", "xliff", "--input", "de.po"], "de.po"),

@@ -2,6 +2,7 @@
 
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 from ..errors import UserError
@@ -64,15 +65,18 @@ def fill(
 
 
 def pairs(path: str | Path) -> Iterator[tuple[str, str]]:
-    """Yield sources and targets of what is translated, with inline elements as the file has them.
+    """Yield sources and targets of what is translated."""
+    return chain.from_iterable(pairs_of(entry) for entry in read(path) if entry.state == "translated")
+
+
+def pairs_of(entry: Entry) -> Iterator[tuple[str, str]]:
+    """Yield sources and targets of a translated entry, with inline elements as the file has them.
 
     Of a plural these are the text for one with the first form, and that for many with the last. Accelerators are left
     out where both sides have one.
     """
-    for entry in read(path):
-        if entry.state == "translated":
-            targets = (entry.targets[0], entry.targets[-1]) if entry.counts else entry.targets
-            for pair in zip(entry.sources, targets, strict=True):
-                texts = [with_codes(text, entry.codes) for text in pair]
-                (source, mark, _), (target, other, _) = map(read_label, texts)
-                yield (source, target) if mark == other else tuple(texts)
+    targets = (entry.targets[0], entry.targets[-1]) if entry.counts else entry.targets
+    for pair in zip(entry.sources, targets, strict=True):
+        texts = [with_codes(text, entry.codes) for text in pair]
+        (source, mark, _), (target, other, _) = map(read_label, texts)
+        yield (source, target) if mark == other else tuple(texts)

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from ..catalogues.formats import fill, read
+from ..catalogues.formats import fill, pairs_of, read
+from ..decoding.glossary import Glossary
 from ..decoding.scoring import mean_confidence, word_confidences
 from ..decoding.translator import Translator
 from ..documents.formats import aligner, translate_parts
 from ..documents.messages import NO_WORDS, Messages
 from ..documents.report import Row, catalogue_report
+from ..documents.terms import find_terms
 from ..errors import UserError
 from .files import is_file, write_result
 
@@ -27,11 +29,20 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
         raise UserError(f"--format {written.format} reads a file twice: give --input FILE")
     language, target = languages[0], written.target_language or [*languages, "en"][1]
     given = {"format": written.format, "source": files.source_catalogue, "language": target}
-    states = Counter()
+    states, translated, asked = Counter(), [], []
     for entry in read(files.input, **given):
         states[entry.state] += any(entry.sources)  # a header has none
+        translated += pairs_of(entry) if written.consistent_terms and entry.state == "translated" else ()
+        asked += entry.sources if written.consistent_terms and entry.state != "translated" else ()
         if entry.state == "refused":
             print(f"{files.input}:{entry.line}: left as it is: {entry.notes}", file=sys.stderr)
+    if written.consistent_terms:
+        near = translator.memory.near(asked) if translator.memory else ()
+        terms = find_terms([*(match[1:] for matches in near for match in matches), *translated])
+        for term in terms:
+            print(f"term: {term.source}: {' | '.join(term.targets)} ({term.count} of {term.total})", file=sys.stderr)
+        own = translator.glossary.terms if translator.glossary else {}
+        translator.glossary = Glossary({term.source: term.targets for term in terms} | own)
     translator.generate_options["num_return_sequences"] = translator.setting("num_beams", 1)
     coded = lambda texts: list(map(translator.codes.coded, texts))  # noqa: E731
 

@@ -58,6 +58,8 @@ class Written:
     catalogue of messages, in which what is untranslated or fuzzy is filled"""
     report: Path_ | None = None
     """write a page about the entries of a catalogue to this file"""
+    consistent_terms: bool = False
+    """translate the terms of a catalogue as its translated entries, and near ones of --memory, all have them"""
     source_language: str | None = None
     """code of the language, for the splitting of sentences (default: as the model was trained, or en)"""
     target_language: str | None = None
@@ -96,6 +98,7 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
     is_catalogue = written.format in CATALOGUES
     options.exclude(f"--format {written.format}", is_catalogue or written.format in FORMATS, of_lines)
     of_catalogues = {"source_catalogue": files.source_catalogue, "report": written.report}
+    of_catalogues |= {"consistent_terms": written.consistent_terms}
     options.require("--format po or another catalogue's", is_catalogue, of_catalogues)
     read = {"prefix": files.prefix, "glossary": files.glossary, "source_catalogue": files.source_catalogue}
     read |= {f"memory {number}": path for number, path in enumerate(files.memory, 1)}
@@ -179,7 +182,8 @@ def load(folder: str, request: Request):
     from ..decoding.translator import Translator
 
     files, written = request.files, request.written
-    needs = {"sample": request.sampling.sample, "alignments": written.alignments}
+    needs = {name: getattr(written, name) for name in ("alignments", "consistent_terms")}
+    needs |= {"sample": request.sampling.sample}
     glossary = None if files.glossary is None else read_glossary(files.glossary)
     memory = read_memory(files.memory, _languages(folder, request)) if files.memory else None
     model, tokenizer = request.computing.load(folder, **needs, glossary=files.glossary, prefix=files.prefix)

@@ -26,11 +26,15 @@ def _normalized(text: str) -> str:
 
 
 class Memory:
-    """Pairs of texts, of which none is blank, in about 400 bytes each; of those with one source the latest counts."""
+    """Pairs of texts, of which none is blank, in about 400 bytes each; of those with one source the latest counts.
+
+    `contexts` has the targets of catalogues' sources by their contexts, blank for those without one.
+    """
 
     TAG = "<TM>"  # between a source and the target of its match
 
-    def __init__(self, pairs: Iterable[tuple[str, str]]):
+    def __init__(self, pairs: Iterable[tuple[str, str]], contexts: dict[str, dict[str, str]] | None = None):
+        self._contexts = {} if contexts is None else contexts  # which the pairs may fill
         vocabulary: dict[str, int] = {}  # words, in the order of their first use
         hashes, words, lengths, ends, self._text = array("q"), array("i"), array("i"), array("q", [0]), bytearray()
         for source, target in filter(all, ((_normalized(source), target.strip()) for source, target in pairs)):
@@ -68,9 +72,14 @@ class Memory:
     def _entry(self, number: np.integer) -> list[str]:
         return self._text[self._ends[number] : self._ends[number + 1]].decode().split("\n", 1)
 
-    def exact(self, source: str) -> str | None:
-        """Return the target of a source, but for white space and forms of characters; None for one that is new."""
+    def exact(self, source: str, context: str | None = None) -> str | None:
+        """Return the target of a source, but for white space and forms of characters; None for one that is new.
+
+        With a context, an entry of a catalogue counts in the same one only.
+        """
         source = _normalized(source)
+        if context is not None and source in self._contexts:
+            return self._contexts[source].get(context)
         place = np.searchsorted(self._hashes, hash(source))
         same, target = self._entry(self._of_hash[place]) if place < len(self._hashes) else ("", None)
         return target if same == source else None
@@ -133,11 +142,18 @@ def _as_text(words: np.ndarray) -> str:
 
 def read_memory(paths: Iterable[str], languages: Sequence[str] = ()) -> Memory:
     """Return the memory of files of pairs; `languages` are those of source and target, which a TMX file goes by."""
+    from ..catalogues.formats import pairs_of, read
+    from .pair_readers import CATALOGUES
     from .parallel_text import pair_source, suffix
+
+    contexts: dict[str, dict[str, str]] = {}
 
     def pairs() -> Iterator[tuple[str, str]]:
         for path in (home_path(each).absolute() for each in paths):  # names of files, for which no Hub is asked
             columns = ("source_column", "target_column") if suffix(path.name) == ".tmx" else ()
             yield from pair_source(data=path, **dict(zip(columns, languages, strict=False))).stream()
+            for entry in read(path) if suffix(path.name) in CATALOGUES else ():
+                for source, target in pairs_of(entry) if entry.state == "translated" else ():
+                    contexts.setdefault(_normalized(source), {})[entry.context] = target
 
-    return Memory(pairs())
+    return Memory(pairs(), contexts)

@@ -49,6 +49,7 @@ class _Segment(NamedTuple):
     text: str
     flags: str
     count: int | None  # of a plural form, an example of its numbers
+    context: str | None = None  # where a memory is asked
 
 
 def _kinds(flags: str) -> list[str]:
@@ -110,7 +111,7 @@ def _with_end(source: str, target: str) -> str:
 class Message:
     """A text as segments, and what is around them: white space, line breaks, an accelerator."""
 
-    def __init__(self, text: str, count: int | None, flags: str):
+    def __init__(self, text: str, count: int | None, flags: str, context: str | None = None):
         text, self.mark, self.letter = read_label(text)
         self.parts = []  # of these each has lines, and a segment unless it has no words
         pattern, lines = pattern_of(flags), []
@@ -123,7 +124,7 @@ class Message:
         for part in self.parts:
             joined = " ".join(" ".join(part[0]).split())
             if any(map(str.isalpha, pattern.sub("", joined))):
-                part[1] = _Segment(joined, flags, count)
+                part[1] = _Segment(joined, flags, count, context)
 
     def written(self, found: dict[_Segment, Filling], taken: set[str]) -> str:
         """Return the translation, with an accelerator that is not among those taken, and becomes one of them."""
@@ -185,7 +186,9 @@ class Messages:
 
     def __call__(self, entries: list[Entry]) -> list[Filling]:
         """Return the translations of entries, or why there is none."""
-        works = [[Message(*text, entry.flags) for text in entry.texts()] for entry in entries]
+        contexts = [entry.context if self.memory else None for entry in entries]
+        both = zip(entries, contexts, strict=True)
+        works = [[Message(*text, entry.flags, context) for text in entry.texts()] for entry, context in both]
         segments = (segment for work in works for message in work for _, segment in message.parts if segment)
         self._fill([segment for segment in dict.fromkeys(segments) if segment not in self._found])
         return [self._filling(*pair) for pair in zip(entries, works, strict=True)]
@@ -199,7 +202,7 @@ class Messages:
     def _fill(self, segments: list[_Segment]) -> None:
         """Translate segments: plural forms with a number first, then as they are, then without placeholders."""
         for segment in segments if self.memory else ():
-            self._take(segment, self.memory.exact(segment.text) or "", "the memory")
+            self._take(segment, self.memory.exact(segment.text, segment.context) or "", "the memory")
         made = [segment for segment in segments if segment not in self._found]
         for shown in (_with_number, lambda segment: segment.text):
             left = {segment: shown(segment) for segment in made if segment not in self._found}

@@ -1,0 +1,73 @@
+"""Terms that earlier translations have in one way, found by what occurs together (Gale and Church, 1991)."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ..data.words import LETTERS_OR_SIGN, stands_alone
+from .messages import pattern_of
+
+_WORDS, _CHARACTERS = 3, 8  # of a term, and of its translation where these are words by themselves
+_LETTERS = 4  # of a term's first and last word: shorter ones are rarely terms
+_LEAST = 3  # translations that have it
+_SHARE = 0.9  # of them have it in one way
+_OWN = 0.5  # of all texts with this translation have the term
+_MOST = 20_000  # earlier translations that are looked at, the latest
+
+
+class FoundTerm(NamedTuple):
+    """A term in small letters, the forms of its translation, and how many of the texts with the term have it."""
+
+    source: str
+    targets: tuple[str, ...]
+    count: int
+    total: int
+
+
+def find_terms(pairs: Iterable[tuple[str, str]]) -> list[FoundTerm]:
+    """Return the terms, of one to three words, that nearly all of at least three translations have in one way.
+
+    Placeholders and tags are no words. Of a translation and the longer ones that it always occurs in, the longest
+    counts, and of terms too. A term that is translated as one of its parts, or as another one, is left out. The most
+    frequent come first.
+    """
+    pattern = pattern_of("")
+    pairs = list(dict.fromkeys(tuple(pattern.sub("|", text) for text in pair) for pair in pairs))[-_MOST:]
+    targets = [frozenset(phrase.casefold() for phrase in _phrases(target)) for _, target in pairs]
+    of_all, rows = Counter(phrase for phrases in targets for phrase in phrases), defaultdict(set)
+    for row, (source, _) in enumerate(pairs):
+        for phrase in _phrases(source):
+            words = phrase.lower().split()
+            if min(len(words[0]), len(words[-1])) >= _LETTERS:
+                rows[" ".join(words)].add(row)
+    found: dict[str, FoundTerm] = {}
+    for source, places in sorted(rows.items(), key=lambda pair: len(pair[0])):
+        if len(places) < _LEAST:
+            continue
+        counts = Counter(phrase for row in places for phrase in targets[row])
+        own = [(2 * n / (len(places) + of_all[phrase]), len(phrase), phrase) for phrase, n in counts.items()
+               if n >= max(_LEAST, _SHARE * len(places)) and n >= _OWN * of_all[phrase]]  # fmt: skip
+        parts = {part.casefold() for part in _phrases(source)} - {source}
+        known = [found[part] for part in parts if part in found]
+        if not own or any(max(own)[2] == term.targets[0].casefold() and term.total > len(places) for term in known):
+            continue
+        for term in known:
+            if term.total == len(places):  # it occurs in this one only
+                del found[term.source]
+        best = max(own)[2]
+        forms = Counter(phrase for row in places for phrase in _phrases(pairs[row][1]) if phrase.casefold() == best)
+        found[source] = FoundTerm(source, tuple(dict(forms.most_common())), counts[best], len(places))
+    claims = Counter(term.targets[0].casefold() for term in found.values())  # words of one text that comes often
+    unique = [term for term in found.values() if claims[term.targets[0].casefold()] == 1]
+    return sorted(unique, key=lambda term: -term.count)
+
+
+def _phrases(text: str) -> Iterator[str]:
+    """Yield the words of a text and rows of words beside each other."""
+    words = [match.span() for match in LETTERS_OR_SIGN.finditer(text) if match[0].isalpha()]
+    for start in range(len(words)):
+        most = _CHARACTERS if stands_alone(text[words[start][0] :]) else _WORDS
+        for end in range(start, min(start + most, len(words))):
+            if end > start and text[words[end - 1][1] : words[end][0]].strip():
+                break
+            yield text[words[start][0] : words[end][1]]

@@ -5,6 +5,7 @@
 Short enough to copy into a program, or to write again in another language.
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ class OnnxTranslator:
         options.intra_op_num_threads = threads
         self.encoder, self.decoder = (
             onnxruntime.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"])
-            for name in ("encoder.onnx", "decoder.onnx")
+            for name in ("onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx")
         )
 
     def greedy(self, sources: list[list[int]]) -> list[list[int]]:
@@ -52,20 +53,19 @@ class OnnxTranslator:
         mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
         ids = np.full_like(mask, facts["pad_token_id"])
         ids[mask == 1] = np.concatenate(sources)
-        names = [output.name for output in self.encoder.get_outputs()]
-        outputs = dict(zip(names, self.encoder.run(None, {"input_ids": ids, "attention_mask": mask}), strict=True))
-        # What one graph gives as `present.*` the other takes as `past_key_values.*`.
-        past = {name.replace("present", "past_key_values"): outputs[name] for name in names if "present" in name}
-        for layer in range(facts["decoder_layers"]):
+        [states] = self.encoder.run(None, {"input_ids": ids, "attention_mask": mask})
+        # What the decoder gives as `present.*` it takes as `past_key_values.*`, empty at first.
+        past = {}
+        for layer, side in itertools.product(range(facts["decoder_layers"]), ("decoder", "encoder")):
             for kind, width in (("key", facts["d_k"]), ("value", facts["d_v"])):
                 empty = np.zeros((len(sources), facts["num_heads"], 0, width), dtype=np.float32)
-                past[f"past_key_values.{layer}.decoder.{kind}"] = empty
+                past[f"past_key_values.{layer}.{side}.{kind}"] = empty
         names = [output.name for output in self.decoder.get_outputs()]
         tokens = np.full((len(sources), 1), facts["decoder_start_token_id"], dtype=np.int64)
         results: list[list[int]] = [[] for _ in sources]
         running = np.ones(len(sources), dtype=bool)
         for step in range(1, int(limits.max()) + 1):
-            given = {"input_ids": tokens, "encoder_attention_mask": mask, **past}
+            given = {"input_ids": tokens, "encoder_attention_mask": mask, "encoder_hidden_states": states, **past}
             outputs = dict(zip(names, self.decoder.run(None, given), strict=True))
             tokens = outputs["logits"][:, -1:].argmax(axis=-1)
             for row in np.flatnonzero(running):

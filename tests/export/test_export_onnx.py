@@ -1,6 +1,7 @@
 """Models exported to ONNX, run by onnxruntime, beside the models themselves: logits at all shapes, greedy search."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,19 +10,20 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, padded_batch
-from exporting_models import SOURCES, save_model, small_tokenizer
+from exporting_models import PAIRS, SOURCES, save_model, save_trained_model, small_tokenizer
 from passes import OTHER_TOOLKITS
 
 from vaswani_transformer import Translator, export_model, load_model
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.export.engine import load_exported
+from vaswani_transformer.export.exporting import TRANSFORMERS_JS
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 import onnxruntime
 
-from vaswani_transformer.export.to_onnx import cache_names, decode_in_parts
+from vaswani_transformer.export.to_onnx import DECODER, ENCODER, QUANTIZED, cache_names, decode_in_parts
 
 pytestmark = pytest.mark.slow  # tracing the model takes a quarter of a minute
 
@@ -58,14 +60,14 @@ def test_logits_at_every_shape(folder, exported, lengths):
 
 
 def test_the_graphs_say_what_they_take(exported):
-    encoder, decoder = (onnxruntime.InferenceSession(exported / f"{name}.onnx") for name in ("encoder", "decoder"))
+    encoder, decoder = (onnxruntime.InferenceSession(exported / f"{name}.onnx") for name in (ENCODER, DECODER))
     given = {one.name: one.shape for one in decoder.get_inputs()}
-    assert given["input_ids"] == ["batch", "target"]
-    assert given["encoder_attention_mask"] == ["batch", "source"]
-    assert given["past_key_values.1.decoder.key"] == ["batch", 3, "past", 7]
-    assert given["past_key_values.1.encoder.value"] == ["batch", 3, "source", 6]
-    made = [one.name for one in encoder.get_outputs()]
-    assert made == ["last_hidden_state", *cache_names("present", "encoder", 2)]
+    assert given["input_ids"] == ["batch_size", "target_length"]
+    assert given["encoder_attention_mask"] == ["batch_size", "source_length"]
+    assert given["encoder_hidden_states"] == ["batch_size", "source_length", 24]
+    assert given["past_key_values.1.decoder.key"] == ["batch_size", 3, "past_length", 7]
+    assert given["past_key_values.1.encoder.value"] == ["batch_size", 3, "past_source_length", 6]
+    assert [one.name for one in decoder.get_outputs()] == ["logits", *cache_names("present", 2)]
     # Sinusoids end with their table, by an error and not by anything made up.
     with pytest.raises(Exception, match=r"out of data bounds|out of bounds"):
         encoder.run(None, {"input_ids": np.full((1, 101), 5), "attention_mask": np.ones((1, 101), dtype=np.int64)})
@@ -88,6 +90,31 @@ def test_the_script_translates_greedily_without_torch(folder, exported):
     done = subprocess.run(command, input=text, capture_output=True, timeout=120, check=True)
     assert done.stdout.decode().split("\n")[:-1] == expected
     assert len(set(expected)) > 3
+
+
+def test_transformers_js_translates_as_the_model_does(tmp_path):
+    """With TRANSFORMERS_JS the folder in which `npm install @huggingface/transformers@4` was run."""
+    if "TRANSFORMERS_JS" not in os.environ or not shutil.which("node"):
+        pytest.skip("needs node, and TRANSFORMERS_JS: a folder with npm's @huggingface/transformers")
+    folder = save_trained_model(tmp_path / "model", small_tokenizer(), steps=400)
+    exported = export_model(folder, tmp_path / "exported", TRANSFORMERS_JS).folder
+    script = shutil.copy(ROOT / "scripts" / "translate_transformers_js.mjs", os.environ["TRANSFORMERS_JS"])
+    sources = [source for source, _ in PAIRS[:100]] + [""]
+    outputs = Translator(*load_model(folder, "cpu"), num_beams=1).translate(sources)
+    limited = max(map(len, sources))  # an output in circles is cut here, and there at 256 tokens
+    pairs = [pair for pair in zip(sources, outputs, strict=True) if len(pair[1]) < limited and pair[1][-1:] in ".?!"]
+    command, text = ["node", script, exported, "fp32"], "\n".join(source for source, _ in pairs)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=300, check=True)
+    same = sum(ours == theirs for (_, ours), theirs in zip(pairs, done.stdout.split("\n"), strict=False))
+    assert same == len(pairs) > 20
+
+
+def test_int8_is_near(folder, tmp_path):
+    exported = export_model(folder, tmp_path / "exported", TRANSFORMERS_JS).folder
+    exact = largest_difference(load_model(folder, "cpu")[0], exported, (5, 9, 2), 9, seed=0)
+    for name in (ENCODER, DECODER):
+        (exported / f"{name}{QUANTIZED}.onnx").replace(exported / f"{name}.onnx")
+    assert exact < 1e-4 < largest_difference(load_model(folder, "cpu")[0], exported, (5, 9, 2), 9, seed=0) < 0.3
 
 
 def test_the_script_refuses_a_tokenizer_that_it_cannot_follow(exported, tmp_path):

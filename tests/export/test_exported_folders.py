@@ -32,7 +32,8 @@ def exported(request, tmp_path_factory, whole):
         change(folder, "export.json", format="onnx")
         for name in ("model.bin", "config.json", "shared_vocabulary.json"):
             (folder / name).unlink()
-        (folder / "encoder.onnx").touch()
+        (folder / "onnx").mkdir()
+        (folder / "onnx" / "encoder_model.onnx").touch()
     return request.param, folder
 
 

@@ -160,19 +160,19 @@ def export(
     /,
     *,
     output: Path_,
-    format: Literal["ctranslate2", "onnx", "marian"] = "ctranslate2",
+    format: Literal["ctranslate2", "onnx", "transformers.js", "marian"] = "ctranslate2",
     quantization: Literal["float32", "int8", "int8_float32", "bfloat16", "float16", "int16"] | None = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write a model for CTranslate2, ONNX Runtime or Marian.
+    """Write a model for CTranslate2, ONNX Runtime, transformers.js or Marian.
 
     It is compared with the original on a few sentences before the folder appears, but for Marian, which is not run.
-    CTranslate2 and ONNX Runtime are extras: pip install 'vaswani_transformer[ctranslate2]' or '[onnx]'.
+    CTranslate2 and ONNX (transformers.js too) are extras: pip install 'vaswani_transformer[ctranslate2]' or '[onnx]'.
 
     Args:
         output: a new folder for the exported model
         format: of the exported model
-        quantization: how CTranslate2 stores the weights (default: float32)
+        quantization: how CTranslate2 stores the weights (default: float32); for transformers.js int8 is beside float32
     """
     from ..export.exporting import export_model
 

@@ -19,6 +19,7 @@ from ..loading import load_model
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import written_at_once
 
+TRANSFORMERS_JS = "transformers.js"  # a format: ONNX, with int8 beside float32
 _TOLERANCE = 0.01  # of log-probabilities and logits in float32; differences seen are below 0.001
 
 
@@ -53,26 +54,28 @@ def export_model(
     Args:
         model: a folder that `vaswani train` or `save_pretrained` wrote.
         output: a new or empty folder; it appears when all of it is written and compared.
-        format: `"ctranslate2"`, `"onnx"` or `"marian"`.
+        format: `"ctranslate2"`, `"onnx"`, `"transformers.js"` or `"marian"`.
         quantization: how CTranslate2 stores weights: float32 (the default), int8, int8_float32, bfloat16, float16 or
-            int16.
+            int16; for transformers.js int8 (the default) is beside float32.
         overwrite: replace an exported model in the output folder.
 
     Raises:
         UserError: for a model that cannot be loaded or expressed, naming the setting; a format that is unknown or not
             installed; an output that is there.
     """
-    with reading(f"the format {format} (pip install 'vaswani_transformer[{format}]')"):
-        writer = import_module(f".to_{format}", __package__)
-    quantization, output = quantization or "float32", Path(output)
-    if quantization not in (known := QUANTIZATIONS if format == "ctranslate2" else ("float32",)):
+    kind = "onnx" if format == TRANSFORMERS_JS else format
+    with reading(f"the format {format} (pip install 'vaswani_transformer[{kind}]')"):
+        writer = import_module(f".to_{kind}", __package__)
+    known = {"ctranslate2": QUANTIZATIONS, TRANSFORMERS_JS: ("int8", "float32")}.get(format, ("float32",))
+    quantization, output = quantization or known[0], Path(output)
+    if quantization not in known:
         raise UserError(f"quantization is {quantization!r}: weights exported to {format} are {' or '.join(known)}")
     with written_at_once(output, overwrite, last=FACTS) as staging:
         model, tokenizer = load_model(model, "cpu")
         model = model.float()
         rows = set_positions(model)
         difference = _write(writer, format, model, tokenizer, staging, rows, quantization)
-        size = sum(path.stat().st_size for path in staging.iterdir())
+        size = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
     return Export(output.absolute(), rows, size, difference)
 
 
@@ -97,7 +100,9 @@ def _write(writer, format: str, model, tokenizer, staging: Path, rows: int, quan
     if format == "marian":
         return None
     difference = writer.largest_difference(staging, sample, logits)
-    if not difference <= (_TOLERANCE if quantization == "float32" else math.inf):  # NaN is above both
+    if not difference <= (
+        _TOLERANCE if quantization == "float32" or format == TRANSFORMERS_JS else math.inf
+    ):  # NaN is above both
         problem = f"log-probabilities in {quantization} differ from the model's by {difference:.3g}"
         fix = "give another --quantization, or report this where it is float32"
         raise UserError(f"{problem}, so nothing was written: {fix}")

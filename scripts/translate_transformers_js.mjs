@@ -1,0 +1,18 @@
+// Greedy translation by transformers.js with a model that `vaswani export --format transformers.js` wrote.
+//
+//     npm install @huggingface/transformers@4
+//     node translate_transformers_js.mjs FOLDER [fp32|q8] < source.en > translated.de
+//
+// In a browser the same two calls do it, with `env.localModelPath` the address that FOLDER is served from.
+import { createInterface } from "node:readline";
+import { dirname, resolve } from "node:path";
+import { env, pipeline } from "@huggingface/transformers";
+
+const folder = resolve(process.argv[2]);
+env.allowRemoteModels = false; // the folder's files alone
+env.localModelPath = dirname(folder);
+const translate = await pipeline("translation", folder.split(/[\\/]/).at(-1), { dtype: process.argv[3] ?? "fp32" });
+for await (const line of createInterface({ input: process.stdin })) {
+    const [{ translation_text: text }] = line.trim() ? await translate(line) : [{ translation_text: "" }];
+    console.log(text.replaceAll("\n", " "));
+}

@@ -16,7 +16,6 @@ from . import files, options
 from .files import Writing
 from .options import Computing, Path_, Quiet, RecipeName, Search, Together, within
 
-_PAPER = "parser"
 _NOT_OF_TREES = ("tokenizer", "from_model", "lora_rank")
 _LIMITS = ("max_length", "max_length_ratio")  # the fields for data that apply to trees, too
 TreeOptions = options.recipe_options(
@@ -57,7 +56,7 @@ def train(
 
     settings = options.read_recipe(recipe, fields)
     train_trees, dev_trees = map(load_trees, (trees, dev))
-    form = TextForm(tags, recipe != _PAPER if words is None else words, augment)
+    form = TextForm(tags, recipe != "parser" if words is None else words, augment)
     with locked_together(settings.output):
         result = train_recipe(parsing_recipe(settings, train_trees, dev_trees, form), progress=not quiet)
     if is_first_process():

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -68,7 +69,9 @@ def search_pieces(translator, pieces: list, window: int) -> Iterator[tuple[int, 
                     " ensembles and further settings of generate()"
                 )
             else:
-                outputs = _in_batches(translator, chosen)
+                batches = batches_by_length([len(piece.ids) for piece in chosen], translator.tokens_per_batch)
+                rows = (generate(translator, [chosen[number] for number in batch]) for batch in batches)
+                outputs = zip(chain(*batches), chain.from_iterable(rows), strict=True)
             yield from ((numbers[index], ids) for index, ids in outputs)
 
 
@@ -94,11 +97,6 @@ def join(search, model, pieces: list) -> list:
     """Let pieces join an open search, either all of them with terms or none; returns its sentences."""
     kinds = [partial(TermsSentence, piece.terms) for piece in pieces] if pieces[0].terms else None
     return search.join(**_padded(model, pieces), kinds=kinds)
-
-
-def _in_batches(translator, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
-    for batch in batches_by_length([len(piece.ids) for piece in pieces], translator.tokens_per_batch):
-        yield from zip(batch, generate(translator, [pieces[number] for number in batch]), strict=True)
 
 
 @torch.no_grad()

@@ -259,9 +259,8 @@ def full() -> HTTPException:
 
 def _options(model: Any, job: TranslationsRequest) -> Options:
     """Return the options for `generate()` that were given, and what they imply."""
-    saved, beams = model.generation_config, job.beams
-    if job.nbest > (beams or saved.num_beams or 1):
-        beams = job.nbest
+    saved = model.generation_config
+    beams = job.nbest if job.nbest > (job.beams or saved.num_beams or 1) else job.beams
     options = {"length_penalty": job.length_penalty, "max_new_tokens": job.max_new_tokens, "num_beams": beams}
     if job.nbest != (saved.num_return_sequences or 1):
         options["num_return_sequences"] = job.nbest

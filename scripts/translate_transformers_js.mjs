@@ -3,7 +3,7 @@
 //     npm install @huggingface/transformers@4
 //     node translate_transformers_js.mjs FOLDER [fp32|q8] < source.en > translated.de
 //
-// In a browser the same two calls do it, with `env.localModelPath` the address that FOLDER is served from.
+// On a page the same does it, with `env.allowLocalModels = true` and the address of FOLDER's parent.
 import { createInterface } from "node:readline";
 import { dirname, resolve } from "node:path";
 import { env, pipeline } from "@huggingface/transformers";

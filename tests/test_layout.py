@@ -99,7 +99,7 @@ ROOM_LINES = {
     "attention": 423, "catalogues": 825, "recipes": 433, "evaluation": 339,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1590, 25000, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27904, 3417, 17295
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27904, 3417, 17404
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

@@ -222,11 +222,11 @@ class BareTransformer(torch.nn.Module):
 def train_bare(options: argparse.Namespace, folder: Path, keep: bool) -> None:
     """torch.nn.Transformer in a loop without anything around it."""
     import datasets
+    from transformers.models.bart.modeling_bart import shift_tokens_right
 
     from vaswani_transformer.data.batching import PairCollator
     from vaswani_transformer.data.tokenization import load_tokenizer
     from vaswani_transformer.hardware import keep_freed_memory
-    from vaswani_transformer.model.modeling_vaswani import shift_right
 
     if keep:
         keep_freed_memory()
@@ -236,7 +236,7 @@ def train_bare(options: argparse.Namespace, folder: Path, keep: bool) -> None:
     batches = []
     for indices in token_batches(options, pairs):
         batch = collate([pairs[index] for index in indices])
-        target = shift_right(batch["labels"], tokenizer.pad_token_id, tokenizer.bos_token_id)
+        target = shift_tokens_right(batch["labels"], tokenizer.pad_token_id, tokenizer.bos_token_id)
         tokens = int(batch["attention_mask"].sum()), int((batch["labels"] != -100).sum())
         tensors = [tensor.pin_memory() if cuda else tensor for tensor in (batch["input_ids"], target, batch["labels"])]
         batches.append((*tensors, (*tokens, batch["input_ids"].numel() + target.numel())))

@@ -417,16 +417,6 @@ class VaswaniModel(VaswaniPreTrainedModel):
         )
 
 
-def shift_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id: int) -> torch.Tensor:
-    """Decoder inputs for `labels` (Section 3.1, "outputs shifted right"): the start token, then all but the last.
-
-    Both are `(batch_size, target_length)` token ids; -100 among the labels becomes padding.
-    """
-    start = labels.new_full((labels.shape[0], 1), decoder_start_token_id)
-    shifted = torch.cat((start, labels[:, :-1]), dim=1)
-    return shifted.masked_fill(shifted == IGNORE_INDEX, pad_token_id)
-
-
 class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
     """The whole model of Figure 1: encoder, decoder, and the projection to the vocabulary."""
 
@@ -581,5 +571,11 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         return create_masks_for_generate(config=config, **options)
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """`shift_right` with this model's special tokens; transformers' collator for label smoothing calls it."""
-        return shift_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
+        """Decoder inputs for `labels` (Section 3.1, "outputs shifted right"): the start token, then all but the last.
+
+        Both are `(batch_size, target_length)` token ids; -100 among the labels becomes padding. transformers' collator
+        for label smoothing calls this.
+        """
+        start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
+        shifted = torch.cat((start, labels[:, :-1]), dim=1)
+        return shifted.masked_fill(shifted == IGNORE_INDEX, self.config.pad_token_id)

@@ -54,38 +54,27 @@ class CharacterMap:
         self.units.frombytes(precompiled[4 : 4 + size])
         self._values = precompiled[4 + size :]
 
-    def value(self, place: int) -> str:
-        """Return the text at a place of the table, whatever a damaged one has there."""
-        return self._values[place:].partition(b"\0")[0].decode("utf-8", "replace")
+    def __call__(self, text: str) -> str:
+        """Return the text with every longest match from the left replaced, by whatever a damaged table has for it."""
+        data, place, parts = text.encode("utf-8"), 0, []
+        while place < len(data):
+            value, place = self._longest(data, place)
+            parts.append(value)
+        return b"".join(parts).decode("utf-8", "replace")
 
-    def longest(self, text: bytes, start: int) -> tuple[int, int] | None:
-        """Return the end of the longest entry that starts at `start`, and the place of its value."""
-        units, longest = self.units, None
+    def _longest(self, text: bytes, start: int) -> tuple[bytes, int]:
+        """Return the value of the longest entry that starts at `start` and its end, or the byte that is there."""
+        units, value, end = self.units, text[start : start + 1], start + 1
         node = below(units[0])
-        for end in range(start, len(text)):
-            node ^= text[end]
-            if node >= len(units) or units[node] & LABEL != text[end]:
+        for place in range(start, len(text)):
+            node ^= text[place]
+            if node >= len(units) or units[node] & LABEL != text[place]:
                 break
             unit = units[node]
             node ^= below(unit)
             if unit & HAS_VALUE and node < len(units):
-                longest = end + 1, units[node] & VALUE
-        return longest
-
-    def __call__(self, text: str) -> str:
-        """Return the text with every longest match from the left replaced."""
-        data, place, parts = text.encode("utf-8"), 0, []
-        while place < len(data):
-            end, value = self.longest(data, place) or (None, None)
-            if end is None:
-                end = place + 1
-                while end < len(data) and data[end] & 0xC0 == 0x80:
-                    end += 1
-                parts.append(data[place:end].decode("utf-8"))
-            else:
-                parts.append(self.value(value))
-            place = end
-        return "".join(parts)
+                value, end = self._values[units[node] & VALUE :].partition(b"\0")[0], place + 1
+        return value, end
 
 
 class SentencePieceText:

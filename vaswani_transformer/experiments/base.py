@@ -23,6 +23,7 @@ from ..errors import UserError, one_line, reading
 from ..evaluation.records import versions
 from ..json_and_yaml import read_json, read_yaml
 from ..output_folder import RECIPE, OutputFolder, locked
+from ..recipes.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +64,11 @@ class Cell:
     settings: dict[str, Any]  # plain values that determine the result; a folder made with others is refused
     paper: dict[str, Any] = field(default_factory=dict)  # the paper's figures, by the names of ours
     group: str = ""  # of the rows that belong together in the paper's table
+    recipe: Recipe | None = None  # of its training, in which `output` is not set
     parameters: int = 0  # that are trained
     flops: float = 0.0  # of the training, expected
+    language: str = "de"  # of a translation model's targets
+    test: dict[str, str] = field(default_factory=dict)  # changes by which the recipe validates on the test set
 
 
 class Experiment(abc.ABC):

@@ -10,7 +10,7 @@ from ..loading import load_model
 from ..output_folder import OutputFolder
 from ..parsing.evalb import score_trees
 from ..parsing.parser import OWN_FIELDS, Parser, TextForm, load_trees, parsing_recipe
-from ..recipes.recipe import Recipe, load_recipe
+from ..recipes.recipe import load_recipe
 from ..training.checkpoints import WEIGHTS
 from ..training.run import train
 from .base import TABLE4, Cell, Experiment, Setup, markdown_table, results_table
@@ -53,14 +53,12 @@ class Table4(Experiment):
 
     name = "table4"
 
-    def _recipe(self, setup: Setup, output: Path | None = None) -> Recipe:
-        return load_recipe(SCALES[setup.scale][0], setup.changes | {"output": str(output or "runs")})
-
     def cells(self, setup: Setup) -> list[Cell]:
         """Return the parsers of a scale."""
-        lengths, cells = SCALES[setup.scale][2], []
+        (name, _, lengths), cells = SCALES[setup.scale], []
+        recipe = load_recipe(name, setup.changes | {"output": "runs"})
         for name, (label, form) in PARSERS[setup.scale].items():
-            facts = facts_of(self._recipe(setup), lengths[0], lengths[1 + form.words])
+            facts = facts_of(recipe, lengths[0], lengths[1 + form.words])
             settings = {key: value for key, value in facts["settings"].items() if key not in OWN_FIELDS}
             facts["settings"] = settings | dataclasses.asdict(form)
             cells.append(Cell(name, label, paper={"bracket_f1": TABLE4[4].f1}, **facts))
@@ -76,7 +74,7 @@ class Table4(Experiment):
         if not (folder / WEIGHTS).exists():
             train_trees, dev, _ = _trees(setup)
             form = PARSERS[setup.scale][cell.name][1]
-            train(parsing_recipe(self._recipe(setup, folder), train_trees, dev, form))
+            train(parsing_recipe(dataclasses.replace(cell.recipe, output=str(folder)), train_trees, dev, form))
 
     def measure(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
         """Parse and score the test trees."""

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -107,52 +107,43 @@ def training_flops(config: VaswaniConfig, source_lengths: ArrayLike, target_leng
 
 
 def facts_of(recipe: Recipe, *lengths: float) -> dict[str, Any]:
-    """Return fields of a `Cell`: settings, parameters, FLOPs of training on sentences of these mean lengths in tokens.
+    """Return fields of a `Cell`: recipe, settings, parameters, FLOPs of training on sentences of these mean lengths.
 
-    Settings are the fields that determine what is trained; lengths are of source and target.
+    Settings are the fields that determine what is trained; lengths are of source and target, in tokens.
     """
     config = model_config(recipe, recipe.vocab_size)
     pairs = EXPECTED_FILL * recipe.tokens_per_batch / max(lengths) * recipe.max_steps
     return {
+        "recipe": recipe,
         "settings": {name: value for name, value in asdict(recipe).items() if name not in PLACES},
         "parameters": config.num_parameters(),
         "flops": pairs * training_flops(config, *lengths),
     }
 
 
-@dataclass(frozen=True)
-class Training(Cell):
-    """A cell that trains a recipe, in which `output` is not set."""
-
-    recipe: Recipe | None = None
-    language: str = "de"  # of the targets
-    test: dict[str, str] = field(default_factory=dict)  # changes by which the recipe validates on the test set
-
-
-def training(setup: Setup, recipe: str, changes: dict[str, Any], **fields) -> Training:
-    """Return the cell of a shipped recipe with changes, the call's among them; `fields` are others of `Training`."""
+def training(setup: Setup, recipe: str, changes: dict[str, Any], **fields) -> Cell:
+    """Return the cell of a shipped recipe with changes, the call's among them; `fields` are others of `Cell`."""
     folder = {"data_dir": str(setup.data_dir) if setup.data_dir else None, "output": "runs"}
     loaded = load_recipe(recipe, changes | setup.changes | folder)
-    facts = facts_of(loaded, *LENGTHS[setup.scale][fields.get("language", Training.language)])
-    return Training(recipe=loaded, **facts, **fields)
+    return Cell(**facts_of(loaded, *LENGTHS[setup.scale][fields.get("language", Cell.language)]), **fields)
 
 
 class TranslationExperiment(Experiment):
     """Trainings as cells; subclasses define them and the table."""
 
-    def check(self, setup: Setup, cells: Sequence[Training]) -> None:
+    def check(self, setup: Setup, cells: Sequence[Cell]) -> None:
         """Check that the data files are there, and the package that tokenised BLEU needs."""
         for cell in cells:
             for recipe in (cell.recipe, replace(cell.recipe, **cell.test)):
                 data_sources(recipe)
             moses_tokenizer(cell.language)
 
-    def train(self, setup: Setup, cell: Training, folder: Path) -> None:
+    def train(self, setup: Setup, cell: Cell, folder: Path) -> None:
         """Train the model, unless its weights are there."""
         if not (folder / WEIGHTS).exists():
             train(replace(cell.recipe, output=str(folder)))
 
-    def measure(self, setup: Setup, cell: Training, folder: Path) -> dict[str, Any]:
+    def measure(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
         """Score the model on the test set, and count the cost of its training in the paper's two ways (footnote 5)."""
         facts = trained(folder)
         pairs = data_sources(replace(cell.recipe, **cell.test))[1].load()
@@ -193,7 +184,7 @@ class Table2(TranslationExperiment):
 
     name = "table2"
 
-    def cells(self, setup: Setup) -> list[Training]:
+    def cells(self, setup: Setup) -> list[Cell]:
         """Return base, then big; each to German, then to French."""
         cells, small = [], setup.scale == "laptop"
         for size, row in (("base", TABLE2[-2]), ("big", TABLE2[-1])):
@@ -243,7 +234,7 @@ class Table3(TranslationExperiment):
 
     name = "table3"
 
-    def cells(self, setup: Setup) -> list[Training]:
+    def cells(self, setup: Setup) -> list[Cell]:
         """Return one for each row; further seeds of the base model follow it."""
         cells, small = [], setup.scale == "laptop"
         for row in TABLE3:

@@ -24,24 +24,9 @@ from ..files import file_sha256, is_local, remove_leftovers, to_path, write_text
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
+from . import prepared
 from .parallel_text import PairSource, held_out_rows
-from .prepared import (
-    DATA_FIELDS,
-    FORMAT,
-    INDEX,
-    LIMIT_FIELDS,
-    MANIFEST,
-    PARTS,
-    SHARD,
-    TOKENIZER,
-    TOKENIZER_FIELDS,
-    TRAIN,
-    UNFINISHED,
-    VALIDATION,
-    VERSION,
-    load_prepared_tokenizer,
-    open_prepared,
-)
+from .prepared import INDEX, MANIFEST, PARTS, SHARD, TOKENIZER, TRAIN, UNFINISHED, VALIDATION
 from .recipe_data import data_sources, load_training_pairs, new_tokenizer
 from .text_files import check_on_disk, file_stamp
 from .tokenization import load_tokenizer, tokenizer_sha256, vocabulary_sizes
@@ -117,8 +102,8 @@ def prepare(
 
 def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) -> dict:
     """Return what decides the content: a preparation is resumed with the same only."""
-    fields = {name: getattr(recipe, name) for name in (*LIMIT_FIELDS, *DATA_FIELDS)}
-    fields |= {name: None if recipe.tokenizer_folder else getattr(recipe, name) for name in TOKENIZER_FIELDS}
+    fields = {name: getattr(recipe, name) for name in (*prepared.LIMIT_FIELDS, *prepared.DATA_FIELDS)}
+    fields |= {name: None if recipe.tokenizer_folder else getattr(recipe, name) for name in prepared.TOKENIZER_FIELDS}
     fields |= {"fuzzy_matches": True} if recipe.fuzzy_matches else {}  # which earlier preparations do not name
     files = list(train.files)
     if validation is None or recipe.tokenizer_folder is None:
@@ -127,8 +112,8 @@ def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) 
         del fields["validation_size"]
         files += validation.files
     return {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": prepared.FORMAT,
+        "version": prepared.VERSION,
         "recipe": fields,
         "tokenizer": recipe.tokenizer_folder and tokenizer_sha256(load_tokenizer(recipe.tokenizer_folder)),
         "files": {str(path): list(file_stamp(path)) for path in files},
@@ -155,11 +140,11 @@ def _earlier(folder: Path, settings: dict) -> dict | None:
             now |= {path: size for path, (size, _) in settings["files"].items()}
             before["tokenizer"] = earlier["tokenizer"]["sha256"] if settings["tokenizer"] else None
         changed = sorted(name for name in before | now if before.get(name) != now.get(name))
-        if changed or (earlier["format"], earlier["version"]) != (FORMAT, VERSION):
+        if changed or (earlier["format"], earlier["version"]) != (prepared.FORMAT, prepared.VERSION):
             what = ", ".join(changed) or "another version"
             raise UserError(f"{folder} was prepared with other settings or text ({what}): give the same, {_OTHER}")
     if is_finished:
-        open_prepared(folder)
+        prepared.open_prepared(folder)
     return earlier if is_finished else None
 
 
@@ -200,7 +185,7 @@ class _ShardWriter:
     def __init__(
         self, folder: Path, texts: dict[str, datasets.Dataset], held_out: np.ndarray, limits: dict, shard_pairs: int
     ):
-        tokenizer = load_prepared_tokenizer(folder)
+        tokenizer = prepared.load_prepared_tokenizer(folder)
         self.folder, self.texts, self.held_out, self.shard_pairs = folder, texts, held_out, shard_pairs
         self._encode = pair_encoder(tokenizer, limits["max_length"], limits["max_length_ratio"])
         self._ids = pa.list_(pa.uint16() if max(vocabulary_sizes(tokenizer)) <= 2**16 else pa.int32())
@@ -265,7 +250,7 @@ def _write_index(folder: Path, part: str, shards: list[dict[str, Any]], limits: 
 
 def _finish(folder: Path, settings: dict, results: list[dict[str, Any]]) -> dict:
     """Write the index of each part and, last, the manifest."""
-    limits, tokenizer = settings["recipe"], load_prepared_tokenizer(folder)
+    limits, tokenizer = settings["recipe"], prepared.load_prepared_tokenizer(folder)
     parts = {part: [result for result in results if result["part"] == part] for part in PARTS}
     manifest = {
         **settings,

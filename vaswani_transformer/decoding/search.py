@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, islice, zip_longest
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -188,7 +188,9 @@ class TermsSentence(BeamSentence):
             self._finished += ends
         self._finished.sort(key=lambda hypothesis: -hypothesis[0])
         del self._finished[count:]
-        kept = _round_robin(sorted(going_on.values(), key=lambda group: -group[0][0]), count)
+        # The best of each group, then the second best of each, and so on.
+        ranked = zip_longest(*sorted(going_on.values(), key=lambda group: -group[0][0]))
+        kept = list(islice(filter(None, chain.from_iterable(ranked)), count))
         kept += [(_EMPTY, _EMPTY, 0, min(settings.end_ids, default=0), Progress(), _EMPTY)] * (count - len(kept))
         finished = [hypothesis[0] for hypothesis in self._finished]
         best, bound = (max(continuation[index] for continuation in kept) for index in (0, 1))
@@ -197,12 +199,3 @@ class TermsSentence(BeamSentence):
         self._tokens.append(own_tokens)
         self._beams.append(own_beams)
         return self._running, own_beams, own_tokens
-
-
-def _round_robin(groups: list[list], count: int) -> list:
-    """Return the best of each group, the second best of each, and so on, up to `count`."""
-    kept, rank = [], 0
-    while len(kept) < count and any(len(group) > rank for group in groups):
-        kept += [group[rank] for group in groups if len(group) > rank]
-        rank += 1
-    return kept[:count]

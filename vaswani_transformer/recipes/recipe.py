@@ -29,6 +29,7 @@ def _option(group: str, default, help_text: str, flag: str | None = None):
 
 
 AUTO = "auto"  # the machine decides
+AutoInt, AutoFloat = int | Literal["auto"], float | Literal["auto"]
 BLEU_TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "spm", "flores101", "flores200", "spBLEU-1K")
 DEFAULT_AUGMENTATION = {
     "upper": 0.07, "title": 0.04, "lower": 0.03, "punctuation": 0.04, "typos": 0.08, "emoji": 0.05, "numbers": 0.03,
@@ -46,26 +47,18 @@ _decoding, _output = functools.partial(_option, DECODING), functools.partial(_op
 class Recipe:
     """All settings of one training run; the help of each field is its documentation. `check_recipe` checks values."""
 
-    train_source: str | None = _data(
-        None, "text file of training sources, or a pattern: a.*.en.gz, or a URL: s3://b/a.en"
-    )
+    train_source: str | None = _data(None, "text file of training sources, pattern (a.*.en.gz) or URL (s3://b/a.en)")
     train_target: str | None = _data(None, "text file of training targets, aligned with train_source")
-    train_data: str | None = _data(
-        None, "instead of both: TSV, CSV, JSON lines, Parquet, TMX, .po, XLIFF, a folder, Hub data"
-    )
+    train_data: str | None = _data(None, "instead: TSV, CSV, JSON lines, Parquet, TMX, .po, XLIFF, a folder, Hub data")
     prepared: str | None = _data(None, "folder or URL made by `vaswani prepare`, to train on instead of the text")
     validation_source: str | None = _data(None, "text file of validation sources")
     validation_target: str | None = _data(None, "text file of validation targets")
     validation_data: str | None = _data(None, "instead of two text files, as train_data")
-    validation_size: int | Literal["auto"] = _data(
-        1000, "pairs held out of the training data when there is no validation data"
-    )
+    validation_size: AutoInt = _data(1000, "pairs held out of the training data when there is no validation data")
     data_dir: str | None = _data(None, "folder that relative data paths start from; the current one if none")
     data_config: str | None = _data(None, "configuration of a Hub dataset, such as de-en for wmt14")
     train_split: str = _data("train", "split of a Hub dataset to train on")
-    validation_split: str | None = _data(
-        None, "split of a Hub dataset to validate on, of train_data if there is no validation_data"
-    )
+    validation_split: str | None = _data(None, "Hub split to validate on, of train_data if there is no validation_data")
     source_column: str = _data("source", "column of the sources (of TSV a number too), its key or language: en")
     target_column: str = _data("target", "column of the targets (of TSV a number too), its key or language: de")
     max_length: int = _data(256, "pairs with more tokens than this on a side are dropped (and counted)")
@@ -75,57 +68,46 @@ class Recipe:
 
     tokenizer: str | None = _tokenizer(None, "folder of a trained tokenizer; none: train one on the data")
     tokenizer_kind: str = _tokenizer("bpe", "kind to train: bpe or wordpiece")
-    vocab_size: int | Literal["auto"] = _tokenizer(37_000, "entries shared by source and target")
+    vocab_size: AutoInt = _tokenizer(37_000, "entries shared by source and target")
 
     from_model: str | None = _model(
-        None, "folder of a model to start from (fine-tuning): weights, sizes, tokenizer and search are its own",
-        "--from",
-    )  # fmt: skip
+        None, "model folder to start from (fine-tuning): weights, sizes, tokenizer and search are its own", "--from"
+    )
     preset: str = _model("base", "sizes: base, big, parsing, of Table 3 (table3-c-dff-1024), or student-6-2")
-    d_model: int | Literal["auto"] | None = _model(None, "width of the model; from the preset if none, as all below")
-    d_ff: int | Literal["auto"] | None = _model(None, "inner width of the feed-forward sublayers")
-    num_heads: int | Literal["auto"] | None = _model(None, "attention heads")
+    d_model: AutoInt | None = _model(None, "width of the model; from the preset if none, as all below")
+    d_ff: AutoInt | None = _model(None, "inner width of the feed-forward sublayers")
+    num_heads: AutoInt | None = _model(None, "attention heads")
     d_k: int | None = _model(None, "width of a head's queries and keys; d_model / num_heads if none")
     d_v: int | None = _model(None, "width of a head's values; d_model / num_heads if none")
-    encoder_layers: int | Literal["auto"] | None = _model(None, "layers of the encoder")
-    decoder_layers: int | Literal["auto"] | None = _model(None, "layers of the decoder")
-    dropout: float | Literal["auto"] | None = _model(None, "dropout on sublayer outputs and embedding sums")
+    encoder_layers: AutoInt | None = _model(None, "layers of the encoder")
+    decoder_layers: AutoInt | None = _model(None, "layers of the decoder")
+    dropout: AutoFloat | None = _model(None, "dropout on sublayer outputs and embedding sums")
     attention_dropout: float | None = _model(None, "dropout on attention weights")
     activation_dropout: float | None = _model(None, "dropout inside the feed-forward sublayers")
     attention_bias: bool | None = _model(None, "biases in the attention projections")
-    initialization: str | None = _model(
-        None, "of new weights: tensor2tensor (the authors' code), xavier or normal (0.02)"
-    )
+    initialization: str | None = _model(None, "new weights: tensor2tensor (the authors' code), xavier or normal (0.02)")
     position_encoding: str | None = _model(None, "sinusoidal or learned")
     max_position_embeddings: int | None = _model(None, "positions to learn, in tokens; sinusoids have no end")
     attention_window: int | None = _model(None, "positions that self-attention sees; all if none (Section 4)")
 
-    tokens_per_batch: int | Literal["auto"] = _batches(
+    tokens_per_batch: AutoInt = _batches(
         25_000, "source tokens, and as many target tokens, of one optimizer step over all devices, padding not counted"
     )
-    tokens_per_device: int | Literal["auto"] = _batches(
+    tokens_per_device: AutoInt = _batches(
         AUTO, "of these, about what one device takes at once; auto: what its memory holds; 4096 on a CPU or with FSDP"
     )
     padding_free: bool | Literal["auto"] = _batches(
         AUTO, "train on sentences one after the other, without padding; auto: where a GPU has attention for it"
     )
-    data_workers: int | Literal["auto"] = _batches(
-        AUTO, "processes that make batches ahead; 0: the training process does; auto: some for a GPU"
-    )
+    data_workers: AutoInt = _batches(AUTO, "processes that make batches; 0: the training's own; auto: some for a GPU")
     ddp_timeout: int = _batches(1800, "seconds to wait for an unresponsive process before giving up")
 
-    max_steps: int | Literal["auto"] = _optimizer(100_000, "optimizer steps in all")
+    max_steps: AutoInt = _optimizer(100_000, "optimizer steps in all")
     max_minutes: float = _optimizer(0.0, "stop after this many minutes of training; 0 for no limit")
-    warmup_steps: int | Literal["auto"] = _optimizer(4000, "optimizer steps over which the learning rate grows")
-    lora_rank: int | None = _optimizer(
-        None, "train low-rank adapters of this rank (LoRA) in place of the weights of from_model"
-    )
-    decline_steps: int | Literal["auto"] = _optimizer(
-        0, "last optimizer steps, over which the rate also declines to zero; 0: none, as in the paper"
-    )
-    learning_rate_scale: float | Literal["auto"] = _optimizer(
-        1.0, "factor on the learning rate of the paper's Equation 3"
-    )
+    warmup_steps: AutoInt = _optimizer(4000, "optimizer steps over which the learning rate grows")
+    lora_rank: int | None = _optimizer(None, "train adapters of this rank (LoRA) in place of the weights of from_model")
+    decline_steps: AutoInt = _optimizer(0, "last steps, in which the rate also falls to zero; 0: none, as in the paper")
+    learning_rate_scale: AutoFloat = _optimizer(1.0, "factor on the learning rate of the paper's Equation 3")
     label_smoothing: float = _optimizer(0.1, "share of the target probability spread over the vocabulary")
     adam_beta1: float = _optimizer(0.9, "Adam's beta 1")
     adam_beta2: float = _optimizer(0.98, "Adam's beta 2")
@@ -138,31 +120,23 @@ class Recipe:
     seed: int = _optimizer(0, "of initial weights, dropout and shuffling")
     deterministic: bool = _optimizer(False, "on a GPU too the same weights, bit for bit, for a seed: slower")
 
-    evaluate_every: int | Literal["auto"] = _checks(1000, "optimizer steps between validations, each with a checkpoint")
+    evaluate_every: AutoInt = _checks(1000, "optimizer steps between validations, each with a checkpoint")
     log_every: int = _checks(50, "optimizer steps between lines of the training log")
     report_to: str = _checks("none", "what else gets the log, comma-separated: tensorboard, wandb, ...")
-    validation_bleu: int = _checks(
-        500, "pairs of a fixed sample to validate on, translated greedily for BLEU; 0: loss on all pairs"
-    )
+    validation_bleu: int = _checks(500, "pairs to validate on, a fixed sample translated greedily; 0: loss on all")
     bleu_tokenizer: str | None = _checks(
         None, f"sacreBLEU's: {', '.join(BLEU_TOKENIZERS)}; if none, by the target's language or script"
     )
     best_by: str = _checks("loss", "what the best checkpoint is best by: loss or bleu")
     early_stopping: int = _checks(0, "stop after this many validations without a better one; 0 for never")
-    average_every: int = _checks(
-        0, "steps between the checkpoints that are averaged, written near the end; 0: those of validations"
-    )
+    average_every: int = _checks(0, "steps between checkpoints to average, near the end; 0: those of validations")
     keep_checkpoints: int = _checks(5, "latest checkpoints kept, besides the best and those to average")
     average_checkpoints: int = _checks(5, "average this many latest checkpoints at the end; 0: no")
-    keep_weights: str = _checks(
-        "better", "what the model gets: average, best, last, or better (of best and average, by validation)"
-    )
+    keep_weights: str = _checks("better", "average, best, last, or better (of best and average, by validation)")
 
     num_beams: int | None = _decoding(None, "beam size the saved model decodes with; if none 4, or that of from_model")
-    length_penalty: float | Literal["auto"] | None = _decoding(
-        None,
-        "alpha of the paper's length normalisation; auto: what gives the most validation BLEU, if any; if none 0.6,"
-        " or that of from_model",
+    length_penalty: AutoFloat | None = _decoding(
+        None, "alpha of the length normalisation; auto: what gives most validation BLEU; if none 0.6, or from_model's"
     )
     max_extra_tokens: int | None = _decoding(
         None, f"tokens an output may be longer than its source; if none {MAX_EXTRA_TOKENS}, or that of from_model"

@@ -42,7 +42,6 @@ def align(
 
     Args:
         model: the model, or an [`Ensemble`], whose members' attention is averaged; other threads may use it meanwhile.
-        tokenizer: its tokenizer.
         sources, targets: sentences, such as the model's own translations; a language code before a source is no word.
         layer: decoder layer, from 0, or from the end when negative.
         tokens_per_batch: tokens a side at once, padding counted.

@@ -28,13 +28,9 @@ def draw_attention(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> None:
-    """Draw a row of panels for each layer and a column for each head.
+    """Draw a row of panels for each layer and a column for each head, as a PNG.
 
-    Args:
-        weights: of a sentence pair.
-        kind: one of `KINDS`.
-        picture: the PNG to write.
-        layers, heads: numbers from 1; all when not given.
+    `kind` is one of `KINDS`; `layers` and `heads` are numbers from 1, by default all.
 
     Raises:
         UserError: for a layer or head that does not exist, a sentence too long to read, or without matplotlib.

@@ -92,8 +92,6 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
 
     Args:
         model: the model, with any attention implementation, in any mode; other threads may use it meanwhile.
-        tokenizer: its tokenizer.
-        source: a sentence.
         target: its translation; if not given, the tokens that the model's own search finds.
         **generate_options: for that search, over the model's own generation configuration.
 

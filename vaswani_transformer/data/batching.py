@@ -237,11 +237,7 @@ def packed_size(tokens: int, max_length: int) -> int:
     """Return the size for both sides of a [`PackedCollator`] that holds any batch of at most `tokens` tokens a side.
 
     A multiple of 64 with room for filling: a side with a single token needs `size / max_length` sentences of filling,
-    each of which takes a token of a side that is full.
-
-    Args:
-        tokens: most source tokens and most target tokens of a batch.
-        max_length: most tokens of a sentence, 2 or more.
+    each of which takes a token of a side that is full. Sentences have `max_length` tokens at most, 2 or more.
     """
     return -(-tokens * max_length // ((max_length - 1) * 64)) * 64
 
@@ -260,20 +256,14 @@ class PackedCollator:
     a power of two. Filling `r` tokens of one side takes `r / max_length` sentences, rounded up, and so as many tokens
     of the other: sizes of `packed_size(tokens, max_length)` always have them.
 
-    Args:
-        pad_token_id: fills `input_ids`; labels are filled with -100.
-        max_length: most tokens that a sentence of any batch may have.
-        source_size: tokens of every batch with filling; if none, a batch has its own tokens and no filling.
-        target_size: the same of the target side; given if `source_size` is.
-
     Raises:
         UserError: for a longer sentence, or where tokens and their filling are more than the size.
     """
 
-    pad_token_id: int
-    max_length: int
-    source_size: int | None = None
-    target_size: int | None = None
+    pad_token_id: int  # fills `input_ids`; labels are filled with -100
+    max_length: int  # most tokens that a sentence of any batch may have
+    source_size: int | None = None  # of every batch, in tokens with filling; if none, a batch has its own without
+    target_size: int | None = None  # the same of the target side; given if `source_size` is
 
     def __call__(self, pairs: Sequence[dict]) -> dict[str, torch.Tensor | int]:
         """Make a batch of pairs with `input_ids` and `labels`, lists or arrays."""

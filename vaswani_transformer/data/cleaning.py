@@ -57,9 +57,7 @@ def clean(
     Args:
         recipe: data, and the seed of samples.
         folder: the folder to make, or to resume in.
-        rules: what is dropped.
         workers: as of `run_tasks`, and so is `engine`; by default one per CPU.
-        progress: show a bar.
         overwrite: replace what an earlier cleaning has written there, once all is done.
 
     Returns:

@@ -61,8 +61,6 @@ def prepare(
         folder: the folder to make, or to resume in; also a URL such as `s3://bucket/folder`, where nothing is locked
             and nothing of an earlier preparation is removed.
         workers: as of `run_tasks`; None: one per CPU, fewer for a short text.
-        progress: show a bar on standard error, on a terminal.
-        overwrite: remove an earlier preparation first.
         engine: `local`, or `ray` for a cluster whose machines share a disk: the folder and `HF_DATASETS_CACHE`, in
             which `datasets` has the text, are there.
 

@@ -55,7 +55,6 @@ def read_lines(path: Path, digest: Any = None, stamp: Stamp = None, errors: str 
     """Yield the lines of a UTF-8 text file, plain or ``.gz``; only a line feed, also after a carriage return, ends one.
 
     Args:
-        path: the file.
         digest: of `hashlib`, fed with all bytes, unpacked.
         stamp: the `file_stamp` of an earlier reading, which the file must still have.
         errors: as of `decode_lines`.

@@ -148,12 +148,7 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
 def load_ensemble(
     folders: Sequence[str | Path], device: str = "auto", **options
 ) -> tuple[Ensemble, PreTrainedTokenizerBase]:
-    """Return saved models as one [`Ensemble`], and their tokenizer.
-
-    Args:
-        folders: a model folder each.
-        device: where to put the members.
-        **options: for `load_model`.
+    """Return the models of folders as one [`Ensemble`], and their tokenizer; `options` are for `load_model`.
 
     Raises:
         UserError: as `load_model` and `Ensemble`, and for members whose tokenizers differ.

@@ -59,9 +59,7 @@ class FileTranslator(LineWorker):
     """Translates lines, or pairs of a line and the prefix of its translation, into an output.
 
     Args:
-        translator: the translator.
         layout: returns what is written of a line, from its number and hypotheses, as `record` does.
-        window: lines that are sorted by length and written together.
         **extras: further fields of a `Hypothesis` to fill, `words` or `alignment`: functions that take sources and
             their translations.
     """

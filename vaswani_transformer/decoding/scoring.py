@@ -143,15 +143,9 @@ def score_tokens(
     tokens_per_batch: int = TOKENS_PER_BATCH,
     numbers: Sequence[int] | None = None,
 ) -> list[PairScore]:
-    """Score each token of each target, given its source and the tokens before it.
+    """Score each token of each target, a text, given its source and the tokens before it.
 
-    Args:
-        model: the model, or an ensemble, in evaluation mode.
-        tokenizer: its tokenizer.
-        sources: source sentences.
-        targets: one target for each source.
-        tokens_per_batch: tokens a side scored at once, padding counted.
-        numbers: of their lines, for errors; from 1 if not given.
+    `model` and `tokens_per_batch` are as of `score_ids`; `numbers` those of the lines, for errors, by default from 1.
 
     Raises:
         UserError: for a sentence that is too long for the model's positions, or begins with a language code that the
@@ -212,28 +206,18 @@ def word_confidences(model, tokenizer, sources: Sequence[str], outputs: Sequence
 
 @dataclass
 class FileScorer(LineWorker):
-    """Scores pairs of lines into an output, in constant memory; a pair with a blank side has no score.
-
-    Args:
-        model, tokenizer: the model, or an ensemble, in evaluation mode, and its tokenizer.
-        rule: the rule of the scores.
-        json: write one JSON object for each pair, in place of fields separated by tabs.
-        tokens: also write the log-probability of each token.
-        window: pairs that are sorted by length and written together.
-        tokens_per_batch: tokens a side scored at once, padding counted.
-        target_language: as of `LanguageCodes`.
-    """
+    """Scores pairs of lines into an output, in constant memory; a pair with a blank side has no score."""
 
     doing, unit = "scoring", "pairs"  # of the progress bar
 
-    model: Any
+    model: Any  # or an ensemble, in evaluation mode
     tokenizer: Any
     rule: LengthRule
-    json: bool
-    tokens: bool
+    json: bool  # write one JSON object for each pair, in place of fields separated by tabs
+    tokens: bool  # also write the log-probability of each token
     window: int
     tokens_per_batch: int = TOKENS_PER_BATCH
-    target_language: str | None = None
+    target_language: str | None = None  # as of `LanguageCodes`
 
     def __post_init__(self):
         with reading("--target-language"):

@@ -84,10 +84,8 @@ class LineWorker:
         """Do all lines: sources, or pairs of a source and its translation or the prefix of it.
 
         Args:
-            lines: all lines.
             output: where to write, a `StreamOutput` or `ResumableOutput`; lines that it has already are skipped.
             total: number of lines, for the progress bar on standard error, if known.
-            progress: whether to show the progress bar.
 
         Raises:
             UserError: for a mistake in a line, once the lines before it are written.

@@ -92,11 +92,7 @@ def count_brackets(gold: Tree, predicted: Tree, where: str = "the tree") -> Coun
 
 
 def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree]) -> dict[str, float]:
-    """Return scores of predicted trees.
-
-    Args:
-        gold: cleaned trees.
-        predicted: as many, over the same words.
+    """Return scores of predicted trees, by as many cleaned gold ones over the same words.
 
     Returns:
         percentages `bracket_precision`, `bracket_recall`, `bracket_f1`, `exact_match` and `pos_accuracy`, and the

@@ -15,12 +15,7 @@ from .linearization import is_close, is_open
 
 
 class BracketGrammar:
-    """The tokens of trees, by what they do.
-
-    Args:
-        ids: id of each token that trees are written with, as from `tree_token_ids`.
-        eos_token_id: the token that ends an output.
-    """
+    """The tokens of trees, by what they do; `ids` are those of `tree_token_ids`."""
 
     def __init__(self, ids: Mapping[str, int], eos_token_id: int):
         tokens = sorted(ids, key=ids.__getitem__)

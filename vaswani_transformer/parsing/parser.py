@@ -63,12 +63,9 @@ class Parser(Translator):
         self._word_starts = {number for token, number in tokenizer.get_vocab().items() if token.startswith(SPACE)}
 
     def parse(self, sentences: Iterable[Sequence[str]], window: int = WINDOW_LINES, progress=None) -> Iterator[Parse]:
-        """Yield the parses of sentences, in their order.
+        """Yield the parses of sentences, in their order; `window` and `progress` as of `Translator.hypotheses`.
 
-        Args:
-            sentences: lists of words, with brackets escaped (`-LRB-`) or not; an empty list has no tree.
-            window: number of sentences that are sorted by length together.
-            progress: a tqdm bar that advances by one for each sentence.
+        Sentences are lists of words, with brackets escaped (`-LRB-`) or not; an empty list has no tree.
 
         Raises:
             UserError: as `Translator.hypotheses` and `checked`, and for a sentence whose smallest tree is longer

@@ -155,12 +155,9 @@ def _tree(parts: list["str | Tree"], is_outermost: bool) -> Tree | None:
 
 
 def read_trees(path: str | Path) -> Iterator[Tree]:
-    """Yield the trees of a file, unchanged: with traces, functional tags and outer labels.
+    """Yield the trees of UTF-8 text, plain or `.gz`, unchanged: with traces, functional tags and outer labels.
 
     A tree has one line or several, of which all but the first are indented. Blank lines are skipped.
-
-    Args:
-        path: UTF-8 text, plain or `.gz`.
 
     Raises:
         UserError: for a file that cannot be read, and, with file and line, for unbalanced or empty brackets and text

@@ -69,12 +69,8 @@ def _check_same_model(folders: Sequence[Path]) -> None:
 def average_models(folders: Sequence[str | Path], output: str | Path, overwrite: bool = False) -> Path:
     """Write the average of checkpoints or model folders of one model as a model folder, and return this one.
 
-    It is written complete and at once; all but the weights is as in the first one.
-
-    Args:
-        folders: what to average.
-        output: a new folder, or with `overwrite` one whose model is replaced.
-        overwrite: replace a model that was averaged or imported there; other files stay.
+    It is written complete and at once, into a new folder, or with `overwrite` in place of a model that was averaged or
+    imported there; other files stay. All but the weights is as in the first one.
 
     Raises:
         UserError: for what cannot be averaged, naming two folders and the difference, for an average that is not

@@ -381,11 +381,7 @@ class TrainingRun:
 
 
 def train(recipe: Recipe, progress: bool = True) -> TrainingResult:
-    """Train a model by a recipe, resuming an interrupted run of it; see [`TrainingRun`].
-
-    Args:
-        recipe: all settings; `load_recipe` makes one.
-        progress: show a bar on standard error.
+    """Train a model by a recipe, resuming an interrupted run of it; `progress`: show a bar on standard error.
 
     Raises:
         UserError: for mistakes in the recipe or its data.

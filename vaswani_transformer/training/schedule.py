@@ -21,11 +21,8 @@ def noam_scheduler(
 ) -> torch.optim.lr_scheduler.LambdaLR:
     """Return a scheduler for a loop of your own; call its `step()` after each `optimizer.step()`.
 
-    The optimizer's own rate must be 1.0, since the schedule multiplies it. Do not hand the result to
-    `accelerator.prepare`, which steps a scheduler once for each process.
-
-    Args:
-        optimizer: the optimizer, made with `lr=1.0`; all else is as of [`noam_learning_rate`].
+    The optimizer's own rate must be 1.0, since the schedule multiplies it; all else is as of [`noam_learning_rate`]. Do
+    not hand the result to `accelerator.prepare`, which steps a scheduler once for each process.
     """
     return torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda steps_done: noam_learning_rate(steps_done + 1, d_model, warmup_steps, scale)

@@ -101,4 +101,5 @@ def test_an_entry_of_a_catalogue_is_known_in_its_context_only(tmp_path):
     (tmp_path / "de.po").write_text(text.replace('msgctxt ""\n', ""), encoding="utf-8")
     known = read_memory([tmp_path / "de.po"])
     assert [known.exact("File", context) for context in ("menu", "tool", "", None)] == ["Datei", "Feile", None, "Feile"]
+    assert known.exact("Edit", "window") == "Bearbeiten"  # of a context that it knows nothing of
     assert known.exact("Edit", "tool") is None and known.exact(" Quit ", "") == "Ende" == known.exact("Quit")

@@ -9,6 +9,8 @@ from model_folders import change
 from translating import run
 
 from vaswani_transformer.catalogues.formats import read
+from vaswani_transformer.cli import catalogues
+from vaswani_transformer.errors import UserError
 
 model = translating.model
 fails = translating.fails
@@ -45,14 +47,24 @@ def po(tmp_path):
     return path
 
 
-def test_terms_are_translated_as_the_catalogue_has_them(model, po, whole_outputs, tmp_path, capsys):
+def test_terms_are_translated_as_the_catalogue_has_them(model, po, whole_outputs, tmp_path, capsys, monkeypatch):
     change(shutil.copytree(model, tmp_path / "plain"), "generation_config.json", no_repeat_ngram_size=None)
-    earlier = "".join(f'msgid "{word} bird"\nmsgstr "{word} piep"\n\n' for word in ("A", "My", "One"))
-    po.write_text(earlier + 'msgid "The red bird sleeps"\nmsgstr ""\n', encoding="utf-8")
+    earlier = "".join(f'msgid "{word} yellow bird"\nmsgstr "{word} piep"\n\n' for word in ("A", "My", "One"))
+    po.write_text(earlier + 'msgid "The yellow bird sleeps"\nmsgstr ""\n', encoding="utf-8")
     command = ["translate", tmp_path / "plain", "--device", "cpu", "--format", "po", "--input", po]
     assert run(*command, "--beams", "2", "--consistent-terms") == 0
     out, errors = capsys.readouterr()
-    assert "term: bird: piep (3 of 3)\n" in errors and out.count("piep") == 4
+    assert "term: yellow bird: piep (3 of 3)\n" in errors and out.count("piep") == 4
+    (tmp_path / "own.tsv").write_text("bird\tpip\n", encoding="utf-8")
+    assert run(*command, "--beams", "2", "--consistent-terms", "--glossary", tmp_path / "own.tsv") == 0
+    out, errors = capsys.readouterr()
+    assert "term: " not in errors and out.count("pip") == 1
+
+    def refuse(*_):
+        raise UserError("the model's vocabulary cannot write it")
+
+    monkeypatch.setattr(catalogues, "term_forms", refuse)
+    assert run(*command, "--consistent-terms") == 0 and "term: " not in capsys.readouterr().err
 
 
 def test_a_catalogue_is_filled_in_its_place(model, po, tmp_path, capsys):
@@ -89,6 +101,10 @@ def test_a_memory_knows_contexts(model, po, tmp_path, capsys):
     command = ["translate", model, "--device", "cpu", "--format", "po", "--input", po]
     assert run(*command, "--memory", tmp_path / "memory.po") == 0
     assert '"one <b>bi&rd</b>..."' in capsys.readouterr().out
+    other = entry.replace("red", "green").format("menu", "one") + entry.format("tool", "two")
+    (tmp_path / "memory.po").write_text(other, encoding="utf-8")
+    assert run(*command, "--memory", tmp_path / "memory.po") == 0
+    assert "two" not in capsys.readouterr().out
 
 
 def test_a_catalogue_with_one_language(model, tmp_path):
@@ -106,6 +122,7 @@ def test_a_catalogue_with_one_language(model, tmp_path):
         (["--format", "po"], "give --input FILE"),
         (["--report", "page.html"], "--report is for --format po"),
         (["--consistent-terms"], "--consistent-terms is for --format po"),
+        (["--format", "po", "--consistent-terms", "--sample"], "--consistent-terms and --sample cannot be combined"),
         (["--format", "po", "--input", "de.po", "--nbest", "2"], "cannot be combined"),
         (["--format", "po", "--input", "de.po", "--output", "o.po", "--report", "o.po"], "is the same file as --"),
         (["--format", "xliff", "--input", "de.po"], "de.po"),

@@ -26,8 +26,11 @@ def test_of_terms_in_each_other_the_longer_counts_unless_it_says_the_same():
     spaces = [(f"{verb} the color space", f"Den Farbraum {other}") for verb, other in
               (("Change", "ändern"), ("Reset", "leeren"), ("Convert", "umwandeln"))]  # fmt: skip
     assert found(spaces)["color space"] == ("Den Farbraum",) and "space" not in found(spaces)
-    current = [(f"{verb} current layer", f"{verb} Ebene") for verb in ("Aaaa", "Bbbb", "Cccc")]
-    assert "current layer" not in found([*SAME, *current])
+    for word in ("layer", "straße"):
+        same = [(source.lower().replace("layer", word), target) for source, target in SAME]
+        current = [(f"{verb} current {word}", f"{verb} Ebene") for verb in ("Aaaa", "Bbbb", "Cccc")]
+        terms = found([*same, *current])
+        assert word in terms and f"current {word}" not in terms
 
 
 def test_all_forms_of_letters_count_and_placeholders_and_short_words_do_not():

@@ -1,9 +1,14 @@
 """LibreTranslate's translation of files, by the requests of its clients."""
 
+import asyncio
+import io
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 import pytest
 import served
-from served import SENTENCES, ask, running
+from served import SENTENCES, ask, client_of, running
 
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.documents.formats import aligner, translate_document
@@ -17,10 +22,12 @@ PO = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n#, c-form
 def test_a_document_and_a_catalogue(make, loaded):
     page = f"<p>{SENTENCES[0]}</p>\n<pre>x</pre>".encode()
     with running(make()) as (host, port), httpx.Client(base_url=f"http://{host}:{port}", timeout=60) as client:
-        for name, data in (("a page.HTML", page), ("de.po", PO.format(SENTENCES[1]).encode())):
+        for name, data in (("a page #1?.HTML", page), ("de.po", PO.format(SENTENCES[1]).encode())):
             answer = client.post("/translate_file", data=LANGUAGES, files={"file": (name, data)})
             assert answer.status_code == 200, answer.text
-            got = client.get(answer.json()["translatedFileUrl"])
+            url = answer.json()["translatedFileUrl"]
+            got = client.get(url)
+            assert not set(url) & set(" #?")
             assert got.status_code == 200 and "filename*=UTF-8''" in got.headers["content-disposition"]
             if name == "de.po":
                 assert "#, fuzzy, c-format" in got.text and got.text.count("%s") == 2
@@ -32,9 +39,32 @@ def test_a_document_and_a_catalogue(make, loaded):
 
 @pytest.mark.parametrize(
     ("name", "data", "message"),
-    [("a.exe", b"", "to be one of .txt"), ("a.docx", b"\xff", "not a Word file"), ("a.md", b"\xff", "not valid UTF-8")],
-)
+    [("a.exe", b"", "to be one of .txt"), ("a.docx", b"\xff", "not a Word file"), ("a.md", b"\xff", "not valid UTF-8"),
+     ("a.po", b"\xff\xfe\0", "request: the file: 'utf-16"), ("a.json", b"{", "request: the file: ")],
+)  # fmt: skip
 def test_what_is_no_file_of_a_format(make, name, data, message):
     status, answer = ask(make(), "POST", "/translate_file", data=LANGUAGES, files={"file": (name, data)})
     assert status == 400 and message in answer["error"]
     assert ask(make(), "POST", "/translate_file", data=LANGUAGES)[0] == 400
+
+
+def test_files_take_no_thread_from_their_sentences(make):
+    """Or as many files as there are threads would wait for each other without end."""
+
+    async def call(app) -> list[int]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        files = {"file": ("a.txt", SENTENCES[0].encode())}
+        async with client_of(app) as client:
+            posts = (client.post("/translate_file", data=LANGUAGES, files=files) for _ in range(3))
+            return [answer.status_code for answer in await asyncio.wait_for(asyncio.gather(*posts), 30)]
+
+    assert asyncio.run(call(make())) == [200] * 3
+
+
+def test_an_office_file_that_is_small_only_while_it_is_packed(make):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("word/document.xml", b"<a>" + b"<b/>" * 1_000_000 + b"</a>")
+    files = {"file": ("a.docx", packed.getvalue())}
+    status, answer = ask(make(), "POST", "/translate_file", data=LANGUAGES, files=files)
+    assert status == 413 and "has 4000007 bytes unpacked" in answer["error"]

@@ -10,6 +10,7 @@ import yaml
 
 from .catalogue import CATEGORIES, Catalogue, Edit, Entry, Filling
 
+_DEEPEST = 200  # maps and lists in each other
 _PLURAL = re.compile(rf"(.*_|)({'|'.join(CATEGORIES)})")
 # Of YAML, before the first value in it: any other may be behind the end of a text that started on an earlier line.
 _START_OF_LINE = re.compile(r"""([ \t]*)(?:(?:- +)*(?:"[^"]*"|'[^']*')[ \t]*:[ \t]*|[^"'{}\[\],]*)""")
@@ -113,7 +114,7 @@ class JsonFile(Catalogue):
         """Return the tree: JSON is YAML but for tabs, and for some escapes and characters in its strings."""
         json.loads(text.lstrip("\ufeff"))
         masked = re.sub(r"\\.|[^\n -~]", lambda match: " " * len(match[0]), text)
-        return self._node(yaml.compose(masked, Loader=yaml.CSafeLoader), text)
+        return self._node(_composed(masked), text)
 
     def _node(self, part: yaml.Node, text: str, place: int = 0) -> Node:
         start, end = part.start_mark.index, part.end_mark.index
@@ -139,11 +140,21 @@ class YamlFile(JsonFile):
     comment = "# {}"
 
     def _parse(self, text: str) -> Node:
-        root = yaml.compose(text, Loader=yaml.CSafeLoader)
+        root = _composed(text)
         return self._node(root, text) if root else Node(0, len(text) + 1, None, [])
 
     def _value(self, part: yaml.ScalarNode, written: str) -> str | None:
         return part.value if part.tag == "tag:yaml.org,2002:str" and written[0] not in "&!:" else None
+
+
+def _composed(text: str) -> yaml.Node | None:
+    """Return the root of YAML. Its depth is looked at first: the composer's recursion has no limit but the stack's."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise yaml.YAMLError(f"more than {_DEEPEST} maps or lists are in each other")
+    return yaml.compose(text, Loader=yaml.CSafeLoader)
 
 
 def _written(value: str | list | dict) -> str:

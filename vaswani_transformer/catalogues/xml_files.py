@@ -118,7 +118,7 @@ class XliffFile(_XmlFile):
         state = "translated" if state == "fuzzy" and get("approved") == "yes" else state
         state = "kept" if get("translate") == "no" or not any(sources) else state
         notes = "\n".join(self._text(note, []) for note in _children(match, "note") if f">{MARK}" not in note[0])
-        texts, context = (tuple(sources), tuple(targets)), get("resname") or get("name")
+        texts, context = (tuple(sources), tuple(targets)), get("resname") or get("name") or ""
         name, place = f"{self.file}\4{get('id')}", (match, segments)
         return [Entry(name, *texts, state, self.line, context, notes=notes, codes=tuple(codes), place=place)]
 

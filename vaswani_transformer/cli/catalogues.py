@@ -9,7 +9,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from ..catalogues.formats import fill, pairs_of, read
-from ..decoding.glossary import Glossary
+from ..decoding.glossary import Glossary, term_forms
 from ..decoding.scoring import mean_confidence, word_confidences
 from ..decoding.translator import Translator
 from ..documents.formats import aligner, translate_parts
@@ -38,11 +38,14 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
             print(f"{files.input}:{entry.line}: left as it is: {entry.notes}", file=sys.stderr)
     if written.consistent_terms:
         near = translator.memory.near(asked) if translator.memory else ()
-        terms = find_terms([*(match[1:] for matches in near for match in matches), *translated])
-        for term in terms:
-            print(f"term: {term.source}: {' | '.join(term.targets)} ({term.count} of {term.total})", file=sys.stderr)
-        own = translator.glossary.terms if translator.glossary else {}
-        translator.glossary = Glossary({term.source: term.targets for term in terms} | own)
+        own, terms = translator.glossary or Glossary({}), {}
+        for term in find_terms([*(match[1:] for matches in near for match in matches), *translated]):
+            with contextlib.suppress(UserError):  # the vocabulary cannot write it
+                if not own.of(term.source) and term_forms(translator.tokenizer, term.targets):
+                    terms[term.source], shown = term.targets, " | ".join(term.targets)
+                    print(f"term: {term.source}: {shown} ({term.count} of {term.total})", file=sys.stderr)
+        translator.glossary = Glossary(terms | own.terms)
+    translator.is_exact = False  # messages look for these, by their contexts
     translator.generate_options["num_return_sequences"] = translator.setting("num_beams", 1)
     coded = lambda texts: list(map(translator.codes.coded, texts))  # noqa: E731
 

@@ -91,6 +91,7 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
     options.exclude("SENTENCE", sentences, {"input": files.input, "prefix": files.prefix})
     without = {"prefix": files.prefix, "ensemble": request.computing.ensemble, "sample": sampling.sample}
     options.exclude("--glossary", files.glossary, without)
+    options.exclude("--consistent-terms", written.consistent_terms, without)
     of_samples = {name: value for name, value in vars(sampling).items() if name != "sample"}
     options.require("--sample", sampling.sample, of_samples)
     of_lines = {name: getattr(written, name) for name in ("nbest", "scores", "confidence", "alignments")}

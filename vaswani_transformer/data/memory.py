@@ -34,7 +34,6 @@ class Memory:
     TAG = "<TM>"  # between a source and the target of its match
 
     def __init__(self, pairs: Iterable[tuple[str, str]], contexts: dict[str, dict[str, str]] | None = None):
-        self._contexts = {} if contexts is None else contexts  # which the pairs may fill
         vocabulary: dict[str, int] = {}  # words, in the order of their first use
         hashes, words, lengths, ends, self._text = array("q"), array("i"), array("i"), array("q", [0]), bytearray()
         for source, target in filter(all, ((_normalized(source), target.strip()) for source, target in pairs)):
@@ -44,6 +43,8 @@ class Memory:
             hashes.append(hash(source))
             self._text += f"{source}\n{target}".encode()
             ends.append(len(self._text))
+        self._contexts = contexts or {}  # which the pairs may have filled
+        self._known = set().union(*self._contexts.values())
         self._ends = np.asarray(ends)
         self._hashes, last = np.unique(np.asarray(hashes)[::-1], return_index=True)  # with 64 bits each of one source
         self._of_hash = len(hashes) - 1 - last
@@ -75,10 +76,10 @@ class Memory:
     def exact(self, source: str, context: str | None = None) -> str | None:
         """Return the target of a source, but for white space and forms of characters; None for one that is new.
 
-        With a context, an entry of a catalogue counts in the same one only.
+        With a context that the memory has, an entry of a catalogue counts in the same one only.
         """
         source = _normalized(source)
-        if context is not None and source in self._contexts:
+        if context in self._known and source in self._contexts:
             return self._contexts[source].get(context)
         place = np.searchsorted(self._hashes, hash(source))
         same, target = self._entry(self._of_hash[place]) if place < len(self._hashes) else ("", None)

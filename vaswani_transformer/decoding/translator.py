@@ -97,6 +97,7 @@ class Translator:
         self.model, self.tokenizer, self.tokens_per_batch = model, tokenizer, tokens_per_batch
         self.max_source_tokens, self.split_long, self.scores, self.seed = max_source_tokens, split_long, scores, seed
         self.glossary, self.memory, self.source_language = glossary, memory, source_language
+        self.is_exact = True  # whether exact matches of the memory are taken
         self.generate_options = {name: value for name, value in generate_options.items() if value is not None}
         if memory is not None and not self.setting("fuzzy_matches"):
             logger.warning("only exact matches of the memory are used: the model was trained without --fuzzy-matches")
@@ -127,7 +128,8 @@ class Translator:
             try:
                 with reading(f"line {number}"):
                     self.codes.split(source)
-                if self.memory and not pairs[line][1].strip() and (known := self.memory.exact(source)):
+                is_asked = self.memory and self.is_exact and not pairs[line][1].strip()
+                if is_asked and (known := self.memory.exact(source)):
                     pieces.append(Piece(line, source_ids, known=known))
                     continue
                 parts = self._within_limits(number, source, source_ids)

@@ -35,6 +35,7 @@ def find_terms(pairs: Iterable[tuple[str, str]]) -> list[FoundTerm]:
     pairs = list(dict.fromkeys(tuple(pattern.sub("|", text) for text in pair) for pair in pairs))[-_MOST:]
     targets = [frozenset(phrase.casefold() for phrase in _phrases(target)) for _, target in pairs]
     of_all, rows = Counter(phrase for phrases in targets for phrase in phrases), defaultdict(set)
+    targets = [[phrase for phrase in phrases if of_all[phrase] >= _LEAST] for phrases in targets]
     for row, (source, _) in enumerate(pairs):
         for phrase in _phrases(source):
             words = phrase.lower().split()
@@ -47,8 +48,7 @@ def find_terms(pairs: Iterable[tuple[str, str]]) -> list[FoundTerm]:
         counts = Counter(phrase for row in places for phrase in targets[row])
         own = [(2 * n / (len(places) + of_all[phrase]), len(phrase), phrase) for phrase, n in counts.items()
                if n >= max(_LEAST, _SHARE * len(places)) and n >= _OWN * of_all[phrase]]  # fmt: skip
-        parts = {part.casefold() for part in _phrases(source)} - {source}
-        known = [found[part] for part in parts if part in found]
+        known = [found[part] for part in set(_phrases(source)) - {source} if part in found]
         if not own or any(max(own)[2] == term.targets[0].casefold() and term.total > len(places) for term in known):
             continue
         for term in known:

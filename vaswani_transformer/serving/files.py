@@ -1,14 +1,17 @@
 """LibreTranslate's translation of files: documents, and catalogues, of which what is missing is filled."""
 
 import asyncio
+import io
 import secrets
 import tempfile
+import zipfile
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from ..catalogues.formats import ENDINGS as CATALOGUES
@@ -17,12 +20,14 @@ from ..decoding.scoring import mean_confidence, word_confidences
 from ..documents.formats import ENDINGS as DOCUMENTS
 from ..documents.formats import aligner, translate_document, translate_parts
 from ..documents.messages import Messages
+from ..errors import UserError, reading
 from .libretranslate import distinct, fields_of
 from .models import ServedModel
 from .service import Service, TranslationsRequest
 
 _MOST_FILES = 32  # that wait for their download; the oldest goes first
 _AT_ONCE = 16  # sentences
+_UNPACKED = 4  # times the bytes of a request: the most that an office file may have unpacked
 _CANDIDATES = 4  # translations of a message, of which the first that is valid counts
 _ENDINGS = {**DOCUMENTS, **CATALOGUES}
 
@@ -43,15 +48,15 @@ async def translate_file(request: Request) -> dict[str, str]:
     data = await fields["file"].read()
     service.note(request, served, [data.decode(errors="ignore")])
     work = _FileWork(service, served)
-    try:
-        result = await asyncio.to_thread(work.translate, data, ending)
+    try:  # not in asyncio's own threads, of which there are few: the translations that this waits for need one
+        result = await to_thread.run_sync(work.translate, data, ending, abandon_on_cancel=True)
     finally:
         work.is_over = True  # where a client has left, the thread stops at its next sentence
     files: dict[str, tuple[str, bytes]] = request.app.state.files
     files[token := secrets.token_urlsafe(16)] = name, result
     while len(files) > _MOST_FILES:
         del files[next(iter(files))]
-    return {"translatedFileUrl": str(request.url_for("download_file", token=token, name=name))}
+    return {"translatedFileUrl": str(request.url_for("download_file", token=token, name=quote(name)))}
 
 
 @router.get("/download_file/{token}/{name}")
@@ -74,13 +79,25 @@ class _FileWork:
         """Return the file translated."""
         best = lambda texts: [versions[0] for versions in self._in_parts(self._translations, texts)]  # noqa: E731
         if ending in DOCUMENTS:
+            self._check_unpacked(data)
             return translate_document(data, DOCUMENTS[ending], best, self._align, self.served.source)
         several = partial(self._in_parts, partial(self._translations, number=_CANDIDATES))
         place = partial(translate_parts, translate=best, align=self._align, language=self.served.source)
         messages = Messages(several, place, self._confidence, self.served.name)
         with tempfile.TemporaryDirectory() as folder:
             (path := Path(folder) / f"file{ending}").write_bytes(data)
-            return b"".join(fill(path, messages, language=self.served.target))
+            try:
+                return b"".join(fill(path, messages, language=self.served.target))
+            except UserError as error:  # which names the file
+                raise HTTPException(400, f"Invalid request: {error}".replace(str(path), "the file")) from error
+
+    def _check_unpacked(self, data: bytes) -> None:
+        """Refuse an office file that is small only while it is packed."""
+        if zipfile.is_zipfile(io.BytesIO(data)):
+            with reading("the file"), zipfile.ZipFile(io.BytesIO(data)) as archive:
+                size = sum(entry.file_size for entry in archive.infolist())
+            if size > (most := _UNPACKED * self.service.limits.body):
+                raise HTTPException(413, f"the file has {size} bytes unpacked, at most {most} are taken")
 
     def _in_parts(self, function: Callable[..., Awaitable[list]], *texts: list[str]) -> list:
         """Return the results for parts of the texts, between which other requests have their turns."""

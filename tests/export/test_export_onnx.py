@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, padded_batch
+from conftest import ROOT, error_of, padded_batch
 from exporting_models import PAIRS, SOURCES, save_model, save_trained_model, small_tokenizer
 from passes import OTHER_TOOLKITS
 
@@ -18,6 +18,7 @@ from vaswani_transformer.cli.main import main
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.export.engine import load_exported
 from vaswani_transformer.export.exporting import TRANSFORMERS_JS
+from vaswani_transformer.model.tokenization_vaswani import VaswaniTokenizer
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
@@ -109,7 +110,19 @@ def test_transformers_js_translates_as_the_model_does(tmp_path):
     assert same == len(pairs) > 20
 
 
-def test_int8_is_near(folder, tmp_path):
+def test_what_transformers_js_cannot_follow_is_refused(folder, tmp_path):
+    two_sided = VaswaniTokenizer(
+        tokenizer_object=small_tokenizer().backend_tokenizer, eos_token="</s>", pad_token="<pad>"
+    )
+    for model, reason in (
+        (folder, "d_k and d_v but"),
+        (save_model(tmp_path / "two", two_sided), "more than one tokenizer"),
+    ):
+        assert reason in error_of(export_model, model, tmp_path / "exported", TRANSFORMERS_JS)
+
+
+def test_int8_is_near(tmp_path):
+    folder = save_model(tmp_path / "model", small_tokenizer())
     exported = export_model(folder, tmp_path / "exported", TRANSFORMERS_JS).folder
     exact = largest_difference(load_model(folder, "cpu")[0], exported, (5, 9, 2), 9, seed=0)
     for name in (ENCODER, DECODER):

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 
 from ..data.batching import PairCollator
+from ..data.tokenization import has_two_sides
 from ..errors import UserError, reading
-from ..exported import FACTS, NUMBERS, QUANTIZATIONS
+from ..exported import FACTS, NUMBERS, QUANTIZATIONS, NotExpressibleError
 from ..loading import load_model
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import written_at_once
@@ -84,7 +85,11 @@ def _write(writer, format: str, model, tokenizer, staging: Path, rows: int, quan
     """Write all files of an export; returns the largest difference from the model, where that can be computed."""
     from .. import __version__
 
-    config = model.config
+    config, has_more = model.config, has_two_sides(tokenizer) or not tokenizer.is_fast
+    is_other = has_more or {config.d_k, config.d_v} != {config.d_model / config.num_heads}
+    if format == TRANSFORMERS_JS and is_other:
+        what = "a tokenizer of more than one tokenizer.json" if has_more else "d_k and d_v but d_model / num_heads"
+        raise NotExpressibleError(f"transformers.js cannot follow {what}: give --format onnx")
     numbers, known, end = random.Random(0), min(config.vocab_size, config.target_vocab_size), config.eos_token_id
     sentences = [[*(numbers.randrange(known) for _ in range(min(n, rows) - 1)), end] for n in (12, 5, 20)]
     sample = PairCollator(config.pad_token_id)([{"input_ids": ids, "labels": ids} for ids in sentences])
@@ -100,9 +105,8 @@ def _write(writer, format: str, model, tokenizer, staging: Path, rows: int, quan
     if format == "marian":
         return None
     difference = writer.largest_difference(staging, sample, logits)
-    if not difference <= (
-        _TOLERANCE if quantization == "float32" or format == TRANSFORMERS_JS else math.inf
-    ):  # NaN is above both
+    most = _TOLERANCE if quantization == "float32" or format == TRANSFORMERS_JS else math.inf
+    if not difference <= most:  # NaN is above both
         problem = f"log-probabilities in {quantization} differ from the model's by {difference:.3g}"
         fix = "give another --quantization, or report this where it is float32"
         raise UserError(f"{problem}, so nothing was written: {fix}")

@@ -81,18 +81,20 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
     config, layers = model.config, model.config.decoder_layers
     names = ("batch_size", "source_length", "target_length", "past_length", "past_source_length")
     batch, source, target, past, known = map(torch.export.Dim, names)
+    of_source, lengths = {0: batch, 1: source}, (past, past, known, known) * layers
     # Example inputs; the exporter would take sizes of 0 and 1 for constants.
     sentences = torch.full((3, min(5, len(model.model.encoder.embed_positions.weight))), config.eos_token_id)
     mask = torch.ones_like(sentences)
     widths = (config.d_k, config.d_v) * 2 * layers
     cached = [torch.zeros(3, config.num_heads, 2, width) for width in widths]
     options = {"dynamo": True, "opset_version": 18, "external_data": False, "verbose": False}
+    inputs = ["encoder_attention_mask", "input_ids", "encoder_hidden_states"]
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it remarks on packages that are missing
     (output / ENCODER).parent.mkdir()
     torch.onnx.export(
         encoder := _Encoder(model).eval(),
         (sentences, mask),
-        dynamic_shapes=({0: batch, 1: source}, {0: batch, 1: source}),
+        dynamic_shapes=(of_source, of_source),
         input_names=["input_ids", "attention_mask"],
         output_names=["last_hidden_state"],
         **options,
@@ -101,17 +103,12 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
         _Decoder(model).eval(),
         (mask, sentences[:, :2], encoder(sentences, mask), *cached),
         dynamic_shapes=(
-            {0: batch, 1: source},
+            of_source,
             {0: batch, 1: target},
-            {0: batch, 1: source},
-            tuple({0: batch, 2: length} for _ in range(layers) for length in (past, past, known, known)),
+            of_source,
+            tuple({0: batch, 2: length} for length in lengths),
         ),
-        input_names=[
-            "encoder_attention_mask",
-            "input_ids",
-            "encoder_hidden_states",
-            *cache_names("past_key_values", layers),
-        ],
+        input_names=[*inputs, *cache_names("past_key_values", layers)],
         output_names=["logits", *cache_names("present", layers)],
         **options,
     ).save(output / f"{DECODER}.onnx")
@@ -160,11 +157,8 @@ def decode_in_parts(
 
     Those of its first half come at once, the rest token by token on the cache.
     """
-    paths, options = (
-        (str(folder / f"{name}.onnx") for name in (ENCODER, DECODER)),
-        {"providers": ["CPUExecutionProvider"]},
-    )
-    encoder, decoder = (onnxruntime.InferenceSession(path, **options) for path in paths)
+    paths, providers = [str(folder / f"{name}.onnx") for name in (ENCODER, DECODER)], ["CPUExecutionProvider"]
+    encoder, decoder = (onnxruntime.InferenceSession(path, providers=providers) for path in paths)
     [encoded] = encoder.run(None, {"input_ids": input_ids, "attention_mask": attention_mask})
     feed = {"encoder_attention_mask": attention_mask, "encoder_hidden_states": encoded}
     names = [value.name for value in decoder.get_inputs()[3:]]

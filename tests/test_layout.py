@@ -94,12 +94,12 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4102, "data": 3221, "training": 2503, "importing": 1303, "cli": 1979, "decoding": 1868,
-    "experiments": 705, "serving": 1487, "hub": 640, "export": 902, "parsing": 901, "documents": 1649,
-    "attention": 416, "catalogues": 825, "recipes": 407, "evaluation": 339,
+    "model": 4102, "data": 3222, "training": 2503, "importing": 1303, "cli": 1983, "decoding": 1870,
+    "experiments": 705, "serving": 1504, "hub": 640, "export": 900, "parsing": 901, "documents": 1649,
+    "attention": 416, "catalogues": 836, "recipes": 407, "evaluation": 339,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1590, 25000, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27904, 3417, 17404
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27975, 3417, 17404
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

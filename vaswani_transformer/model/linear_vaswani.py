@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 from torch.nn.functional import linear
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # DTensor and quantized tensors
 
@@ -36,13 +35,6 @@ def has_hooks(module: nn.Module) -> bool:
 def has_own_methods(module: nn.Module) -> bool:
     """Return whether a method of its class has been replaced for this module alone."""
     return any(callable(getattr(type(module), name, None)) for name in vars(module))
-
-
-def is_transformed() -> bool:
-    """Return whether torch is compiling, tracing or transforming, and so must know every operation."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return True
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def project_together(modules: list[nn.Module], states: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -9,9 +9,10 @@ logits are, and the log-probabilities of the whole batch are never in memory.
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
-from .linear_vaswani import is_plain, is_transformed, product_dtype
+from .linear_vaswani import is_plain, product_dtype
 
 IGNORE_INDEX = -100  # the label that torch, transformers and the Trainer leave out of a loss
 BLOCK_ELEMENTS = 2**19  # logits visited at a time on a CPU: 2 MiB in float32, which fit the cache
@@ -78,11 +79,13 @@ def projected_cross_entropy(
 def can_be_fused(projection: nn.Module, hidden: torch.Tensor) -> bool:
     """Return whether `projected_cross_entropy` may replace a projection of `(..., d_model)` states and its loss.
 
-    Not if the matrix is spread over devices, or the layer has been replaced or has hooks.
+    Not if the matrix is spread over devices, the layer has been replaced or has hooks, or torch is compiling, tracing
+    or transforming, and so must know every operation.
     """
-    if not is_plain(projection) or projection.weight.device != hidden.device:
+    if not is_plain(projection) or projection.weight.device != hidden.device or product_dtype(hidden) == torch.float16:
         return False
-    return product_dtype(hidden) != torch.float16 and not is_transformed()
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return not (is_traced or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active())
 
 
 def _flat(labels: torch.Tensor, epsilon: float, items: torch.Tensor | int | None) -> tuple:

@@ -430,7 +430,8 @@ class ForwardSearch(_Search):
             outputs = self._step(is_first=self._sequences is prompts)
             if self.is_open:  # or other processes are waited for
                 logits = outputs.logits[:, -1].to(copy=True, dtype=torch.float32, device=prompts.device)
-                self._record(outputs, logits)
+                for name in self._records.keys() - {"scores"}:  # which `_constrain` makes
+                    self._records[name].append(logits if name == "logits" else getattr(outputs, name))
                 self._extend_beams(logits.log_softmax(dim=-1))
         return [output for sentence in self.sentences for output in sentence.outputs()]
 
@@ -444,13 +445,6 @@ class ForwardSearch(_Search):
             outputs = model(**inputs, return_dict=True)
         self._model_kwargs = model._update_model_kwargs_for_generation(outputs, kwargs, is_encoder_decoder=True)
         return outputs
-
-    def _record(self, outputs, logits: torch.Tensor) -> None:
-        for name, steps in self._records.items():
-            if name == "logits":
-                steps.append(logits.clone())
-            elif name != "scores":  # which `_constrain` makes
-                steps.append(getattr(outputs, name))
 
     def records(self) -> dict[str, object]:
         """Return the further fields of transformers' output: what was asked for of each step, and the cache."""

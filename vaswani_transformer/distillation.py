@@ -286,10 +286,8 @@ class DistilledText:
         names = [Path(teacher).resolve().name for teacher in self.teachers]
         facts = {"teachers": names, "files": self.names, **counts, "settings": settings}
         with self.output.placing(last=DISTILLATION) as staging:
-            with (
-                (staging / self.names[0]).open("w", encoding="utf-8") as sources,
-                (staging / self.names[1]).open("w", encoding="utf-8") as targets,
-            ):
+            paths = [staging / name for name in self.names]
+            with paths[0].open("w", encoding="utf-8") as sources, paths[1].open("w", encoding="utf-8") as targets:
                 for source, target in self._pairs(translated, counts["pairs"]):
                     sources.write(source + "\n")
                     targets.write(target + "\n")

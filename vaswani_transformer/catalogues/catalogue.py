@@ -31,6 +31,9 @@ NUMBERS = (*range(2, 200), 1, 0)  # the first that takes a plural form is its ex
 CATEGORIES = ("zero", "one", "two", "few", "many", "other")  # of plural forms, in CLDR
 LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}  # behind backslashes
 IN_C = str.maketrans({"\\": "\\\\", '"': '\\"'} | {character: f"\\{letter}" for letter, character in LETTERS.items()})
+# Accelerators of menus and buttons: a mark before the key, as in `&File`, `_File` or `~File`.
+_MARKED = regex.compile(r"(?<![&\p{Lu}])&(?=[\p{L}\p{N}])(?!\w+;)|~(?=\p{L})|(?<!\w)_(?=\p{L})|(?<=\b\p{L})_(?=\p{Ll})")
+_NO_LABEL = re.compile(r"[/\\=]|\w\w_\w")  # paths, formulas, names of programs' things
 
 Edit = tuple[int, int, str]  # start and end of a span, and what replaces it
 
@@ -190,6 +193,15 @@ class Catalogue:
 def with_codes(text: str, codes: tuple[str, ...]) -> str:
     """Return a text with its inline elements as a file has them."""
     return CODES.sub(lambda match: dict(enumerate(codes)).get(ord(match[0]) - CODE, match[0]), text)
+
+
+def read_label(text: str) -> tuple[str, str, str]:
+    """Return a text without its accelerator, the mark and the letter; these are empty unless it has a single one."""
+    places = [match.start() for match in _MARKED.finditer(text)]
+    if len(places) != 1 or _NO_LABEL.search(re.sub(r"<[^<>]*>", "", text)):
+        return text, "", ""
+    place = places[0]
+    return text[:place] + text[place + 1 :], text[place], text[place + 1]
 
 
 def unescaped(text: str) -> str:

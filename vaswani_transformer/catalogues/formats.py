@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..files import to_path
-from .accelerators import read_label
-from .catalogue import Catalogue, Entry, Filling, with_codes
+from .catalogue import Catalogue, Entry, Filling, read_label, with_codes
 
 _READERS = {  # the class of each format, whose module is imported when it is needed: commands list the names
     "po": "line_files:GettextFile",

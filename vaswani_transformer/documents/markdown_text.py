@@ -40,12 +40,9 @@ def read_markdown(source: str) -> Document:
     reader, parsed, prices = _Reader(source.encode()), bytearray(source.encode()), [0]
     while prices:  # between US$5 and US$10 is no formula
         events = list(pyromark.events_with_range(parsed.decode(), options=options))
-        formulas = [place for event, place in events if isinstance(event, dict) and "InlineMath" in event]
-        prices = [
-            f["start"]
-            for f in formulas
-            if parsed[f["start"] - 1 : f["start"]].isalnum() or parsed[f["end"] : f["end"] + 1].isalnum()
-        ]
+        places = [place for event, place in events if isinstance(event, dict) and "InlineMath" in event]
+        spans = [(place["start"], place["end"]) for place in places]
+        prices = [a for a, b in spans if parsed[a - 1 : a].isalnum() or parsed[b : b + 1].isalnum()]
         for start in prices:
             parsed[start : start + 1] = _PRICE
     for event, place in events:

@@ -106,9 +106,8 @@ def _words(atoms: Sequence[Fragment]) -> tuple[list[list[Stack | None]], dict, l
         before, core, _ = _split_word(text[begin:end])
         seams = (begin, middle := begin + len(before), middle + len(core), end)
         words.append([])
-        for start, stop in pairwise(
-            seams
-        ):  # those of most characters, or the innermost where a span ends within a word
+        # Those of most characters, or the innermost where a span ends within a word.
+        for start, stop in pairwise(seams):
             counts = Counter(atom.spans for atom in characters[start:stop])
             words[-1].append(max(counts, key=lambda stack: (len(stack), counts[stack]), default=None))
         starts |= {span: (number, c.spans) for c in characters[begin:end] for span in c.spans if span not in starts}

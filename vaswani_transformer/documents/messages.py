@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import regex
 
-from ..catalogues.accelerators import read_label
-from ..catalogues.catalogue import CODE, Entry, Filling
+from ..catalogues.catalogue import CODE, Entry, Filling, read_label
 from ..data.memory import Memory
 from .kept import KEPT, STAND_IN
 from .pieces import Document, Kind, Piece, text_piece
@@ -116,7 +115,8 @@ class Message:
         self.parts = []  # of these each has lines, and a segment unless it has no words
         pattern, lines = pattern_of(flags), []
         for line in text.split("\n"):
-            if lines and _goes_on(lines[-1], line):
+            # A sentence was broken between two lines.
+            if lines and len(lines[-1]) > 40 and re.search(r"[\w,)]$", lines[-1]) and line[:1].islower():
                 lines.append(line)
                 continue
             lines = [line]
@@ -155,11 +155,6 @@ class Message:
         place = min(letters, key=rank)
         taken.add(text[place].lower())
         return text[:place] + self.mark + text[place:]
-
-
-def _goes_on(before: str, line: str) -> bool:
-    """Return whether a sentence was broken between two lines."""
-    return len(before) > 40 and re.search(r"[\w,)]$", before) is not None and line[:1].islower()
 
 
 @dataclass

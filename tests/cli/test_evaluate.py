@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import translating
 from model_folders import change, write_model
+from translating import run
 
-from vaswani_transformer.cli.main import main
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.hub.card_facts import results_of_record
+
+fails = translating.fails
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +30,7 @@ def evaluate(model, tmp_path):
         (tmp_path / f"test.{side}").write_text(f"{line}\n" * 3)
     files = ["--source", tmp_path / "test.en", "--reference", tmp_path / "test.de"]
 
-    def run(*options, folder=model):
-        return main([str(word) for word in ("evaluate", folder, *files, "--max-new-tokens", "8", *options)])
-
-    return run
+    return lambda *options, folder=model: run("evaluate", folder, *files, "--max-new-tokens", "8", *options)
 
 
 def test_evaluate_may_write_to_devices_and_through_links(evaluate, tmp_path):
@@ -94,7 +94,7 @@ def test_the_language_of_the_model_decides_bleus_tokenizer(model, evaluate, tmp_
     assert "|tok:zh|" in json.loads((tmp_path / "scores.json").read_text())["bleu_signature"]
 
 
-def test_a_translation_memory_is_a_test_set(model, evaluate, tmp_path, capsys):
+def test_a_translation_memory_is_a_test_set(model, evaluate, tmp_path, fails):
     assert evaluate("--json", tmp_path / "lines.json", "--bleu-tokenizer", "char") == 0
     record = json.loads((tmp_path / "lines.json").read_text())
     assert "|tok:char|" in record["bleu_signature"] and "--bleu-tokenizer char" in record["command"]
@@ -107,21 +107,18 @@ def test_a_translation_memory_is_a_test_set(model, evaluate, tmp_path, capsys):
     memory.write_text(f'<tmx version="1.4"><header/><body>{f"<tu>{unit}</tu>" * 3}</body></tmx>')
     command = ["evaluate", model, "--source", memory, "--reference", memory, "--max-new-tokens", "8"]
     columns = ["--source-column", "en", "--target-column", "de", "--json", tmp_path / "units.json"]
-    assert main([str(word) for word in [*command, *columns]]) == 0
+    assert run(*command, *columns) == 0
     one, other = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("lines", "units"))
     names = ("bleu", "chrf", "perplexity", "sentences")
     assert [one[name] for name in names] == [other[name] for name in names]
     (tmp_path / "link.tmx").symlink_to(memory)
     command[5] = tmp_path / "link.tmx"
-    assert main([str(word) for word in [*command, *columns]]) == 0
+    assert run(*command, *columns) == 0
     assert json.loads((tmp_path / "units.json").read_text())["bleu"] == one["bleu"]
-    capsys.readouterr()
-    assert main([str(word) for word in command]) == 2
-    assert "the languages are: de, en-GB" in capsys.readouterr().err
+    assert "the languages are: de, en-GB" in fails(*command)
     for reference in (tmp_path / "test.de", shutil.copy(memory, tmp_path / "other.tmx")):  # with as many lines
         command[5] = reference
-        assert main([str(word) for word in [*command, *columns]]) == 2
-        assert f"error: {memory} holds pairs" in capsys.readouterr().err
+        assert f"error: {memory} holds pairs" in fails(*command, *columns)
 
 
 def test_models_and_files_are_compared_and_checked(model, evaluate, tmp_path, capsys, monkeypatch):

@@ -6,7 +6,6 @@ import os
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import error_of
 from datasets import Dataset
 from datasets.table import InMemoryTable
 from hypothesis import HealthCheck, given, settings
@@ -169,22 +168,12 @@ def test_strings_of_every_type_of_arrow_are_text(tmp_path, type, nested, kind):
     assert list(tmp_path.rglob("*")) == files  # nothing is written beside them
 
 
-def test_parquet_may_not_hold_nulls(tmp_path):
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"source": ["a", "b", None], "target": ["a", "b", "c"], "id": [1, 2, 3]}), path)
-    assert f"{path}: 'source' is null in row 3" in read(data=path)
-    assert "not text" in error_of(load_pairs, data=path, source_column="id")
-
-
 @pytest.mark.parametrize("kind", ["parquet", "saved"])
 def test_strings_that_are_not_utf8_are_refused(tmp_path, kind):
     bad = pa.array([b"a", b"\xff\xfe", b"c"], pa.binary()).view(pa.string())
     table = pa.table({"source": bad, "target": ["a", "b", "c"]})
-    path = tmp_path / ("a.parquet" if kind == "parquet" else "saved")
-    if kind == "parquet":
-        pq.write_table(table, path)
-    else:
-        Dataset(InMemoryTable(table)).save_to_disk(path)
+    path = tmp_path / f"a.{kind}"
+    pq.write_table(table, path) if kind == "parquet" else Dataset(InMemoryTable(table)).save_to_disk(path)
     message = read(data=path)
     assert str(path) in message and "UTF8" in message
 

@@ -11,13 +11,7 @@ from conftest import error_of
 from model_folders import PAIRS, write_model
 from translating import LINES, run
 
-from vaswani_transformer import (
-    align,
-    load_model,
-    score_pairs,
-    score_tokens,
-    train_tokenizer,
-)
+from vaswani_transformer import align, load_model, score_pairs, score_tokens, train_tokenizer
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.decoding import scoring
 from vaswani_transformer.decoding.scoring import PairScore, mean_confidence, word_probabilities

@@ -8,12 +8,7 @@ from conftest import tiny_model
 
 from vaswani_transformer import train_tokenizer
 
-TEXTS = [
-    "the small dog sees a red house",
-    "two birds are playing",
-    "my father reads an old book in the garden",
-    "red",
-]
+TEXTS = ["the small dog sees a red house", "two birds are playing", "my father reads an old book in the garden", "red"]
 SHORT = {"max_new_tokens": 7}
 TRANSLATION = "translation_text"
 

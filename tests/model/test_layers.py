@@ -22,8 +22,7 @@ def test_a_padded_row_equals_the_row_alone(attn_implementation, with_decoder_mas
     for row in range(3):
         source_length, target_length = int(attention_mask[row].sum()), int(decoder_mask[row].sum())
         alone = model(
-            input_ids[row : row + 1, :source_length],
-            decoder_input_ids=decoder_input_ids[row : row + 1, :target_length],
+            input_ids[row : row + 1, :source_length], decoder_input_ids=decoder_input_ids[row : row + 1, :target_length]
         ).logits
         torch.testing.assert_close(together[row : row + 1, :target_length], alone, rtol=1e-4, atol=1e-5)
 

@@ -38,8 +38,7 @@ def test_blank():
 
 
 @given(
-    st.text(alphabet=st.sampled_from("aBz 1.?!…。\n\r\t\x85\xa0\u2028\"”)'Dr-")),
-    st.sampled_from(["en", "de", "zh"]),
+    st.text(alphabet=st.sampled_from("aBz 1.?!…。\n\r\t\x85\xa0\u2028\"”)'Dr-")), st.sampled_from(["en", "de", "zh"])
 )
 def test_nothing_but_white_space_is_lost(text, language):
     assert "".join(sentence_parts(text, language)) == text

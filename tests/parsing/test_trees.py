@@ -12,14 +12,7 @@ from vaswani_transformer import Tree, UserError
 from vaswani_transformer.parsing.augmentation import Exchange
 from vaswani_transformer.parsing.evalb import count_brackets
 from vaswani_transformer.parsing.linearization import delinearize, linearize
-from vaswani_transformer.parsing.trees import (
-    MAX_DEPTH,
-    clean,
-    escape,
-    parse_trees,
-    plain_label,
-    read_trees,
-)
+from vaswani_transformer.parsing.trees import MAX_DEPTH, clean, escape, parse_trees, plain_label, read_trees
 
 
 def read(text: str) -> list[Tree]:

@@ -137,15 +137,8 @@ def test_every_field_is_documented():
 
 
 def test_a_recipe_of_ones_own(write):
-    lines = [
-        "\ufeff# Mine",
-        "train_source: a.en",
-        "max_steps: 1_000",
-        "dropout: 0",
-        "overwrite: yes",
-        "adam_epsilon: 1e-8",
-    ]
-    recipe = load_recipe(write("\r\n".join(lines)))
+    text = "\ufeff# Mine\ntrain_source: a.en\nmax_steps: 1_000\ndropout: 0\noverwrite: yes\nadam_epsilon: 1e-8"
+    recipe = load_recipe(write(text.replace("\n", "\r\n")))
     assert (recipe.train_source, recipe.max_steps, recipe.overwrite) == ("a.en", 1000, True)
     assert (recipe.dropout, type(recipe.dropout)) == (0.0, float)
     assert recipe.adam_epsilon == 1e-8

@@ -8,6 +8,7 @@ import socket
 import model_folders
 import pytest
 import torch
+import translating
 from conftest import error_of, tiny_model, tiny_recipe
 from model_folders import change
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, GenerationConfig, modeling_utils
@@ -20,6 +21,7 @@ from vaswani_transformer.loading import check_search
 from vaswani_transformer.model.generation_vaswani import SETTING_RANGES
 from vaswani_transformer.recipes.recipe import check_recipe
 
+fails = translating.fails
 saved = model_folders.saved
 folder = model_folders.folder
 
@@ -172,11 +174,9 @@ def test_an_implementation_given_as_an_argument_counts(folder, monkeypatch):
     ],
     ids=str,
 )
-def test_a_configuration_that_cannot_be_used_is_one_line(folder, entries, no_network, capsys):
+def test_a_configuration_that_cannot_be_used_is_one_line(folder, entries, no_network, fails):
     change(folder, "config.json", **entries)
-    assert main(["translate", str(folder), "words"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and error.startswith("error: ")
+    fails("translate", folder, "words")
 
 
 def test_a_key_that_stands_there_twice_is_refused(folder):

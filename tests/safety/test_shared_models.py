@@ -10,15 +10,7 @@ import torch
 from conftest import tiny_model
 from model_folders import PAIRS
 
-from vaswani_transformer import (
-    Ensemble,
-    Translator,
-    align,
-    attend,
-    pipeline,
-    score_pairs,
-    train_tokenizer,
-)
+from vaswani_transformer import Ensemble, Translator, align, attend, pipeline, score_pairs, train_tokenizer
 
 SOURCES = [source for source, _ in PAIRS[:6]]
 TARGETS = [target for _, target in PAIRS[:6]]

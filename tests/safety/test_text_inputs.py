@@ -160,13 +160,7 @@ def test_offsets_beyond_the_text_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("number", [-1, MOST_WORKERS + 1])
-@pytest.mark.parametrize(
-    "words",
-    [
-        "train small --data-workers",
-        "translate m --input a --output o --workers",
-    ],
-)
+@pytest.mark.parametrize("words", ["train small --data-workers", "translate m --input a --output o --workers"])
 def test_an_option_asks_for_no_more_processes_than_a_machine_has(tmp_path, monkeypatch, capsys, words, number):
     monkeypatch.chdir(tmp_path)
     assert main([*words.split(), str(number)]) == 2

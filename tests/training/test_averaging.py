@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import translating
 from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,12 +15,13 @@ from training_runs import equal, weights_of
 from transformers import AutoModelForSeq2SeqLM
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
-from vaswani_transformer.cli.main import main
 from vaswani_transformer.data.tokenization import train_tokenizer
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.recipes.recipe import Recipe, load_recipe
 from vaswani_transformer.training.averaging import average_checkpoints, average_models, last_checkpoints
 from vaswani_transformer.training.checkpoints import Checkpoint, averaged_from, step_of, to_average, write_manifest
+
+fails = translating.fails
 
 
 def write(folder, weights):
@@ -147,34 +149,24 @@ def test_last_checkpoints_of_a_run(run, tmp_path):
         last_checkpoints(tmp_path, 1)
 
 
-def command(capsys, *words):
-    status = main(["average", *map(str, words)])
-    shown = capsys.readouterr()
-    assert "Traceback" not in shown.err and shown.err.count("\n") <= 1
-    return status, shown.out, shown.err
-
-
 def test_the_command(run, tmp_path, capsys):
-    status, out, _ = command(capsys, run, "--last", 2, "--output", tmp_path / "last")
-    assert status == 0 and "averaged 2 checkpoints: steps 30, 40" in out and str(tmp_path / "last") in out
+    assert translating.run("average", run, "--last", 2, "--output", tmp_path / "last") == 0
+    out = capsys.readouterr().out
+    assert "averaged 2 checkpoints: steps 30, 40" in out and str(tmp_path / "last") in out
     folders = [run / "checkpoints" / f"checkpoint-{step}" for step in (30, 40)]
-    assert command(capsys, *folders, "--output", tmp_path / "named")[0] == 0
+    assert translating.run("average", *folders, "--output", tmp_path / "named") == 0
     assert equal(weights_of(tmp_path / "last"), weights_of(tmp_path / "named"))
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["RUN", "--output", "OUT"], "holds 3 checkpoints (steps 20, 30, 40), fewer than 5"),
-        (["RUN/checkpoints/checkpoint-20", "--output", "OUT"], "two or more"),
-        (["RUN", "RUN", "--last", "2", "--output", "OUT"], "output folder of one training"),
-        (["RUN/checkpoints/checkpoint-20", "RUN/./checkpoints/checkpoint-20", "--output", "OUT"], "each once"),
-    ],
-)
-def test_mistakes_end_in_one_line(run, tmp_path, capsys, words, said):
-    words = [word.replace("RUN", str(run)).replace("OUT", str(tmp_path / "out")) for word in words]
-    status, _, err = command(capsys, *words)
-    assert status == 2 and err.startswith("error: ") and err.count("\n") == 1 and said in err
+def test_mistakes_end_in_one_line(run, tmp_path, fails):
+    checkpoint, again = run / "checkpoints" / "checkpoint-20", f"{run}/./checkpoints/checkpoint-20"
+    for message, words in (
+        ("holds 3 checkpoints (steps 20, 30, 40), fewer than 5", [run]),
+        ("two or more", [checkpoint]),
+        ("output folder of one training", [run, run, "--last", "2"]),
+        ("each once", [checkpoint, again]),
+    ):
+        assert message in fails("average", *words, "--output", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -51,9 +51,7 @@ def waiting_by_step(folder, monkeypatch, **settings) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"max_grad_norm": 1.0, "fused_loss": False}, {"bf16": True, "padding_free": True}],
-    ids=str,
+    "settings", [{}, {"max_grad_norm": 1.0, "fused_loss": False}, {"bf16": True, "padding_free": True}], ids=str
 )
 def test_no_step_waits_for_the_device_but_one_that_is_logged(tmp_path, monkeypatch, settings):
     by_step = waiting_by_step(tmp_path, monkeypatch, **settings)

@@ -5,14 +5,15 @@ import random
 from dataclasses import fields, replace
 
 import pytest
+import translating
 from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
 from test_schedule import equation_3
 from training_runs import stop_after
+from translating import run
 
 from vaswani_transformer import VaswaniForConditionalGeneration, load_recipe, train
-from vaswani_transformer.cli.main import main
 from vaswani_transformer.json_and_yaml import read_yaml
 from vaswani_transformer.recipes.recipe import AUTO, CHOSEN, Recipe
 from vaswani_transformer.training import settings as rules
@@ -20,6 +21,7 @@ from vaswani_transformer.training.settings import ROWS, choose_settings, micro_b
 
 SMALL = {"d_model": 16, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
 SMALL |= {"validation_bleu": 0, "best_by": "loss"}
+fails = translating.fails
 
 
 def write_pairs(path, pairs):
@@ -120,10 +122,8 @@ def test_few_times_through_the_text_make_a_smaller_model(tmp_path, monkeypatch):
 )
 def test_odd_text_is_trained_or_refused_in_one_line(tmp_path, capsys, pairs, message):
     data, out = write_pairs(tmp_path / "odd.tsv", pairs), tmp_path / "out"
-    words = ["--train-data", data, "--output", out, "--max-steps", 2, *(f"--{k}={v}" for k, v in SMALL.items())]
-    status = main(
-        [str(word).replace("_", "-", 1) if str(word)[:2] == "--" else str(word) for word in ("train", *words)]
-    )
+    sizes = (f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items())
+    status = run("train", "--train-data", data, "--output", out, "--max-steps", 2, *sizes)
     errors = capsys.readouterr().err
     if message:
         assert status == 2 and message in errors and not out.exists()
@@ -156,11 +156,10 @@ def test_the_rate_declines_to_zero(data, tmp_path):
     assert rates == pytest.approx([equation_3(n, 16, 3) * share for n, share in enumerate(decline, 1)], rel=1e-9)
 
 
-@pytest.mark.parametrize("command", ["prepare", "distill"])
-def test_other_commands_choose_nothing(data, tmp_path, capsys, command):
-    words = {"prepare": ["auto"], "distill": [tmp_path / "teacher", "--student", "auto"]}[command]
-    assert main([command, *map(str, words), "--train-data", str(data), "--output", str(tmp_path / "out")]) == 2
-    assert "is auto, which `vaswani train` alone chooses" in capsys.readouterr().err
+def test_other_commands_choose_nothing(data, tmp_path, fails):
+    for words in (("prepare", "auto"), ("distill", tmp_path / "teacher", "--student", "auto")):
+        line = fails(*words, "--train-data", data, "--output", tmp_path / "out")
+        assert "is auto, which `vaswani train` alone chooses" in line
 
 
 @given(st.integers(300, 30_000), st.integers(300, 30_000), st.integers(1, 16))

@@ -238,12 +238,7 @@ def pairs_of_an_epoch(steps, parts):
 def test_a_resumed_run_goes_on_bit_by_bit(tmp_path, epoch_steps, parts):
     """Stopped after step 3: inside the first epoch, at its end, and inside the second."""
     pairs = pairs_of_an_epoch(epoch_steps, parts)
-    settings = {
-        "max_steps": 6,
-        "warmup_steps": 4,
-        "learning_rate_scale": 0.1,
-        "tokens_per_device": BATCH_TOKENS // parts,
-    }
+    settings = ADAM | {"max_steps": 6, "tokens_per_device": BATCH_TOKENS // parts}
     straight = make_trainer(tmp_path / "a", pairs, make_model(dropout=0.3), **settings)
     straight.train()
     stop = {"max_steps": 3, "save_strategy": "steps", "save_steps": 3}

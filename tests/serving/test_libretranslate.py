@@ -130,16 +130,24 @@ def test_head_and_get_also_below_the_path_of_a_proxy(make, root_path):
         assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, "*")
 
 
-def test_auto_where_there_is_one_source_only(make, folder, loaded):
-    app = make(f"en-de={folder}", f"fr-en={folder}", f"de-en={folder}")
-    expected = {"confidence": 0.0, "language": "en"}
-    request = {"q": [SENTENCES[0]] * 2, "source": "auto", "target": "de"}
-    answer = ask(app, "POST", "/translate", json=request)[1]
-    assert answer == {"translatedText": translated(loaded, request["q"]), "detectedLanguage": [expected] * 2}
-    assert ask(app, "POST", "/translate", data={**request, "q": "A."})[1]["detectedLanguage"] == expected
-    request["target"] = "en"
-    line = error_of(ask(app, "POST", "/translate", json=request))
-    assert line == "auto to en is not supported: there are en-de, fr-en, de-en"
+def test_languages_are_detected_among_those_that_are_served(make, folder, loaded):
+    app = make(f"en-de={folder}", f"fr-de={folder}", f"de-en={folder}")
+    texts = {"en": SENTENCES[0], "fr": "Deux chiens jouent dans la neige devant la maison."}
+    for code, text in texts.items():
+        status, found = ask(app, "POST", "/detect", data={"q": text})
+        assert status == 200 and found[0]["language"] == code and found[0]["confidence"] > 80
+        assert {each["language"] for each in found} == {"en", "de", "fr"}
+        answer = ask(app, "POST", "/translate", json={"q": [text] * 2, "source": "auto", "target": "de"})[1]
+        assert answer["translatedText"] == translated(loaded, [text] * 2)
+        assert [each["language"] for each in answer["detectedLanguage"]] == [code] * 2
+    german = "Zwei Hunde spielen im Schnee vor dem Haus."
+    answer = ask(app, "POST", "/translate", data={"q": german, "source": "auto", "target": "de"})[1]
+    assert answer["translatedText"] == german and answer["detectedLanguage"]["language"] == "de"
+    for text in ("Chat", "12", ""):  # too little to let it stay
+        status, answer = ask(app, "POST", "/translate", json={"q": [text], "source": "auto", "target": "de"})
+        assert answer["detectedLanguage"][0]["language"] in ("en", "fr")
+    line = error_of(ask(app, "POST", "/translate", json={"q": "A.", "source": "auto", "target": "zz"}))
+    assert line == "auto to zz is not supported: there are en-de, fr-de, de-en"
 
 
 def test_errors_have_its_form_and_its_words(post):
@@ -179,6 +187,7 @@ def test_its_python_client(make, loaded):
         client = libretranslatepy.LibreTranslateAPI(f"http://{host}:{port}", api_key="secret")
         assert client.translate(SENTENCES[0], "en", "de") == translated(loaded, SENTENCES[:1])[0]
         assert [one["code"] for one in client.languages()] == ["en", "de"]
+        assert client.detect(SENTENCES[0])[0]["language"] == "en"
 
 
 def test_keys(make):

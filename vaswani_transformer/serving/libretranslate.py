@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
@@ -17,10 +18,11 @@ from ..documents.formats import aligner
 from ..documents.web_page import read_web_page
 from ..exported import is_exported
 from ..model.language_codes_vaswani import typed_code
-from .models import ServedModel
+from .models import ServedModel, language_distance
 from .service import Service, Texts, TranslationsRequest, texts_of
 
 _ALTERNATIVES = 10  # at most
+_SURE = 0.9  # of a text that stays, since it is in the target language
 _ALIGNED = 16  # sentences at once, between which others have their turn; more take as long each on a CPU
 
 router = APIRouter(tags=["LibreTranslate"])
@@ -84,14 +86,29 @@ _KINDS = ("application/json", "application/x-www-form-urlencoded", "multipart/fo
 _BODY = {"content": {kind: {"schema": TranslateFields.model_json_schema()} for kind in _KINDS}}
 
 
+@router.post("/detect")
+async def detect(request: Request) -> list[dict[str, Any]]:
+    """Return the languages that are served, the likeliest of the text first, with percents."""
+    service: Service = request.app.state.service
+    fields = await fields_of(request, service.limits.body)
+    service.check_key(request.headers, fields.get("api_key"))
+    service.check(texts := texts_of(fields.get("q", "")))
+    return [{"confidence": round(100 * share, 1), "language": code} for code, share in service.detect(texts).items()]
+
+
 @router.post("/translate", openapi_extra={"requestBody": _BODY})
 async def translate(request: Request) -> dict[str, Any]:
     """Translate a text, or each text of a list."""
     service: Service = request.app.state.service
     fields = TranslateFields.model_validate(await fields_of(request, service.limits.body))
     service.check_key(request.headers, fields.api_key)
-    texts, served = texts_of(fields.q), service.model_for(fields.source, fields.target, may_stay=True)
-    service.check(texts)
+    service.check(texts := texts_of(fields.q))
+    source = fields.source
+    if is_auto := source.lower() == "auto":
+        shares = service.detect(texts, fields.target)
+        known = [code for code in shares if shares[code] > _SURE or language_distance(code, fields.target) == math.inf]
+        source = next(iter(known), source)
+    served = service.model_for(source, fields.target, may_stay=True)
     service.note(request, served, texts)
     if served is None:
         translated = [[text] for text in texts]
@@ -103,8 +120,8 @@ async def translate(request: Request) -> dict[str, Any]:
             hypotheses = await work.all()
         translated = [distinct(text, parts) for text, parts in zip(work.texts, hypotheses, strict=True)]
     answer: dict[str, Any] = {"translatedText": [versions[0] for versions in translated]}
-    if fields.source.lower() == "auto":  # it was not detected: there is no other
-        answer["detectedLanguage"] = [{"confidence": 0.0, "language": served.source}] * len(texts)
+    if is_auto:
+        answer["detectedLanguage"] = [{"confidence": round(100 * shares[source], 1), "language": source}] * len(texts)
     if fields.alternatives:
         answer["alternatives"] = [versions[1:] for versions in translated]
     return answer if isinstance(fields.q, list) else {name: values[0] for name, values in answer.items()}

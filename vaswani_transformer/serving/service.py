@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import regex
+from babel.core import get_global
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
@@ -220,6 +221,21 @@ class Service:
             known = ", ".join(model.name for model in served)
             raise HTTPException(400, f"{source:.20} to {target:.20} is not supported: there are {known}")
         return served[distances.index(nearest)]
+
+    def detect(self, texts: Sequence[str], target: str = "") -> dict[str, float]:
+        """Return how likely texts are in each language that is served, of 1 in all, or in a target and its sources."""
+        served = [
+            each for each in self.models.served if not target or language_distance(target, each.target) < math.inf
+        ]
+        codes = dict.fromkeys(code for model in served for code in (model.source, model.target))
+        with reading("detection of languages (pip install 'vaswani_transformer[serve]')"):
+            from ..data.cleaning_rules import likely_languages
+
+            likely = likely_languages(" ".join(" ".join(texts).split()).lower())
+        short = get_global("language_aliases")  # of eng en
+        found = {code: likely.get(short.get(name := code.lower().partition("-")[0], name), 0.0) for code in codes}
+        total = sum(found.values()) or math.inf
+        return {code: found[code] / total for code in sorted(codes, key=found.__getitem__, reverse=True)}
 
     def check(self, texts: Sequence[str]) -> None:
         """Raise `HTTPException` for texts that are too long or cannot be encoded."""

@@ -29,7 +29,8 @@ def test_of_terms_in_each_other_the_longer_counts_unless_it_says_the_same():
     for word in ("layer", "straße"):
         same = [(source.lower().replace("layer", word), target) for source, target in SAME]
         current = [(f"{verb} current {word}", f"{verb} Ebene") for verb in ("Aaaa", "Bbbb", "Cccc")]
-        terms = found([*same, *current])
+        other = [("current size", "Größe"), ("current name", "Name"), ("current font", "Schrift")]
+        terms = found([*same, *current, *other])
         assert word in terms and f"current {word}" not in terms
 
 

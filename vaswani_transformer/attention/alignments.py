@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,16 +16,6 @@ from ..model.sentencepiece_vaswani import SEPARATOR
 from .weights import attention_of_batch, forming_attention
 
 Links = list[tuple[int, int]]  # (source word, target word), both counted from 0
-
-
-class Pair(NamedTuple):
-    """A tokenised sentence pair: its index, its ids, and for each token the words that it has a part in, from 0."""
-
-    index: int
-    source_ids: list[int]
-    source_words: list[range]
-    target_ids: list[int]
-    target_words: list[range]
 
 
 def align(
@@ -57,36 +46,28 @@ def align(
     sources, targets = texts_in(sources, "source"), texts_in(targets, "target")
     links: list[Links] = [[] for _ in sources]
     members = [forming_attention(member) for member in getattr(model, "members", [model])]
-    pairs, collator = tokenized_pairs(tokenizer, sources, targets), PairCollator(model.config.pad_token_id)
-    lengths = [max(len(pair.source_ids), len(pair.target_ids)) for pair in pairs]
-    for pair, length in zip(pairs, lengths, strict=True):
-        check_length(model.config, 1 + pair.index, length)
+    filled = [index for index, pair in enumerate(zip(sources, targets, strict=True)) if all(map(str.strip, pair))]
+    if not filled:
+        return links
+    codes, collator = LanguageCodes(tokenizer), PairCollator(model.config.pad_token_id)
+    starts = [len(sources[index]) - len(codes.split(sources[index])[1]) for index in filled]
+    sides = [  # ids and words of each text
+        tokens_and_words(side_of(tokenizer, name), [texts[index] for index in filled], begins)
+        for name, texts, begins in zip(SIDES, (sources, targets), (starts, repeat(0)), strict=True)
+    ]
+    lengths = [max(len(ids) for ids, _ in pair) for pair in zip(*sides, strict=True)]
+    for index, length in zip(filled, lengths, strict=True):
+        check_length(model.config, 1 + index, length)
     for rows in batches_by_length(lengths, tokens_per_batch):
-        of_batch = [pairs[row] for row in rows]
-        batch = collator([{"input_ids": pair.source_ids, "labels": pair.target_ids} for pair in of_batch])
+        batch = collator([{"input_ids": sides[0][row][0], "labels": sides[1][row][0]} for row in rows])
         batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
         attention = [attention_of_batch(member, batch)["encoder-decoder"][layer] for member in members]
         attention = [weights.float().mean(dim=1) for weights in attention]  # mean of the heads
-        for pair, weights in zip(of_batch, torch.stack(attention).mean(dim=0).cpu().numpy(), strict=True):
-            source, target = map(parts_in_words, (pair.source_words, pair.target_words))
+        for row, weights in zip(rows, torch.stack(attention).mean(dim=0).cpu().numpy(), strict=True):
+            source, target = (parts_in_words(side[row][1]) for side in sides)
             sums = target.T @ weights[: len(target), : len(source)] @ source  # (target words, source words)
-            links[pair.index] = [(best, word) for word, best in enumerate(sums.argmax(axis=1).tolist())]
+            links[filled[row]] = [(best, word) for word, best in enumerate(sums.argmax(axis=1).tolist())]
     return links
-
-
-def tokenized_pairs(tokenizer, sources: Sequence[str], targets: Sequence[str]) -> list[Pair]:
-    """Return the pairs of which no side is blank."""
-    texts = enumerate(zip(sources, targets, strict=True))
-    filled = [index for index, (source, target) in texts if source.strip() and target.strip()]
-    if not filled:
-        return []
-    codes = LanguageCodes(tokenizer)
-    starts = (len(sources[index]) - len(codes.split(sources[index])[1]) for index in filled), repeat(0)
-    sides = [
-        tokens_and_words(side_of(tokenizer, side), [texts[index] for index in filled], begins)
-        for side, texts, begins in zip(SIDES, (sources, targets), starts, strict=True)
-    ]
-    return [Pair(index, *source, *target) for index, source, target in zip(filled, *sides, strict=True)]
 
 
 def pharaoh(links: Links) -> str:

@@ -39,11 +39,8 @@ class TokenBatchSampler:
 
     Memory: ordering an epoch takes about 50 bytes a pair for a moment, its order then 4.
 
-    It has no `batch_size`, so accelerate shards whole micro-batches over processes without looking at their sizes.
-
     Args:
-        source_lengths: tokens of each source, `</s>` included.
-        target_lengths: tokens of each target, `</s>` included.
+        source_lengths, target_lengths: tokens of each source and target, `</s>` included.
         max_tokens: the most source tokens, and the most target tokens, in a batch, padding not counted (the
             paper: about 25,000).
         micro_batches: parts that each batch is dealt out in.
@@ -55,7 +52,7 @@ class TokenBatchSampler:
             four pairs for each of them.
     """
 
-    batch_size = None  # accelerate's sign for batches of varying size
+    batch_size = None  # accelerate shards whole micro-batches over processes, without looking at their sizes
     drop_last = False
 
     def __init__(

@@ -10,6 +10,7 @@ import hashlib
 import tempfile
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class PreparedPairs:
         self._arguments = folder, part, manifest
         self.facts = manifest["parts"][part]
         self.starts = list(accumulate((shard["rows"] for shard in self.facts["shards"]), initial=0))
-        self._shards: dict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = {}  # offsets and values by column
+        self._shard = cache(self._open)
         with reading(folder):
             files = [folder / facts["file"] for facts in (self.facts["index"], *self.facts["shards"])]
             if not is_local(folder):
@@ -70,16 +71,13 @@ class PreparedPairs:
         checksums = [facts["sha256"] for facts in (self.facts["index"], *self.facts["shards"])]
         return hashlib.sha256("".join(checksums).encode()).hexdigest()
 
-    def _shard(self, number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        if number not in self._shards:
-            with reading(self._paths[number]):
-                batch = pa.ipc.open_file(pa.memory_map(str(self._paths[number]))).get_batch(0)
-                batch.validate()
-                self._shards[number] = {
-                    name: (batch[name].offsets.to_numpy(), batch[name].values.to_numpy())
-                    for name in ("input_ids", "labels")
-                }
-        return self._shards[number]
+    def _open(self, number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Return offsets and values of a shard, by column."""
+        with reading(self._paths[number]):
+            batch = pa.ipc.open_file(pa.memory_map(str(self._paths[number]))).get_batch(0)
+            batch.validate()
+            columns = zip(batch.column_names, batch.columns, strict=True)
+            return {name: (column.offsets.to_numpy(), column.values.to_numpy()) for name, column in columns}
 
     def __len__(self) -> int:
         """Return the number of pairs."""

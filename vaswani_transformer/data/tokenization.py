@@ -60,8 +60,7 @@ def train_tokenizer(
         vocab_size: Number of tokens, special tokens included; default 37,000 for ``"bpe"`` and 32,000 for
             ``"wordpiece"``. The tokenizer has fewer where the texts do not hold so many distinct pieces, and never
             fewer than the special tokens and all bytes: 260, and 516 for ``"wordpiece"``.
-        length: Number of texts, only for the progress bar.
-        show_progress: Show the progress bars of `tokenizers`.
+        length: Number of texts, only for the progress bars of `tokenizers`, which `show_progress` shows.
 
     Returns:
         The tokenizer; ``len(tokenizer)`` is its number of tokens, `save_pretrained` writes it into a folder.

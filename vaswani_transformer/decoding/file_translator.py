@@ -23,8 +23,12 @@ def record(
     JSON object for each line of input, with all that is known.
     """
     if as_json:
-        values = {"line": number, "hypotheses": list(map(_as_json, hypotheses))}
-        return json.dumps(values, ensure_ascii=False) + "\n"
+        known = []
+        for each in hypotheses:
+            confidence = None if each.words is None else mean_confidence(each.words)
+            values = vars(each) | {"repeats": each.repeats or None, "confidence": confidence}
+            known.append({name: value for name, value in values.items() if value is not None})
+        return json.dumps({"line": number, "hypotheses": known}, ensure_ascii=False) + "\n"
     lines = []
     for each in hypotheses:
         fields = [str(number)] if numbered else []
@@ -33,12 +37,6 @@ def record(
         fields += [each.text] if each.alignment is None else [each.text, each.alignment]
         lines.append("\t".join(part.replace("\t", " ") if len(fields) > 1 else part for part in fields) + "\n")
     return "".join(lines)
-
-
-def _as_json(hypothesis: Hypothesis) -> dict[str, Any]:
-    values = vars(hypothesis) | {"repeats": hypothesis.repeats or None}
-    values["confidence"] = None if hypothesis.words is None else mean_confidence(hypothesis.words)
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def with_lines_of(lines: Iterable[str], where: str, path: Path, stamp: Stamp = None) -> Iterator[tuple[str, str]]:

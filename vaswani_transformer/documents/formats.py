@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..errors import UserError
+from ..model.language_codes_vaswani import typed_code
 
 Translate = Callable[[list[str]], Iterable[str]]  # sentences to their translations
 Align = Callable[[list[str], list[str]], Iterable[list[tuple[int, int]]]]  # to links of words, counted from 0
@@ -40,8 +41,6 @@ def translate_document(
     Raises:
         UserError: for a document that is not of this format, or not UTF-8.
     """
-    from ..model.language_codes_vaswani import typed_code
-
     if format in OFFICE:
         from .office_file import translate_office_file
 
@@ -92,7 +91,6 @@ def aligner(model: Any, tokenizer: Any) -> Align:
 def _in_order(sources: list[str], targets: list[str]) -> list[list[tuple[int, int]]]:
     """Return links from each target word to the source word at the same share of the sentence."""
     from ..data.words import word_places
-    from ..model.language_codes_vaswani import typed_code
 
     pairs = zip((typed_code(source)[1] for source in sources), targets, strict=True)
     lengths = [(len(word_places(source)), len(word_places(target))) for source, target in pairs]

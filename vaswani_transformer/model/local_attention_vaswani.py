@@ -97,9 +97,7 @@ def restricted_mask(
     query = key[past:, None]
     # (batch_size, 1, length, past + length); every query sees itself, so that no row is empty.
     seen = (_is_near(query, key, window, is_causal) & padding_mask.bool()[:, None, None]) | (query == key)
-    if kind == "sdpa":
-        return seen
-    return additive(seen, hidden_states.dtype)
+    return seen if kind == "sdpa" else additive(seen, hidden_states.dtype)
 
 
 def _spans(states: torch.Tensor, block: int, is_causal: bool) -> torch.Tensor:

@@ -205,11 +205,9 @@ class _Search:
     def _extend_beams(self, log_probs: torch.Tensor) -> None:
         log_probs, beams = self._constrain(log_probs), self.settings.num_beams
         values, tokens, origins = [], [], []
+        done = [0.0] * beams, range(beams), [0] * beams
         for sentence, continuations in zip(self.sentences, self._continuations(log_probs), strict=True):
-            if sentence.is_done:
-                kept = [0.0] * beams, range(beams), [0] * beams
-            else:
-                kept = sentence.extend(*continuations)
+            kept = done if sentence.is_done else sentence.extend(*continuations)
             for all_rows, of_sentence in zip((values, origins, tokens), kept, strict=True):
                 all_rows += of_sentence
         device = log_probs.device
@@ -412,15 +410,10 @@ class ForwardSearch(_Search):
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._processors, self._criteria = processors, criteria
         self._sequences: torch.LongTensor | None = None  # (rows, length), with the prompts
-        fields = {
-            "scores": ["scores"],
-            "logits": ["logits"],
-            "attentions": ["decoder_attentions", "cross_attentions"],
-            "hidden_states": ["decoder_hidden_states"],
-        }
-        is_asked = generation_config.return_dict_in_generate
-        asked = [name for name in fields if is_asked and getattr(generation_config, f"output_{name}")]
-        self._records: dict[str, list] = {field: [] for name in asked for field in fields[name]}  # of each step
+        fields = {"attentions": ["decoder_attentions", "cross_attentions"], "hidden_states": ["decoder_hidden_states"]}
+        names = ("scores", "logits", *fields) if generation_config.return_dict_in_generate else ()
+        asked = [name for name in names if getattr(generation_config, f"output_{name}")]
+        self._records = {field: [] for name in asked for field in fields.get(name, [name])}  # of each step
 
     def run(self, prompts: torch.LongTensor, limits: Sequence[int], synced_gpus: bool) -> list[Output]:
         """Search from `(rows, prompt_length)` ids, with a most number of tokens for each sentence."""

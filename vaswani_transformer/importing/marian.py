@@ -13,7 +13,7 @@ import torch
 
 from ..errors import UserError, reading
 from ..json_and_yaml import MOST_YAML, parse_yaml, read_yaml
-from ..marian_format import ACTIVATIONS, CONFIG, LAYER_NORM_EPS, NEW, NO_PROBABILITY, stack_parameters
+from ..marian_format import ACTIVATIONS, CONFIG, EOS, LAYER_NORM_EPS, NEW, NO_PROBABILITY, UNK, stack_parameters
 from ..model.configuration_vaswani import VaswaniConfig
 from .marian_vocabularies import Vocabulary, find_vocabularies, read_tokenizer
 from .source import Facts, Imported, is_compressed, only_one
@@ -65,7 +65,7 @@ def read(source: Path, vocabularies: Sequence[Path] = ()) -> Imported:
         sides = find_vocabularies(path, vocabularies, settings, decoder)
         config = _config(settings, sides[1], arrays)
         weights = _weights(arrays, config, settings)
-    generation: dict[str, Any] = {"suppress_tokens": [sides[1].unk]}
+    generation: dict[str, Any] = {"suppress_tokens": [sides[1].ids[UNK]]}  # which Marian does not put out
     if decoder is not None:
         # Marian divides a score by (generated tokens)^normalize, the end token counted: transformers' own rule.
         generation |= {"length_normalization": "power", "length_penalty": float(decoder.get("normalize", 0))}
@@ -150,7 +150,7 @@ def _config(settings: dict[str, Any], vocabulary: Vocabulary, arrays: dict[str, 
         share_encoder_decoder_embeddings=source == target,
         bos_token_id=None,
         pad_token_id=vocabulary.pad,
-        eos_token_id=vocabulary.eos,
+        eos_token_id=vocabulary.ids[EOS],
         decoder_start_token_id=vocabulary.pad,
         **rows,
     )

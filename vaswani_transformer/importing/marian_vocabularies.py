@@ -26,8 +26,6 @@ class Vocabulary:
 
     ids: dict[str, int]  # of each word, less those beyond the model's matrix
     segmenter: Path | None  # the SentencePiece model that makes words of a text
-    eos: int
-    unk: int  # which Marian does not put out
     pad: int  # added after the longer vocabulary, the same for both
 
     def names(self) -> list[str]:
@@ -58,21 +56,19 @@ def find_vocabularies(
 
 def _read(path: Path, size: int, pad: int, segmenter: str) -> Vocabulary:
     """Return a vocabulary for a matrix of `size` rows."""
-    if path.suffix == ".spm":
-        pieces = [piece.piece for piece in read_model(path).pieces]
-        ids = {piece: index for index, piece in enumerate(pieces[:size])}
-        is_whole = len(pieces) >= size
-    else:
-        ids = {}
-        with reading(path):
-            for name, number in read_vocabulary(path):
-                if 0 <= int(number) < size:
-                    ids.setdefault(name, int(number))  # the first one counts in Marian too
-        is_whole = bool(ids)
-    if not (is_whole and {EOS, UNK} <= ids.keys()):
+    ids, is_spm = {}, path.suffix == ".spm"
+    with reading(path):
+        if is_spm:
+            entries = [(piece.piece, number) for number, piece in enumerate(read_model(path).pieces)]
+        else:
+            entries = read_vocabulary(path)
+        for name, number in entries:
+            if 0 <= int(number) < size:
+                ids.setdefault(name, int(number))  # the first one counts in Marian too
+    if (is_spm and len(entries) < size) or not {EOS, UNK} <= ids.keys():
         raise UserError(f"{path} lacks {EOS}, {UNK} or ids of the model's {size:,}: give the model's own vocabulary")
-    beside = path if path.suffix == ".spm" else path.parent / segmenter
-    return Vocabulary(ids, beside if beside.is_file() else None, ids[EOS], ids[UNK], pad)
+    beside = path if is_spm else path.parent / segmenter
+    return Vocabulary(ids, beside if beside.is_file() else None, pad)
 
 
 def read_tokenizer(source: Vocabulary, target: Vocabulary) -> PreTrainedTokenizerBase:
@@ -80,8 +76,8 @@ def read_tokenizer(source: Vocabulary, target: Vocabulary) -> PreTrainedTokenize
     backends = [_backend(side) for side in (source, target)]
     names = target.names()
     special = {
-        "eos_token": names[target.eos],
-        "unk_token": names[target.unk],
+        "eos_token": names[target.ids[EOS]],
+        "unk_token": names[target.ids[UNK]],
         "pad_token": names[target.pad],
         "clean_up_tokenization_spaces": False,
     }
@@ -100,12 +96,12 @@ def _backend(side: Vocabulary) -> Tokenizer:
     """Return a tokenizer with the ids of one side that ends each text."""
     names = side.names()
     ids = {name: index for index, name in enumerate(names)}
-    eos, unk = names[side.eos], names[side.unk]
+    eos, unk = names[side.ids[EOS]], names[side.ids[UNK]]
     if side.segmenter is not None:
         return backend(side.segmenter, ids, (eos, unk, names[side.pad]))
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=unk))
     tokenizer.pre_tokenizer = pre_tokenizers.CharDelimiterSplit(" ")
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {eos}", pair=f"$A $B {eos}", special_tokens=[(eos, side.eos)]
+        single=f"$A {eos}", pair=f"$A $B {eos}", special_tokens=[(eos, side.ids[EOS])]
     )
     return tokenizer

@@ -15,9 +15,8 @@ _EXTENSIONS = (
 )  # fmt: skip
 _OPAQUE = {"CodeBlock", "HtmlBlock", "MetadataBlock", "Image"}
 _DELIMITERS = {"Emphasis": 1, "Strong": 2, "Strikethrough": 2, "Link": 1}  # signs that begin such a span, at most
-_POINTS = {"FootnoteReference": "", "Image": " "} | dict.fromkeys(
-    ("Code", "InlineMath", "DisplayMath", "Link"), STAND_IN
-)
+_POINTS = dict.fromkeys(("Code", "InlineMath", "DisplayMath", "Link"), STAND_IN)
+_POINTS |= {"FootnoteReference": "", "Image": " "}
 _TAG = re.compile(r"<(/?)([a-zA-Z][\w-]*)[^>]*>", re.DOTALL)
 _SPECIAL = re.compile(r"[\\`*_\[\]<~|$]|&(?=#?(?:\w+;|$))")  # at the end, the rest of a reference may follow
 _LINE_START = re.compile(r"^(\s*\d{0,9})(?:(?<!\d)[-+=#>:]|(?<=\d)[.)])")
@@ -75,8 +74,7 @@ class _Reader:
 
     def fix(self, end: int) -> None:
         """Make a piece of what precedes this offset: fixed, unless it belongs to a line break in a sentence."""
-        raw = self.take(end)
-        if raw:
+        if raw := self.take(end):
             self.pieces.append(text_piece(raw, " ") if self.is_broken else Piece(raw))
         self.is_broken = False
 
@@ -133,8 +131,7 @@ class _Reader:
             self.pieces.append(text_piece(f"\\{value[0]}", value[0]))
             self.place, value = start + len(value[0].encode()), value[1:]
         self.fix(start)
-        raw = self.take(end)
-        if raw:
+        if raw := self.take(end):
             self.pieces.append(text_piece(raw, value))
 
     def tag(self, raw: str, end: int) -> Piece:

@@ -104,12 +104,11 @@ def _settings(generation_config, **more) -> SearchSettings:
 
 def _other_criteria(generation_config, criteria: Sequence) -> StoppingCriteriaList:
     """Return the criteria that are neither the end tokens nor the greatest length, which every search follows."""
-    config = generation_config
     return StoppingCriteriaList(
         criterion
         for criterion in criteria
-        if not (type(criterion) is MaxLengthCriteria and criterion.max_length == config.max_length)
-        and not (type(criterion) is EosTokenCriteria and _are_ends(criterion.eos_token_id, config))
+        if not (type(criterion) is MaxLengthCriteria and criterion.max_length == generation_config.max_length)
+        and not (type(criterion) is EosTokenCriteria and _are_ends(criterion.eos_token_id, generation_config))
     )
 
 
@@ -181,8 +180,7 @@ class VaswaniGenerationMixin:
         sets all.
         """
         config = self.generation_config
-        defaults = config._get_default_generation_params()
-        defaults = {name: value for name, value in defaults.items() if value is not None}
+        defaults = {name: value for name, value in config._get_default_generation_params().items() if value is not None}
         if all(getattr(config, name, None) is not None for name in defaults):
             for name, value in defaults.items():
                 if getattr(config, name) == value:

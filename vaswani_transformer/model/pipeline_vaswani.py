@@ -219,19 +219,13 @@ class Text2TextGenerationPipeline(Pipeline):
         self, model_outputs, return_tensors=False, return_text=None, clean_up_tokenization_spaces=False
     ) -> list[dict[str, Any]]:
         """Return the records of one row: a dict for each returned sequence."""
-        if return_text is None:
-            return_text = not return_tensors
-        records = []
         outputs = model_outputs["output_ids"][0]
-        for ids in outputs[:, :0] if model_outputs["is_blank"] else outputs:
-            record = {}
-            if return_tensors:
-                record[f"{self.return_name}_token_ids"] = ids
-            if return_text:
-                record[f"{self.return_name}_text"] = self.tokenizer.decode(
-                    ids, skip_special_tokens=True, clean_up_tokenization_spaces=clean_up_tokenization_spaces
-                )
-            records.append(record)
+        outputs = outputs[:, :0] if model_outputs["is_blank"] else outputs
+        records = [{f"{self.return_name}_token_ids": ids} if return_tensors else {} for ids in outputs]
+        if return_text or (return_text is None and not return_tensors):
+            options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
+            for record, ids in zip(records, outputs, strict=True):
+                record[f"{self.return_name}_text"] = self.tokenizer.decode(ids, **options)
         return records
 
 

@@ -48,15 +48,6 @@ class SearchSettings:
         """Return the divisor of the log-probability of a hypothesis of `length` generated tokens."""
         return length_normalization(length, self.length_penalty, self.length_normalization)
 
-    def judges_by_limit(self) -> bool:
-        """Return whether running hypotheses are pruned by the score that they would have at their limit.
-
-        Their log-probability can only fall, so under the paper's rule the best final score is today's log-probability
-        at the most favourable length that is still possible: stopping by it changes no result. transformers' own rule
-        does the same for `early_stopping="never"`.
-        """
-        return self.length_penalty > 0 and (self.length_normalization == "gnmt" or self.early_stopping == "never")
-
     def may_improve(self, running: float, best_score: float, finished: Sequence[float]) -> bool:
         """Return whether a sentence may still get a better result.
 
@@ -109,7 +100,11 @@ class BeamSentence(Sentence):
         self._tokens: list[Floats] = []  # at each step the beams' tokens
         self._beams: list[Floats] = []  # and the beams that these came from
         self._finished: list[tuple[float, int, float, float]] = []  # score, step, beam before it, last token
-        self.horizon = settings.divisor(limit) if settings.judges_by_limit() else None
+        # The log-probability of a running hypothesis can only fall, so under the paper's rule its best final score is
+        # today's log-probability at the most favourable length that is still possible: stopping by it changes no
+        # result. transformers' own rule does the same for `early_stopping="never"`.
+        by_limit = settings.length_normalization == "gnmt" or settings.early_stopping == "never"
+        self.horizon = settings.divisor(limit) if by_limit and settings.length_penalty > 0 else None
 
     def extend(
         self, values: Floats, scores: Floats, bounds: Floats, beams: Floats, tokens: Floats, stops: Sequence[bool] = ()

@@ -160,11 +160,12 @@ def export(
     /,
     *,
     output: Path_,
-    format: Literal["ctranslate2", "onnx", "transformers.js", "marian"] = "ctranslate2",
+    format: Literal["ctranslate2", "onnx", "transformers.js", "web", "marian"] = "ctranslate2",
     quantization: Literal["float32", "int8", "int8_float32", "bfloat16", "float16", "int16"] | None = None,
+    languages: tuple[str, str] | None = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write a model for CTranslate2, ONNX Runtime, transformers.js or Marian.
+    """Write a model for CTranslate2, ONNX Runtime, transformers.js or Marian, or a site that translates in the browser.
 
     It is compared with the original on a few sentences before the folder appears, but for Marian, which is not run.
     CTranslate2 and ONNX (transformers.js too) are extras: pip install 'vaswani_transformer[ctranslate2]' or '[onnx]'.
@@ -172,12 +173,22 @@ def export(
     Args:
         output: a new folder for the exported model
         format: of the exported model
-        quantization: how CTranslate2 stores the weights (default: float32); for transformers.js int8 is beside float32
+        quantization: how CTranslate2 stores the weights (default: float32); for transformers.js int8 is beside float32,
+            a site has it
+        languages: of a site, such as en de (default: as the model was trained)
     """
     from ..export.exporting import export_model
 
     print(f"exporting {model} to {format}", file=sys.stderr)
-    result = export_model(model, output, format, quantization, overwrite)
+    if format == "web":
+        from ..export.to_web import export_site
+        from ..hub.card_facts import known_languages
+
+        if not (languages := languages or tuple(known_languages(model))):
+            raise UserError(f"the languages of {model} are not known: give --languages SOURCE TARGET")
+        result = export_site(model, output, languages, quantization, overwrite)
+    else:
+        result = export_model(model, output, format, quantization, overwrite)
     print(f"exported: {output}, {result.bytes / 1e6:,.1f} MB, {result.positions:,} positions")
     if format == "marian":
         settings = shlex.quote(f"{output}/decoder.yml")
@@ -185,6 +196,8 @@ def export(
         return
     compared = "log-probabilities" if format == "ctranslate2" else "logits"
     print(f"{compared} differ from the model's by at most {result.difference:.2g} on this CPU (3 random sentences)")
+    if format == "web":
+        print(f"look at it: {shlex.join([sys.executable, '-m', 'http.server', '--directory', output])}")
     if format == "ctranslate2":
         if "int8" in (quantization or ""):
             print("on a processor without VNNI int8 differs more: give `translate` --precision float32 there")

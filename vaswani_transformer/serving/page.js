@@ -36,7 +36,8 @@ async function ask(path, {signal, body} = {}) {
   if (key) headers.Authorization = `Bearer ${String.fromCharCode(...new TextEncoder().encode(key))}`;
   let response;
   try {
-    response = await fetch(path, {method: body ? "POST" : "GET", body: body && JSON.stringify(body), headers, signal});
+    const send = globalThis.answer || fetch; // a site has the model beside the page, in a worker
+    response = await send(path, {method: body ? "POST" : "GET", body: body && JSON.stringify(body), headers, signal});
   } catch (error) {
     throw signal?.aborted ? error : passing("The server cannot be reached.");
   }
@@ -322,7 +323,7 @@ function makeWord(name, sentence, facts, side, number, text) {
 function lookInside(number) {
   state.now = Math.max(0, number);
   const sentence = state.sentences[state.now];
-  $("inside").hidden = !sentence;
+  $("inside").hidden = !sentence || Boolean(globalThis.answer); // which knows nothing of words
   if (!sentence) return;
   for (const one of state.sentences) one.box.classList.toggle("now", one === sentence);
   $("steps").hidden = state.sentences.length < 2;
@@ -481,6 +482,7 @@ async function start() {
   state.tries = 0;
   Object.assign(state, {limit: settings.charLimit, details: settings.details});
   $("key-form").hidden = !settings.keyRequired;
+  document.querySelector("footer").hidden = Boolean(globalThis.answer);
   const sources = state.languages.filter((one) => one.targets.length);
   fillSelect($("from"), sources.map((one) => one.code));
   const asked = new URLSearchParams(location.search), [to, from] = ["target", "source"].map((side) => asked.get(side));

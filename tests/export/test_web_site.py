@@ -1,0 +1,90 @@
+"""A model exported as a site, in a real browser: what it translates, from whose files, and without a network."""
+
+import functools
+import http.server
+import json
+import re
+import threading
+
+import browser as browsing
+import pytest
+from children import wait_for
+from conftest import error_of
+from exporting_models import PAIRS, save_trained_model, small_tokenizer
+
+from vaswani_transformer import Translator, load_model
+from vaswani_transformer.cli.main import main
+
+pytest.importorskip("onnxscript")
+from vaswani_transformer.export import to_web
+
+browser = browsing.browser
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_trained_model(tmp_path_factory.mktemp("model") / "model", small_tokenizer(), steps=400)
+
+
+@pytest.fixture(scope="module")
+def site(model, tmp_path_factory):
+    """In float32, so that the model's own outputs are what is expected."""
+    output = tmp_path_factory.mktemp("site") / "site"
+    options = ["--format", "web", "--languages", "en", "de", "--quantization", "float32"]
+    if main(["export", str(model), "--output", str(output), *options]):
+        pytest.skip("needs the registry of npm")
+    return output
+
+
+def test_the_files(site):
+    page, worker = ((site / name).read_text("utf-8") for name in ("index.html", "service-worker.js"))
+    assert "default-src 'none'" in page and not re.search(r"https?:(?!//www.w3.org)", page)
+    kept = set(json.loads(re.search(r"FILES = (\[.*?\])", worker)[1]))
+    there = {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file() and path.parent != site}
+    assert there <= kept and {"./", "index.html", "page.js", "engine.js", "worker.js", "site.json"} <= kept
+    assert sorted(path.name for path in (site / "model" / "onnx").iterdir()) == [
+        "decoder_model_merged.onnx", "encoder_model.onnx",
+    ]  # fmt: skip
+
+
+def test_it_translates_with_and_without_a_network(site, model, browser):
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sources = [source for source, _ in PAIRS[:60]]
+    outputs = Translator(*load_model(model, "cpu"), num_beams=1).translate(sources)
+    pairs = [pair for pair in zip(sources, outputs, strict=True) if len(pair[1]) < 60 and pair[1].endswith(".")][:3]
+    text, expected = (" ".join(side) for side in zip(*pairs, strict=True))
+    browser.get(f"http://127.0.0.1:{server.server_address[1]}/")
+    assert translated(browser, text, expected) and len(pairs) == 3
+    wait_for(lambda: browser.execute_script("return navigator.serviceWorker.controller !== null"))
+    server.shutdown()
+    server.server_close()
+    browser.refresh()
+    assert translated(browser, pairs[0][0], pairs[0][1])
+    assert [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def translated(browser, text: str, expected: str) -> bool:
+    """Whether this comes out of what is typed."""
+    wait_for(lambda: browser.find_element("id", "from-name").text == "English")
+    browser.find_element("id", "text").send_keys(text)
+    wait_for(lambda: browser.find_element("id", "output").text == expected)
+    return True
+
+
+def test_what_is_refused(model, tmp_path, monkeypatch, capsys):
+    assert main(["export", str(model), "--format", "web", "--output", str(tmp_path / "a")]) == 2
+    assert f"the languages of {model} are not known: give --languages" in capsys.readouterr().err
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", (tmp_path / "registry").as_uri())
+    [(package, (integrity, _)), _] = to_web._PACKAGES.items()
+    add = functools.partial(to_web._add_package, tmp_path / "lib", package, integrity, ("x",))
+    assert "transformers-4.3.1.tgz" in error_of(add)
+    (tmp_path / "registry" / package).parent.mkdir(parents=True)
+    (tmp_path / "registry" / package).write_bytes(b"another")
+    assert "its hash is another" in error_of(add)
+    monkeypatch.setattr(to_web, "_LARGEST", 1000)
+    message = error_of(to_web.export_site, model, tmp_path / "site", ("en", "de"))
+    assert "too large" in message and not (tmp_path / "site").exists()

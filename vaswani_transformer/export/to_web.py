@@ -1,0 +1,113 @@
+"""A site that translates without a server: the page of `vaswani serve`, with the model in the browser."""
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+from importlib import resources
+from pathlib import Path
+from urllib.request import urlopen
+
+from ..errors import UserError, reading
+from ..exported import FACTS
+from ..json_and_yaml import read_json
+from ..output_folder import written_at_once
+from .exporting import TRANSFORMERS_JS, Export, export_model
+
+_ENGINE = "ort-wasm-simd-threaded.asyncify"
+# Of npm, by version and hash; transformers.js names the version of onnxruntime-web that it needs.
+_PACKAGES = {
+    "@huggingface/transformers/-/transformers-4.3.1.tgz": (
+        "5+voSeUCFK6PCKlY15dPhNOKq3/zOTxDN7oC+Wy9dFb1QZ0TSQomZRRy7URRK8YRuUoE9fGMQTTPC5d/pWBJhA==",
+        ("transformers.min.js",),
+    ),
+    "onnxruntime-web/-/onnxruntime-web-1.31.0-dev.20260914-8d85527a0.tgz": (
+        "Iy7rtadoBgxS/LLvDr3QW38DB1PNXRnr0GJMcL0TAt7c9qjgVQl83UlGCVyeAnK2InpmW8Uc3PL8XIuqtDeF6g==",
+        (f"{_ENGINE}.mjs", f"{_ENGINE}.wasm"),
+    ),
+}
+_LARGEST = 200 * 10**6  # bytes of a model, which each visitor loads
+_POLICY = (
+    "default-src 'none'; base-uri 'none'; form-action 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self';"
+    " img-src 'self' data:; connect-src 'self'; worker-src 'self'; manifest-src 'self'"
+)
+
+
+def export_site(
+    model: str | Path, output: str | Path, languages: tuple[str, str], quantization: str | None = None, overwrite=False
+) -> Export:
+    """Write a folder of static files that any web server can serve, and compare the model in it with the original.
+
+    Args:
+        model, output, overwrite: as of `export_model`.
+        languages: codes of source and target.
+        quantization: int8 (the default) or float32.
+
+    Raises:
+        UserError: as `export_model`; for a model that is too large for a page, and without the registry of npm.
+    """
+    with written_at_once(output := Path(output), overwrite, last=FACTS) as staging:
+        result = export_model(model, staging / "model", TRANSFORMERS_JS, quantization)
+        suffix = "" if quantization == "float32" else "_quantized"
+        for graph in (staging / "model" / "onnx").iterdir():  # the page takes one of both kinds
+            if graph.stem.endswith("_quantized") != bool(suffix):
+                graph.unlink()
+        if (size := _bytes(staging)) > _LARGEST:
+            raise UserError(f"{model} takes {size / 1e6:,.0f} MB, and a page at most {_LARGEST / 1e6:,.0f}: too large")
+        (staging / "README.md").write_text("---\ntitle: Translate\nsdk: static\n---\n", "utf-8")  # of a Space
+        _add_page(staging, languages, result.positions, "q8" if suffix else "fp32")
+        for package, (integrity, names) in _PACKAGES.items():
+            _add_package(staging / "lib", package, integrity, names)
+        files = sorted(str(path.relative_to(staging)) for path in staging.rglob("*") if path.is_file())
+        worker = (resources.files(__package__) / "web" / "service-worker.js").read_text("utf-8")
+        hashes = "".join(hashlib.sha256((staging / name).read_bytes()).hexdigest() for name in files)
+        version = f"vaswani {hashlib.sha256(hashes.encode()).hexdigest()}"
+        worker = worker.replace("{version}", version).replace("{files}", json.dumps(["./", *files]))
+        (staging / "service-worker.js").write_text(worker, "utf-8")
+        shutil.copy(staging / "model" / FACTS, staging / FACTS)
+    return result._replace(folder=output.absolute(), bytes=_bytes(output))
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _add_page(folder: Path, languages: tuple[str, str], positions: int, dtype: str) -> None:
+    """Write the page, with the worker in a server's place, and what both have to know."""
+    extra = read_json(folder / "model" / "generation_config.json").get("max_extra_tokens", 50)
+    site = {"source": languages[0], "target": languages[1], "characters": 20_000, "positions": positions}
+    (folder / "site.json").write_text(json.dumps(site | {"extra": extra, "dtype": dtype}), "utf-8")
+    serving, own = resources.files("vaswani_transformer.serving"), resources.files(__package__) / "web"
+    page = (serving / "page.html").read_text("utf-8")
+    policy = (
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n<link rel="manifest" href="manifest.json">'
+    )
+    page = page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{policy}')
+    page = page.replace('<script src="page.js"', '<script src="engine.js" defer></script>\n<script src="page.js"')
+    (folder / "index.html").write_text(page.replace("from this server", "with this site"), "utf-8")
+    for room, names in (
+        (serving, ("page.css", "page.js")),
+        (own, ("engine.js", "worker.js", "manifest.json", "icon.svg")),
+    ):
+        for name in names:
+            (folder / name).write_bytes((room / name).read_bytes())
+
+
+def _add_package(folder: Path, package: str, integrity: str, names: tuple[str, ...]) -> None:
+    """Copy files of an npm package, fetched once, into a folder."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vaswani_transformer" / "npm"
+    archive = cache / package.rpartition("/")[2]
+    if not archive.is_file():
+        url = f"{os.environ.get('NPM_CONFIG_REGISTRY', 'https://registry.npmjs.org').rstrip('/')}/{package}"
+        with reading(url), urlopen(url, timeout=60) as response:
+            data = response.read()
+        if base64.b64encode(hashlib.sha512(data).digest()).decode() != integrity:
+            raise UserError(f"{url} is not the package that was tested: its hash is another")
+        cache.mkdir(parents=True, exist_ok=True)
+        archive.write_bytes(data)
+    folder.mkdir(exist_ok=True)
+    with reading(archive), tarfile.open(archive) as packed:
+        for name in names:
+            (folder / name).write_bytes(packed.extractfile(f"package/dist/{name}").read())

@@ -1,0 +1,16 @@
+"use strict";
+
+// Keeps the files of this site, so that it works without a network.
+const VERSION = "{version}", FILES = {files};
+
+addEventListener("install", (event) => {
+  event.waitUntil(caches.open(VERSION).then((cache) => cache.addAll(FILES)).then(() => skipWaiting()));
+});
+addEventListener("activate", (event) => {
+  const old = (names) => names.filter((name) => name.startsWith("vaswani") && name !== VERSION);
+  event.waitUntil(caches.keys().then((names) => Promise.all(old(names).map((name) => caches.delete(name))))
+    .then(() => clients.claim()));
+});
+addEventListener("fetch", (event) => {
+  event.respondWith(caches.match(event.request, {ignoreSearch: true}).then((known) => known || fetch(event.request)));
+});

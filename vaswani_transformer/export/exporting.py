@@ -76,8 +76,12 @@ def export_model(
         model = model.float()
         rows = set_positions(model)
         difference = _write(writer, format, model, tokenizer, staging, rows, quantization)
-        size = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
-    return Export(output.absolute(), rows, size, difference)
+    return Export(output.absolute(), rows, size_of(output), difference)
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @torch.no_grad()

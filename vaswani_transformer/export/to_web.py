@@ -14,7 +14,7 @@ from ..errors import UserError, reading
 from ..exported import FACTS
 from ..json_and_yaml import read_json
 from ..output_folder import written_at_once
-from .exporting import TRANSFORMERS_JS, Export, export_model
+from .exporting import TRANSFORMERS_JS, Export, export_model, size_of
 
 _ENGINE = "ort-wasm-simd-threaded.asyncify"
 # Of npm, by version and hash; transformers.js names the version of onnxruntime-web that it needs.
@@ -50,28 +50,24 @@ def export_site(
     """
     with written_at_once(output := Path(output), overwrite, last=FACTS) as staging:
         result = export_model(model, staging / "model", TRANSFORMERS_JS, quantization)
-        suffix = "" if quantization == "float32" else "_quantized"
-        for graph in (staging / "model" / "onnx").iterdir():  # the page takes one of both kinds
-            if graph.stem.endswith("_quantized") != bool(suffix):
+        dtype = "fp32" if quantization == "float32" else "q8"
+        for graph in (staging / "model" / "onnx").iterdir():
+            if dtype == "q8" and "_quantized" not in graph.name:
                 graph.unlink()
-        if (size := _bytes(staging)) > _LARGEST:
+        if (size := size_of(staging)) > _LARGEST:
             raise UserError(f"{model} takes {size / 1e6:,.0f} MB, and a page at most {_LARGEST / 1e6:,.0f}: too large")
         (staging / "README.md").write_text("---\ntitle: Translate\nsdk: static\n---\n", "utf-8")  # of a Space
-        _add_page(staging, languages, result.positions, "q8" if suffix else "fp32")
+        _add_page(staging, languages, result.positions, dtype)
         for package, (integrity, names) in _PACKAGES.items():
             _add_package(staging / "lib", package, integrity, names)
         files = sorted(str(path.relative_to(staging)) for path in staging.rglob("*") if path.is_file())
+        hashes = (hashlib.sha256((staging / name).read_bytes()).digest() for name in files)
+        version = f"vaswani {hashlib.sha256(b''.join(hashes)).hexdigest()}"
         worker = (resources.files(__package__) / "web" / "service-worker.js").read_text("utf-8")
-        hashes = "".join(hashlib.sha256((staging / name).read_bytes()).hexdigest() for name in files)
-        version = f"vaswani {hashlib.sha256(hashes.encode()).hexdigest()}"
         worker = worker.replace("{version}", version).replace("{files}", json.dumps(["./", *files]))
         (staging / "service-worker.js").write_text(worker, "utf-8")
         shutil.copy(staging / "model" / FACTS, staging / FACTS)
-    return result._replace(folder=output.absolute(), bytes=_bytes(output))
-
-
-def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return result._replace(folder=output.absolute(), bytes=size_of(output))
 
 
 def _add_page(folder: Path, languages: tuple[str, str], positions: int, dtype: str) -> None:

@@ -29,10 +29,11 @@ _PACKAGES = {
     ),
 }
 _LARGEST = 200 * 10**6  # bytes of a model, which each visitor loads
-_POLICY = (
-    "default-src 'none'; base-uri 'none'; form-action 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self';"
-    " img-src 'self' data:; connect-src 'self'; worker-src 'self'; manifest-src 'self'"
-)
+_HEAD = """\
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; base-uri 'none'; form-action 'none';\
+ script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data:; connect-src 'self'; worker-src 'self';\
+ manifest-src 'self'">
+<link rel="manifest" href="manifest.json">"""
 
 
 def export_site(
@@ -72,23 +73,23 @@ def export_site(
 
 def _add_page(folder: Path, languages: tuple[str, str], positions: int, dtype: str) -> None:
     """Write the page, with the worker in a server's place, and what both have to know."""
-    extra = read_json(folder / "model" / "generation_config.json").get("max_extra_tokens", 50)
-    site = {"source": languages[0], "target": languages[1], "characters": 20_000, "positions": positions}
-    (folder / "site.json").write_text(json.dumps(site | {"extra": extra, "dtype": dtype}), "utf-8")
+    site = {
+        "source": languages[0],
+        "target": languages[1],
+        "characters": 20_000,
+        "positions": positions,
+        "dtype": dtype,
+    }
+    site["extra"] = read_json(folder / "model" / "generation_config.json").get("max_extra_tokens", 50)
+    (folder / "site.json").write_text(json.dumps(site), "utf-8")
     serving, own = resources.files("vaswani_transformer.serving"), resources.files(__package__) / "web"
     page = (serving / "page.html").read_text("utf-8")
-    policy = (
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n<link rel="manifest" href="manifest.json">'
-    )
-    page = page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{policy}')
+    page = page.replace("<title>", f"{_HEAD}\n<title>")
     page = page.replace('<script src="page.js"', '<script src="engine.js" defer></script>\n<script src="page.js"')
     (folder / "index.html").write_text(page.replace("from this server", "with this site"), "utf-8")
-    for room, names in (
-        (serving, ("page.css", "page.js")),
-        (own, ("engine.js", "worker.js", "manifest.json", "icon.svg")),
-    ):
-        for name in names:
-            (folder / name).write_bytes((room / name).read_bytes())
+    files = [serving / "page.css", serving / "page.js", own / "manifest.json", own / "icon.svg"]
+    for file in (*files, own / "engine.js", own / "worker.js"):
+        (folder / file.name).write_bytes(file.read_bytes())
 
 
 def _add_package(folder: Path, package: str, integrity: str, names: tuple[str, ...]) -> None:

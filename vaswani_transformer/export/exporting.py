@@ -89,11 +89,9 @@ def _write(writer, format: str, model, tokenizer, staging: Path, rows: int, quan
     """Write all files of an export; returns the largest difference from the model, where that can be computed."""
     from .. import __version__
 
-    config, has_more = model.config, has_two_sides(tokenizer) or not tokenizer.is_fast
-    is_other = has_more or {config.d_k, config.d_v} != {config.d_model / config.num_heads}
-    if format == TRANSFORMERS_JS and is_other:
-        what = "a tokenizer of more than one tokenizer.json" if has_more else "d_k and d_v but d_model / num_heads"
-        raise NotExpressibleError(f"transformers.js cannot follow {what}: give --format onnx")
+    config = model.config
+    if format == TRANSFORMERS_JS and (has_two_sides(tokenizer) or not tokenizer.is_fast):
+        raise NotExpressibleError("transformers.js has one tokenizer.json for both sides: give --format onnx")
     numbers, known, end = random.Random(0), min(config.vocab_size, config.target_vocab_size), config.eos_token_id
     sentences = [[*(numbers.randrange(known) for _ in range(min(n, rows) - 1)), end] for n in (12, 5, 20)]
     sample = PairCollator(config.pad_token_id)([{"input_ids": ids, "labels": ids} for ids in sentences])

@@ -22,6 +22,7 @@ from ..documents.formats import aligner, translate_document, translate_parts
 from ..documents.messages import Messages
 from ..errors import UserError, reading
 from .libretranslate import distinct, fields_of
+from .limiter import error_response
 from .models import ServedModel
 from .service import Service, TranslationsRequest
 
@@ -64,7 +65,7 @@ async def download_file(request: Request, token: str, name: str) -> Response:
     """Return a translated file."""
     name, data = request.app.state.files.get(token, (None, b""))
     if name is None:
-        raise HTTPException(404, "this file is not here, or no longer")
+        return error_response(404, "this file is not here, or no longer")
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}"}
     return Response(data, media_type="application/octet-stream", headers=headers)
 

@@ -36,7 +36,7 @@ router = APIRouter(tags=["LibreTranslate"])
 
 
 @router.post("/translate_file")
-async def translate_file(request: Request) -> dict[str, str]:
+async def translate_file(request: Request) -> Any:
     """Translate a file, by the ending of its name; the answer says where it is."""
     service: Service = request.app.state.service
     fields = await fields_of(request, service.limits.body)
@@ -44,7 +44,7 @@ async def translate_file(request: Request) -> dict[str, str]:
     name = Path(getattr(fields.get("file"), "filename", None) or "").name
     ending = next((ending for ending in _ENDINGS if name.lower().endswith(ending)), None)
     if not ending:
-        raise HTTPException(400, f"Invalid request: file is to be one of {', '.join(_ENDINGS)}")
+        return error_response(400, f"Invalid request: file is to be one of {', '.join(_ENDINGS)}")
     served = service.model_for(str(fields.get("source", "auto")), str(fields.get("target", "")))
     data = await fields["file"].read()
     service.note(request, served, [data.decode(errors="ignore")])

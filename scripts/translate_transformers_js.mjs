@@ -12,7 +12,8 @@ const folder = resolve(process.argv[2]);
 env.allowRemoteModels = false; // the folder's files alone
 env.localModelPath = dirname(folder);
 const translate = await pipeline("translation", folder.split(/[\\/]/).at(-1), { dtype: process.argv[3] ?? "fp32" });
+const max_new_tokens = Math.min(256, translate.model.config.max_position_embeddings); // 256 is the pipeline's own
 for await (const line of createInterface({ input: process.stdin })) {
-    const [{ translation_text: text }] = line.trim() ? await translate(line) : [{ translation_text: "" }];
+    const [{ translation_text: text }] = line.trim() ? await translate(line, { max_new_tokens }) : [{ translation_text: "" }];
     console.log(text.replaceAll("\n", " "));
 }

@@ -119,7 +119,7 @@ def test_what_transformers_js_cannot_follow_is_refused(tmp_path):
 
 
 def test_int8_is_near(tmp_path):
-    folder = save_model(tmp_path / "model", small_tokenizer())
+    folder = save_model(tmp_path / "model", small_tokenizer(), scale=0.5)  # large weights make much of small errors
     exported = export_model(folder, tmp_path / "exported", TRANSFORMERS_JS).folder
     exact = largest_difference(load_model(folder, "cpu")[0], exported, (5, 9, 2), 9, seed=0)
     for name in (ENCODER, DECODER):

@@ -4,11 +4,7 @@ import pytest
 
 from vaswani_transformer.documents.terms import find_terms
 
-SAME = [
-    ("Save the layer", "Die Ebene speichern"),
-    ("Delete this layer now", "Diese Ebene jetzt löschen"),
-    ("Layer", "Ebene"),
-]
+SAME = [("Save the layer", "Die Ebene speichern"), ("Delete this layer", "Diese Ebene löschen"), ("Layer", "Ebene")]
 
 
 def found(pairs) -> dict[str, tuple[str, ...]]:

@@ -1,7 +1,10 @@
 """`vaswani serve` as a process: its first line, its answers, its end."""
 
 import os
+import re
 import signal
+import socket
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +13,11 @@ import httpx
 import pytest
 import served
 import translating
+from children import wait_for
+from conftest import ROOT, free_port
 from served import SENTENCES, listen, translated
 
-from vaswani_transformer import load_model
+from vaswani_transformer import export_model, load_model
 
 folder, fails = served.folder, translating.fails
 
@@ -87,3 +92,21 @@ def test_mistakes_are_one_line(fails, folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)
     monkeypatch.delitem(sys.modules, "vaswani_transformer.serving.app")
     assert "serving (pip install 'vaswani_transformer[serve]'): import of fastapi" in fails("serve", model)
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_dockerfile_make_a_small_server(folder, tmp_path):
+    text = (ROOT / "scripts" / "docker" / "Dockerfile").read_text("utf-8").replace("\\\n", " ")
+    steps = (
+        re.search(r"^RUN (.*)", text, re.MULTILINE)[1].replace("/source", str(ROOT)).replace("/app", f"{tmp_path}/app")
+    )
+    steps = steps.replace("python3.11", f"python3.{sys.version_info.minor}")
+    subprocess.run(["bash", "-ec", f"shopt -s expand_aliases; alias python={sys.executable}\n{steps}"], check=True)
+    assert sum(path.lstat().st_size for path in (tmp_path / "app").rglob("*")) < 300e6
+    exported, port = export_model(folder, tmp_path / "exported").folder, free_port()
+    command = [tmp_path / "app" / "bin" / "vaswani", "serve", f"en-de={exported}", "--port", str(port)]
+    with subprocess.Popen(command, cwd=tmp_path, env={}) as server:
+        wait_for(lambda: not socket.socket().connect_ex(("127.0.0.1", port)), server)
+        answer = post(f"http://127.0.0.1:{port}", "/translate", q=SENTENCES[0], source="en", target="de")
+        server.terminate()
+    assert answer["translatedText"]

@@ -99,7 +99,7 @@ ROOM_LINES = {
     "attention": 397, "catalogues": 830, "recipes": 407, "evaluation": 339,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1588, 25000, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3417, 18715
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3417, 18739
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

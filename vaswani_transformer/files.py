@@ -40,6 +40,13 @@ def to_path(name: str | Path) -> Path:
     return path
 
 
+def cache_folder(name: str) -> Path:
+    """Return a folder of ours in the user's cache (`$XDG_CACHE_HOME`, by default `~/.cache`), which is made if needed."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vaswani_transformer" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def is_local(path: Path) -> bool:
     """Return whether a path is of this machine's file system, not a URL."""
     return isinstance(path, Path)

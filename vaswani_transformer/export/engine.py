@@ -12,6 +12,7 @@ from ..decoding.fast_tokenizer import open_tokenizer
 from ..errors import UserError, reading
 from ..evaluation.records import model_sha256
 from ..exported import NotExpressibleError, is_exported
+from ..files import cache_folder
 
 logger = logging.getLogger(__name__)
 
@@ -104,13 +105,11 @@ def int8_folder(folder: str | Path) -> Path:
         UserError: as `export_model`.
         NotExpressibleError: for a model that CTranslate2 has nothing for.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    final = cache / "vaswani_transformer" / "int8" / model_sha256(folder)
+    final = cache_folder("int8") / model_sha256(folder)
     if not final.is_dir():
         from .exporting import export_model
 
         logger.info(f"converting {folder} to int8, once: {final}")
-        final.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=final.parent) as temporary:
             export_model(folder, Path(temporary) / "model", quantization="int8")
             with contextlib.suppress(OSError):  # another process has been faster

@@ -12,6 +12,7 @@ from urllib.request import urlopen
 
 from ..errors import UserError, reading
 from ..exported import FACTS
+from ..files import cache_folder
 from ..json_and_yaml import read_json
 from ..output_folder import written_at_once
 from .exporting import TRANSFORMERS_JS, Export, export_model, size_of
@@ -93,18 +94,19 @@ def _add_page(folder: Path, languages: tuple[str, str], positions: int, dtype: s
 
 
 def _add_package(folder: Path, package: str, integrity: str, names: tuple[str, ...]) -> None:
-    """Copy files of an npm package, fetched once, into a folder."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vaswani_transformer" / "npm"
-    archive = cache / package.rpartition("/")[2]
-    if not archive.is_file():
+    """Copy files of an npm package, which is fetched once, into a folder."""
+    archive = cache_folder("npm") / package.rpartition("/")[2]
+    if not archive.is_file() or _integrity(archive) != integrity:  # or was cut off
         url = f"{os.environ.get('NPM_CONFIG_REGISTRY', 'https://registry.npmjs.org').rstrip('/')}/{package}"
         with reading(url), urlopen(url, timeout=60) as response:
-            data = response.read()
-        if base64.b64encode(hashlib.sha512(data).digest()).decode() != integrity:
+            archive.write_bytes(response.read())
+        if _integrity(archive) != integrity:
             raise UserError(f"{url} is not the package that was tested: its hash is another")
-        cache.mkdir(parents=True, exist_ok=True)
-        archive.write_bytes(data)
     folder.mkdir(exist_ok=True)
     with reading(archive), tarfile.open(archive) as packed:
         for name in names:
             (folder / name).write_bytes(packed.extractfile(f"package/dist/{name}").read())
+
+
+def _integrity(path: Path) -> str:
+    return base64.b64encode(hashlib.sha512(path.read_bytes()).digest()).decode()

@@ -41,7 +41,7 @@ def to_path(name: str | Path) -> Path:
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder of ours in the user's cache (`$XDG_CACHE_HOME`, by default `~/.cache`), which is made if needed."""
+    """Return a folder of ours in the user's cache (`$XDG_CACHE_HOME`, by default `~/.cache`), made if needed."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vaswani_transformer" / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -64,7 +64,7 @@ def export_site(
             _add_package(staging / "lib", package, integrity, names)
         files = sorted(str(path.relative_to(staging)) for path in staging.rglob("*") if path.is_file())
         hashes = (hashlib.sha256((staging / name).read_bytes()).digest() for name in files)
-        version = f"vaswani {hashlib.sha256(b''.join(hashes)).hexdigest()}"
+        version = hashlib.sha256(b"".join(hashes)).hexdigest()
         worker = (resources.files(__package__) / "web" / "service-worker.js").read_text("utf-8")
         worker = worker.replace("{version}", version).replace("{files}", json.dumps(["./", *files]))
         (staging / "service-worker.js").write_text(worker, "utf-8")

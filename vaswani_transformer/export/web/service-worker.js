@@ -1,13 +1,13 @@
 "use strict";
 
 // Keeps the files of this site, so that it works without a network.
-const VERSION = "{version}", FILES = {files};
+const SITE = `vaswani ${registration.scope} `, VERSION = `${SITE}{version}`, FILES = {files}; // others may have the origin
 
 addEventListener("install", (event) => {
   event.waitUntil(caches.open(VERSION).then((cache) => cache.addAll(FILES)).then(() => skipWaiting()));
 });
 addEventListener("activate", (event) => {
-  const old = (names) => names.filter((name) => name.startsWith("vaswani") && name !== VERSION);
+  const old = (names) => names.filter((name) => name.startsWith(SITE) && name !== VERSION);
   event.waitUntil(caches.keys().then((names) => Promise.all(old(names).map((name) => caches.delete(name))))
     .then(() => clients.claim()));
 });

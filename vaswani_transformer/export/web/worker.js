@@ -14,7 +14,10 @@ async function load() {
 }
 
 async function work(number, text) {
-  const {site, translate, sentences} = await (loading ??= load());
+  const {site, translate, sentences} = await (loading ??= load().catch((error) => {
+    loading = undefined; // a file that did not arrive may arrive later
+    throw error;
+  }));
   let before = "";
   for (const {segment} of sentences.segment(text)) {
     const [, head, source, tail] = /^(\s*)([^]*?)(\s*)$/.exec(segment);
@@ -36,7 +39,6 @@ async function work(number, text) {
 addEventListener("message", ({data: {number, stop, text}}) => {
   if (stop) return stopped.add(number);
   turn = turn.then(() => stopped.has(number) || work(number, text)).catch((error) => {
-    loading = undefined; // a file that did not arrive may arrive later
     postMessage({number, error: `the model does not work here: ${error.message}`});
   });
 });

@@ -1,4 +1,9 @@
-"""Shared by all tests: small models with seeded weights, a recipe of seconds with its text, the shared data."""
+"""Shared by all tests: small models with seeded weights, a recipe of seconds with its text, the shared data.
+
+It imports nothing that takes long: the process that deals tests to others reads it before they start.
+"""
+
+from __future__ import annotations
 
 import gc
 import os
@@ -10,17 +15,18 @@ from hub_server import HUB, HubServer  # first: it sets the Hub's address and an
 
 # isort: split
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from accelerate.state import AcceleratorState
-from children import Children
 from hypothesis import settings
 
-from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
-from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
+import vaswani_transformer as vt
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from children import Children
+    from torch import Tensor, dtype
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
@@ -34,16 +40,18 @@ requires_shared_data = pytest.mark.skipif(
 )
 
 
-torch.set_num_threads(1)
+gc.disable()  # until the first test: what the test files import are millions of objects, and hardly any garbage
 os.fsync = lambda descriptor: None  # waiting for disks took a third of the time, and nobody cuts the power here
 # A machine that others use may take any time for one example.
-settings.register_profile("shared machine", deadline=None)
+settings.register_profile("shared machine", deadline=None, max_examples=50)
 settings.load_profile("shared machine")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread_of_torch() -> None:
     """Matrices of a few dozen rows are slower on many cores; and a fork after work on several would wait for ever."""
+    import torch
+
     torch.set_num_threads(1)  # in each module: other libraries set it too
 
 
@@ -52,34 +60,39 @@ def no_walk_through_all_imported_modules() -> None:
     """accelerate collects garbage at each start of a training, which would visit the objects of every library."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_accelerator_of_another_module() -> None:
     """Accelerate keeps one state a process, so that a test's bf16 would be refused to the next module's fp32."""
+    from accelerate.state import AcceleratorState
+
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def tiny_config(**changes) -> VaswaniConfig:
+def tiny_config(**changes) -> vt.VaswaniConfig:
     """Sizes that all differ, so that a swapped axis shows; no dropout, so that two passes agree."""
     sizes = {"vocab_size": 29, "d_model": 24, "d_ff": 40, "num_heads": 3, "encoder_layers": 2, "decoder_layers": 2}
-    return VaswaniConfig(**{**sizes, "dropout": 0.0, "max_position_embeddings": 32, **changes})
+    return vt.VaswaniConfig(**{**sizes, "dropout": 0.0, "max_position_embeddings": 32, **changes})
 
 
 def tiny_model(
-    seed: int = 0, dtype: torch.dtype = torch.float32, attn_implementation: str = "sdpa", scale: float = 1.0, **changes
-) -> VaswaniForConditionalGeneration:
+    seed: int = 0, dtype: dtype | None = None, attn_implementation: str = "sdpa", scale: float = 1.0, **changes
+) -> vt.VaswaniForConditionalGeneration:
     """A model in evaluation mode whose every weight is random, biases and layer-norm gains too.
 
     `scale` multiplies the matrices: above 1 the distributions are less flat.
     """
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
     config = tiny_config(**changes)
     config._attn_implementation = attn_implementation
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # also for the table of sinusoids
+    torch.set_default_dtype(dtype or torch.float32)  # also for the table of sinusoids
     try:
-        model = VaswaniForConditionalGeneration(config)
+        model = vt.VaswaniForConditionalGeneration(config)
     finally:
         torch.set_default_dtype(before)
     with torch.no_grad():
@@ -92,13 +105,17 @@ def tiny_model(
     return model.eval()
 
 
-def random_ids(*shape: int, seed: int = 0, vocab_size: int = 29) -> torch.Tensor:
+def random_ids(*shape: int, seed: int = 0, vocab_size: int = 29) -> Tensor:
     """Token ids without special ones."""
+    import torch
+
     return torch.randint(3, vocab_size, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def padded_batch(lengths: tuple[int, ...], seed: int = 0, vocab_size: int = 29) -> tuple[torch.Tensor, torch.Tensor]:
+def padded_batch(lengths: tuple[int, ...], seed: int = 0, vocab_size: int = 29) -> tuple[Tensor, Tensor]:
     """Token ids padded on the right with 1, and their mask."""
+    import torch
+
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     return random_ids(*mask.shape, seed=seed, vocab_size=vocab_size).masked_fill(mask == 0, 1), mask
 
@@ -121,6 +138,8 @@ def hub() -> HubServer:
 @pytest.fixture(scope="session")
 def forked(tmp_path_factory) -> Children:
     """Commands and code in copies of this process."""
+    from children import Children
+
     return Children(tmp_path_factory.mktemp("forked"))
 
 
@@ -142,6 +161,8 @@ def tiny_recipe(text: Path, output: Path | None = None, **changes) -> Recipe:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> Path:
     """A generated corpus: train.en, train.de and so on."""
+    from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
+
     folder = tmp_path_factory.mktemp("text")
     write_corpus(generate_corpus(200, 20, 20), folder)
     return folder

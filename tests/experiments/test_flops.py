@@ -17,9 +17,9 @@ def small(preset: str) -> VaswaniConfig:
     return VaswaniConfig.from_preset(preset, **sizes, vocab_size=37, max_position_embeddings=16)
 
 
+PRESETS = ("table3-a-heads-4", "table3-b-dk-16", "table3-e-learned-positions", "student-6-2")
 OTHERS = ({"d_k": 5, "d_v": 9}, {"attention_bias": True}, {"tie_word_embeddings": False}, {"encoder_layers": 0})
-CONFIGS = {name: small(name) for name in VaswaniConfig.preset_names()}
-CONFIGS |= {str(changes): tiny_config(**changes) for changes in OTHERS}
+CONFIGS = {name: small(name) for name in PRESETS} | {str(changes): tiny_config(**changes) for changes in OTHERS}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

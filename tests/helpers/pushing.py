@@ -3,7 +3,9 @@
 A test file takes a fixture of these by its name: `push = pushing.push`.
 """
 
+import datasets  # noqa: F401  # or the copies of this process import it, each anew, and so with the next
 import pytest
+import transformers.integrations.peft  # noqa: F401
 import yaml
 from conftest import tiny_model
 from model_folders import save

@@ -57,18 +57,18 @@ class TestAssistedDecoding:
         return assistant
 
     @pytest.mark.parametrize(
-        "options",
+        ("options", "assistants"),
         [
-            {},
-            {"max_new_tokens": 7},
-            {"suppress_tokens": [END], "max_extra_tokens": 9},
-            {"min_new_tokens": 12},
-            {"decoder_input_ids": torch.tensor([[START, 7, 5]])},
-            {"repetition_penalty": 1.5},
+            ({}, ASSISTANTS),
+            ({"max_new_tokens": 7}, ["smaller"]),
+            ({"suppress_tokens": [END], "max_extra_tokens": 9}, ["smaller", "learned positions"]),
+            ({"min_new_tokens": 12}, ["random"]),
+            ({"decoder_input_ids": torch.tensor([[START, 7, 5]])}, ["smaller"]),
+            ({"repetition_penalty": 1.5}, ["random"]),
         ],
     )
-    def test_greedy_output_is_identical_under_any_options(self, model, options):
+    def test_greedy_output_is_identical_under_any_options(self, model, options, assistants):
         expected = model.generate(random_ids(1, 3), num_beams=1, **options)
-        for name in ASSISTANTS:
+        for name in assistants:
             assisted = {**options, "assistant_model": self.assistant(model, name)}
             assert torch.equal(model.generate(random_ids(1, 3), num_beams=1, **assisted), expected)

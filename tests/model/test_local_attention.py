@@ -92,7 +92,7 @@ def test_a_layer_sees_its_neighbourhood_and_nothing_else(window, attention):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("window", [18, 2**64, 10**30])
+@pytest.mark.parametrize("window", [18, 10**30])
 def test_a_window_over_everything_is_full_attention(window, attention):
     ids, mask = padded_batch((9, 4))
     inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids}
@@ -126,14 +126,14 @@ def test_an_exported_program_works_for_every_length():
 
 SEARCHES = {
     "greedy": {"min_new_tokens": 12, "max_new_tokens": 12},
-    "beams": {"num_beams": 4, "min_new_tokens": 40, "max_new_tokens": 40},
+    "beams": {"num_beams": 4, "min_new_tokens": 20, "max_new_tokens": 20},
     "prefix": {"decoder_input_ids": random_ids(4, 9, seed=3), "max_new_tokens": 9},
     "prefix of beams": {"num_beams": 3, "decoder_input_ids": random_ids(4, 9, seed=3), "max_new_tokens": 9},
 }
 
 
 @pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
-@pytest.mark.parametrize("window", [1, 4, 5])
+@pytest.mark.parametrize("window", [1, 4])
 def test_generation_by_steps_by_cache_and_without(window, options):
     model = tiny_model(attention_window=window, dtype=torch.float64, scale=2.0)
     ids, mask = padded_batch((7, 3, 9, 1))

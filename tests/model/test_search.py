@@ -67,7 +67,7 @@ def assert_same(one, other) -> None:
         assert torch.equal(one.beam_indices, other.beam_indices) and one.beam_indices.dtype == other.beam_indices.dtype
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(list(KINDS)),
     seed=st.integers(0, 2),
@@ -292,7 +292,7 @@ JOINING = {
 }
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     kind=st.sampled_from(list(KINDS)),
     seed=st.integers(0, 1),

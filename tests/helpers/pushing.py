@@ -3,14 +3,12 @@
 A test file takes a fixture of these by its name: `push = pushing.push`.
 """
 
-import datasets  # noqa: F401  # or the copies of this process import it, each anew, and so with the next
 import pytest
-import transformers.integrations.peft  # noqa: F401
 import yaml
 from conftest import tiny_model
 from model_folders import save
 
-from vaswani_transformer import train_tokenizer
+from vaswani_transformer import publish, train_tokenizer
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data.synthetic import generate_corpus
 
@@ -25,6 +23,7 @@ def model(tmp_path_factory):
     save(folder, tiny_model(seed=1, scale=2.0, vocab_size=len(tokenizer)), tokenizer)
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"source_column": "en", "target_column": "de"}))
     (folder / "training_log.jsonl").write_text('{"step": 5, "seconds": 1.0, "loss": 2.0}\n')
+    publish(folder, REPO, dry_run=True)  # imports what otherwise each copy of this process would
     return folder
 
 

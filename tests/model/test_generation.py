@@ -1,13 +1,12 @@
 """Search: inputs of all kinds, outputs of every length, limits (Section 6.1); `test_search` has the references."""
 
 import logging
-import math
 import warnings
 
 import pytest
 import torch
 from conftest import padded_batch, random_ids, tiny_model
-from every_output import END, START, memoryless_model, without_padding
+from every_output import END
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging as transformers_logging
 
@@ -48,38 +47,6 @@ class TestGreedy:
         embeds = model.get_input_embeddings()(input_ids)
         actual = model.generate(inputs_embeds=embeds, attention_mask=attention_mask, max_new_tokens=9)
         assert torch.equal(actual, expected)
-
-
-class TestBeamSearch:
-    @pytest.mark.parametrize("options", [{"use_cache": False}, {"cache_implementation": "static"}])
-    def test_kind_of_cache_does_not_matter(self, options):
-        model = tiny_model(encoder_layers=1, decoder_layers=3, d_k=5, d_v=7)
-        input_ids, attention_mask = padded_batch((7, 4, 2))
-        common = {"attention_mask": attention_mask, "max_new_tokens": 12, "num_beams": 3, "length_penalty": 0.6}
-        assert torch.equal(model.generate(input_ids, **common), model.generate(input_ids, **common, **options))
-
-    @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0, -1.0])
-    def test_waits_for_a_long_output_that_the_normalisation_prefers(self, alpha):
-        # Whatever came before, the next token is the end with probability 0.50 and token 5 with 0.49. For alpha 2 the
-        # best score falls from length 1 to 4 and then rises above where it began: a search that judges running
-        # hypotheses by the length that they have now stops too early.
-        limit, p_end, p_other = 40, 0.50, 0.49
-        model = memoryless_model(p_end, p_other)
-        scores = {
-            length: ((length - 1) * math.log(p_other) + math.log(p_end)) / ((5 + length) / 6) ** alpha
-            for length in range(1, limit + 1)
-        }
-        best = max(scores, key=scores.get)
-        assert best == (limit if alpha == 2 else 1)
-        outputs = model.generate(
-            random_ids(1, 4, vocab_size=9),
-            num_beams=2,
-            length_penalty=alpha,
-            max_new_tokens=limit,
-            return_dict_in_generate=True,
-        )
-        assert without_padding(outputs.sequences[0]) == [START, *[5] * (best - 1), END]
-        assert float(outputs.sequences_scores[0]) == pytest.approx(scores[best], rel=1e-4)
 
 
 def endless(model, *args, **options) -> int:

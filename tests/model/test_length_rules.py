@@ -1,46 +1,14 @@
-"""The score of a hypothesis by name: the paper's rule, and transformers' own against transformers itself."""
+"""The score of a hypothesis by name, in folders and as an option; `test_search` compares what is found by it."""
 
 import json
 
 import pytest
 import torch
-from conftest import padded_batch, random_ids, tiny_model
+from conftest import random_ids, tiny_model
 from every_output import memoryless_model
 from transformers import GenerationConfig
-from transformers.generation import GenerationMixin
 
 from vaswani_transformer import VaswaniForConditionalGeneration
-from vaswani_transformer.model.generation_vaswani import VaswaniGenerationMixin
-
-
-class StockSearch(VaswaniForConditionalGeneration):
-    """Our model with nothing but transformers' own generation."""
-
-
-for name in vars(VaswaniGenerationMixin):
-    if hasattr(GenerationMixin, name) and not name.startswith("__"):
-        setattr(StockSearch, name, GenerationMixin.__dict__[name])
-
-
-def stock(model):
-    twin = StockSearch(model.config)
-    twin.load_state_dict(model.state_dict())
-    return twin.eval()
-
-
-@pytest.mark.parametrize("early_stopping", [False, True, "never"])
-@pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 2.0])
-def test_power_is_transformers_own_search(alpha, early_stopping):
-    options = {"num_beams": 4, "num_return_sequences": 3, "length_penalty": alpha, "early_stopping": early_stopping}
-    options |= {"max_new_tokens": 9, "return_dict_in_generate": True}
-    model = tiny_model(vocab_size=9, scale=1.5)
-    input_ids, attention_mask = padded_batch((7, 4, 2), vocab_size=9)
-    theirs = stock(model).generate(input_ids, attention_mask=attention_mask, output_scores=True, **options)
-    for more in ({}, {"output_scores": True}):  # by either of our searches
-        more |= options | {"length_normalization": "power"}
-        ours = model.generate(input_ids, attention_mask=attention_mask, **more)
-        assert torch.equal(ours.sequences, theirs.sequences)
-        assert torch.equal(ours.sequences_scores, theirs.sequences_scores)
 
 
 def test_is_written_with_the_model_and_read_again(tmp_path):

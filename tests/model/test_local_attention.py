@@ -160,18 +160,6 @@ def test_beams_keep_no_more_than_their_window():
     assert cache.length == 400 and cache.room <= 200
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
-@torch.no_grad()
-def test_flex_attention():
-    ids, mask = padded_batch((300, 20))
-    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids}
-    sizes = {"attention_window": 9, "d_model": 32, "num_heads": 2}
-    models = (tiny_model(attn_implementation=name, **sizes) for name in ("flex_attention", "eager"))
-    with torch.compiler.set_stance("force_eager"):
-        logits = [model(**inputs).logits[mask.bool()] for model in models]
-    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize(("is_causal", "share"), [(False, 1.5), (True, 1)])
 def test_what_is_computed_grows_with_length_and_window_and_no_faster(is_causal, share):
     def scores(length, window):

@@ -122,7 +122,6 @@ def check(found: dict, folder: Path) -> None:
 def test_folders_work_without_the_package(tmp_path):
     changes = {"position_encoding": "learned", "tie_word_embeddings": False, "d_k": 5, "d_v": 7, "attention_bias": True}
     folders = [
-        model_folder(tmp_path / "paper"),
         model_folder(tmp_path / "every_variant", **changes),
         model_folder(
             tmp_path / "imported",

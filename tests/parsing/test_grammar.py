@@ -154,8 +154,8 @@ def test_rows_of_a_batch_do_not_see_each_other():
     assert together == alone
 
 
-@pytest.mark.parametrize("beams", [1, 2, 5, 21])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("beams", [1, 2, 21])
+@pytest.mark.parametrize("seed", range(4))
 def test_models_with_random_weights_write_trees(seed, beams):
     grammar, names = grammar_of(SMALL)
     lengths = (7, 1, 4, 2)

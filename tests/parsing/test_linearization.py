@@ -1,12 +1,11 @@
 """Trees to tokens and back."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_trees import GUM, TOKENS, clean_trees, top_nodes, tree_of
+from random_trees import TOKENS, clean_trees, top_nodes, tree_of
 
 from vaswani_transformer.parsing.linearization import delinearize, linearize, with_words, without_words
-from vaswani_transformer.parsing.trees import Tree, clean, read_trees
+from vaswani_transformer.parsing.trees import Tree
 
 
 def with_tag(tree: Tree, tag: str) -> Tree:
@@ -38,13 +37,6 @@ def test_the_way_back_gives_the_same_tree(tree):
     words = tree.words()
     assert delinearize(linearize(tree), words) == tree
     assert delinearize(linearize(tree, tags=False), words) == with_tag(tree, "XX")
-
-
-@pytest.mark.parametrize("name", GUM)
-def test_the_way_back_gives_the_trees_of_gum(shared_data, name):
-    for tree in map(clean, list(read_trees(shared_data / "trees" / name))[::3]):
-        assert delinearize(linearize(tree), tree.words()) == tree
-        assert delinearize(without_words(with_words(linearize(tree), tree.words())), tree.words()) == tree
 
 
 @given(TOKENS, st.lists(st.sampled_from("abc"), min_size=1))

@@ -36,7 +36,7 @@ def test_words_in_the_trees(wordy_model):
     assert brackets[0] == "the (S (NP XX) dog XX) sees )NP (VP XX) a (NP XX) cat XX) . )NP )VP XX) )S"
 
 
-@pytest.mark.parametrize(("beams", "kind"), [(1, "model"), (4, "model"), (21, "model"), (5, "wordy_model")])
+@pytest.mark.parametrize(("beams", "kind"), [(1, "model"), (21, "model"), (5, "wordy_model")])
 def test_every_output_is_one_tree_over_its_words(request, run, tmp_path, beams, kind):
     model = request.getfixturevalue(kind)
     odd = "nobody ( has ) #7 <seen> (S these )S words: </s> NN"
@@ -122,7 +122,7 @@ def test_recipes(tmp_path, trees):
 def test_gum_survives_text_and_tokens(shared_data, name):
     """What the model would write for each tree, through the tokenizer and back."""
     read, form = load_trees(shared_data / "trees" / name), TextForm(words=True)
-    read = read[:: max(1, len(read) // 300)]
+    read = read[:: max(1, len(read) // 150)]
     sentences = [sentence_text(tree.words()) for tree in read]
     tokenizer = train_parser_tokenizer(sentences, form.vocabulary(read), 1500)
     for tree in read:

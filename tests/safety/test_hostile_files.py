@@ -231,7 +231,7 @@ def _check_place(world: World, target: Target, place: str) -> None:
 
 @pytest.mark.parametrize(
     ("target", "place"),
-    [(each, list(PLACES)[number % len(PLACES)]) for number, each in enumerate(TARGETS[::9])],
+    [(each, list(PLACES)[number % len(PLACES)]) for number, each in enumerate(TARGETS[::12])],
     ids=str,
 )
 def test_something_else_in_the_place_of_a_file(world, target, place):

@@ -38,7 +38,7 @@ def test_each_of_many_requests_gets_what_it_would_alone(engine, loaded):
     sources = SENTENCES[:20]
     requests = [
         (drawn.sample(sources, drawn.choice([1, 1, 1, 2, 6])), drawn.choice(SETTINGS), drawn.random() < 0.2)
-        for _ in range(60)
+        for _ in range(40)
     ]
 
     async def ask(sentences, settings, scores):
@@ -123,7 +123,7 @@ def test_sentences_with_terms_get_what_they_get_alone(engine, loaded):
     requests = [
         (SENTENCES[start : start + 4], glossary, settings)
         for start, glossary in zip((0, 5, 10), glossaries, strict=True)
-        for settings in ({}, {"num_beams": 1}, {"num_beams": 6, "num_return_sequences": 3})
+        for settings in ({"num_beams": 1}, {"num_beams": 6, "num_return_sequences": 3})
     ]
 
     async def run():
@@ -137,7 +137,7 @@ def test_sentences_with_terms_get_what_they_get_alone(engine, loaded):
             assert [one.score for one in own] == pytest.approx([one.score for one in expected])
             number += len(glossary.of(sentence))
             assert all(any(form in own[0].text for form in forms) for forms in glossary.of(sentence).values())
-    assert number > 40
+    assert number > 25
 
 
 def test_who_leaves_makes_room_and_disturbs_nobody(engine, loaded):

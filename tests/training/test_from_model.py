@@ -126,7 +126,6 @@ def test_all_weights_learn_with_the_recipes_dropout(source, recipe):
 
 CONFIGURATIONS = {
     "paper": {},
-    "sources apart": {"share_encoder_decoder_embeddings": False, "activation_function": "silu"},
     "three matrices": {"tie_word_embeddings": False, "attention_bias": True, "output_bias": True}
     | {"add_final_layer_norm": True, "position_encoding": "learned", "max_position_embeddings": 128},
 }

@@ -139,15 +139,16 @@ class OutputFolder:
         staging.mkdir()
         try:
             yield staging
-            files = sorted(staging.iterdir(), key=lambda path: path.name == last)
-            self.claim(*((Path(within) / path.name).as_posix() for path in files))
+            names = (path.relative_to(staging).as_posix() for path in staging.rglob("*") if path.is_file())
+            names = sorted(names, key=lambda name: name == last)
+            self.claim(*((Path(within) / name).as_posix() for name in names))
             self.remove(stale)
-            final.mkdir(exist_ok=True)
-            for path in files:
-                finish(path)
-                if path.name == last:
+            for name in names:
+                finish(staging / name)
+                if name == last:
                     sync(final)
-                path.replace(final / path.name)
+                (final / name).parent.mkdir(parents=True, exist_ok=True)
+                (staging / name).replace(final / name)
             sync(final)
         finally:
             shutil.rmtree(staging, ignore_errors=True)

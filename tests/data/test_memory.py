@@ -99,7 +99,8 @@ def test_an_entry_of_a_catalogue_is_known_in_its_context_only(tmp_path):
     ]
     text = "".join(f'msgctxt "{c}"\nmsgid "{s}"\nmsgstr "{t}"\n\n' for c, s, t in entries)
     (tmp_path / "de.po").write_text(text.replace('msgctxt ""\n', ""), encoding="utf-8")
-    known = read_memory([tmp_path / "de.po"])
-    assert [known.exact("File", context) for context in ("menu", "tool", "", None)] == ["Datei", "Feile", None, "Feile"]
+    for known in (read_memory([str(tmp_path / path)]) for path in ("", "*.po", "de.po")):
+        expected = {"menu": "Datei", "tool": "Feile", "": None, None: "Feile"}
+        assert expected == {context: known.exact("File", context) for context in expected}
     assert known.exact("Edit", "window") == "Bearbeiten"  # of a context that it knows nothing of
     assert known.exact("Edit", "tool") is None and known.exact(" Quit ", "") == "Ende" == known.exact("Quit")

@@ -97,9 +97,11 @@ def test_test_sets_of_like_names_stay_apart():
     sets = [SCORES | {"test_set": name} for name in ("Test", "test", "test-2")]
     sets.append(SCORES | {"test_set": "test", "source_sha256": "cd" * 32})  # another file of the same name
     greedy = SCORES | {"generation": {"num_beams": 1}, "bleu": 26.0}
+    greedy["stress"] = {"upper": {"chrf_kept": 90.5, "returned": 100.0, "runs_on": 2, "copies": 0, "empty": None}}
     card = render_card(full_facts(results=results_of(*sets, SCORES, greedy)))
     data = ModelCard(card).data
     assert len({result.unique_identifier for result in data.eval_results}) == 5 and card.count("\n### ") == 6
+    assert "| upper: chrf_kept | 90.50 |" in card and "| upper: returned | 100.00 |" in card
     bleu = {
         result.metric_args["num_beams"]: result.metric_value
         for result in data.eval_results

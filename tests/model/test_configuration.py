@@ -126,6 +126,3 @@ class TestPresets:
     def test_unknown_name_suggests_near_ones(self):
         with pytest.raises(ValueError, match=r"no preset named 'table3-b-dk-61'.*table3-b-dk-16"):
             VaswaniConfig.from_preset("table3-b-dk-61")
-
-
-# The column "params x10^6" of Table 3, of the rows that print one and have the base model's embeddings.

@@ -141,6 +141,17 @@ def test_a_tokenizer_does_not_replace_a_model(models, text, tmp_path, fails):
     assert contents(tmp_path) == before
 
 
+def test_folders_within_an_output_are_replaced_but_for_files_of_others(tmp_path):
+    for name in ("old", "new"):
+        with output_folder.written_at_once(tmp_path, overwrite=True, last="last") as staging:
+            (staging / "a" / "b").mkdir(parents=True)
+            for path in ("last", f"a/b/{name}"):
+                (staging / path).write_text(name)
+        (tmp_path / "a" / "mine").write_text("mine")
+    files = {path.name: path.read_text() for path in tmp_path.rglob("[!.]*") if path.is_file()}
+    assert files == {"last": "new", "new": "new", "mine": "mine"}
+
+
 # Links in the place of folders
 
 

@@ -146,6 +146,11 @@ def test_languages_are_detected_among_those_that_are_served(make, folder, loaded
     for text in ("Chat", "12", ""):  # too little to let it stay
         status, answer = ask(app, "POST", "/translate", json={"q": [text], "source": "auto", "target": "de"})
         assert answer["detectedLanguage"][0]["language"] in ("en", "fr")
+    body = {"q": texts["en"], "source": "auto", "target": "en"}
+    answer = ask(make(f"en_US-en_GB={folder}"), "POST", "/translate", json=body)[1]
+    assert answer["detectedLanguage"]["language"] == "en-US"
+    for wrong in ({"q": 5}, {"q": ["A.", 3]}, {"q": []}, {}):
+        assert error_of(ask(app, "POST", "/detect", json=wrong)).startswith("Invalid request: q")
     line = error_of(ask(app, "POST", "/translate", json={"q": "A.", "source": "auto", "target": "zz"}))
     assert line == "auto to zz is not supported: there are en-de, fr-de, de-en"
 

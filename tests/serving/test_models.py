@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import weakref
 
 import pytest
 import served
@@ -14,10 +15,17 @@ from vaswani_transformer import load_model, score_tokens
 folder, loaded, make = served.folder, served.loaded, served.make
 
 
-def counting():
-    """A function that loads models, and the list of those that it has loaded."""
+def counting(most=9):
+    """A function that loads models, and the list of those that it has loaded, of which fewer than `most` are there."""
     loads = []
-    return lambda path: loads.append(path) or load_in_double(path), loads
+
+    def load(folder):
+        assert sum(model() is not None for model in loads) < most
+        model, tokenizer = load_in_double(folder)
+        loads.append(weakref.ref(model))
+        return model, tokenizer
+
+    return load, loads
 
 
 def names(*models) -> list[str]:
@@ -84,7 +92,7 @@ def test_each_is_loaded_once_when_it_is_first_asked_for(make, folder):
 
 def test_the_least_recently_used_is_unloaded(make, folder, loaded):
     pairs = ["en-de", "de-en", "fr-en", "fi-en"]
-    load, loads = counting()
+    load, loads = counting(most=2)  # those that are unloaded take no memory any more
     app = make(*(f"{pair}={folder}" for pair in pairs), load=load, most_models=2)
     models = app.state.service.models
     expected = translated(loaded, SENTENCES[:5])

@@ -228,13 +228,17 @@ def by_the_minute(monkeypatch):
 
 
 def test_a_rate_that_declines_does_so_within_the_minutes(recipe, by_the_minute):
-    """However many steps were thought to fit: here 40, of which 22 do."""
+    """However many steps were thought to fit, here 40, of which 22 do; and if it is resumed between two validations."""
     fields = {"max_steps": 40, "decline_steps": 20, "warmup_steps": 2, "evaluate_every": 4, "validation_bleu": 0}
-    result = train(dataclasses.replace(recipe, **fields, max_minutes=22.5, log_every=1), progress=False)
+    recipe = dataclasses.replace(recipe, **fields, max_minutes=22.5, log_every=1)
+    result = train(recipe, progress=False)
     rates = [entry["learning_rate"] for entry in log_of(result.folder) if "learning_rate" in entry]
     constant = [equation_3(step, 16, 2) for step in range(1, 23)]
     assert result.steps == len(rates) == 22
-    assert rates[:10] == pytest.approx(constant[:10], rel=1e-6) and rates[-1] == pytest.approx(constant[-1] / 11)
+    assert rates == pytest.approx([rate * min(1, (22 - step) / 11) for step, rate in enumerate(constant)], rel=1e-6)
+    stop_after(17, recipe := dataclasses.replace(recipe, output=recipe.output + "2"))
+    stopped = train(recipe, progress=False)
+    assert rates == [entry["learning_rate"] for entry in log_of(stopped.folder) if "learning_rate" in entry]
 
 
 def test_log_and_seconds_go_on_from_the_checkpoint_and_not_from_the_file(tmp_path):

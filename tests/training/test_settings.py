@@ -1,6 +1,5 @@
 """Settings that `auto` leaves to the text and the time, and the decline of the rate that goes with them."""
 
-import json
 import random
 from dataclasses import fields, replace
 
@@ -13,10 +12,12 @@ from test_schedule import equation_3
 from training_runs import stop_after
 from translating import run
 
-from vaswani_transformer import VaswaniForConditionalGeneration, load_recipe, train
+from vaswani_transformer import VaswaniForConditionalGeneration, load_recipe, prepare
+from vaswani_transformer.data.prepared import check_recipe_matches, open_prepared
 from vaswani_transformer.json_and_yaml import read_yaml
 from vaswani_transformer.recipes.recipe import AUTO, CHOSEN, Recipe
 from vaswani_transformer.training import settings as rules
+from vaswani_transformer.training.run_folder import changed_settings
 from vaswani_transformer.training.settings import ROWS, choose_settings, micro_batches_of, vocabulary_size
 
 SMALL = {"d_model": 16, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
@@ -54,7 +55,7 @@ def test_more_text_has_no_smaller_a_vocabulary_nor_model(sizes):
 
 
 def test_a_text_of_sentences_is_changed_in_training_and_no_other(data, tmp_path):
-    assert chosen(data, tmp_path / "out").augmentation == "none"
+    assert chosen(data, tmp_path / "out").augmentation is None
     pairs = [(words(6, number) + ".", words(6)) for number in range(60)]
     recipe = chosen(write_pairs(tmp_path / "sentences.tsv", pairs), tmp_path / "out")
     assert recipe.augmentation == "default"
@@ -65,7 +66,7 @@ def test_every_open_field_is_chosen_and_no_other(data, tmp_path):
     for field in fields(Recipe):
         if field.name != "output":
             value, was = (getattr(each, field.name) for each in (recipe, given))
-            is_chosen = type(value) is str if field.name == "augmentation" else type(value) in (int, float)
+            is_chosen = value is None if field.name == "augmentation" else type(value) in (int, float)
             assert (value != AUTO and is_chosen) if field.name in CHOSEN else value == was
     assert recipe.decline_steps < recipe.max_steps and recipe.validation_size == 40
     kept = {"d_model": 48, "vocab_size": 700, "max_steps": 900, "warmup_steps": 7, "dropout": 0.25}
@@ -133,7 +134,7 @@ def test_odd_text_is_trained_or_refused_in_one_line(tmp_path, capsys, pairs, mes
 
 
 def test_an_interrupted_run_keeps_what_was_chosen(data, tmp_path, monkeypatch):
-    out, times = tmp_path / "out", iter([0.5, 0.5, 0.2, 0.2])
+    out, times = tmp_path / "out", iter([0.5, 0.5, 0.2, 0.2, 0.2, 0.2])
     recipe = load_recipe("auto", {"train_data": str(data), "output": str(out), "max_minutes": 1, **SMALL})
     recipe = replace(recipe, evaluate_every=2, log_every=1)
     monkeypatch.setattr(rules, "trial_seconds", lambda *_: next(times))
@@ -141,19 +142,21 @@ def test_an_interrupted_run_keeps_what_was_chosen(data, tmp_path, monkeypatch):
     written = read_yaml(out / "recipe.yaml")
     assert written["max_steps"] == 114
     assert choose_settings(recipe) == replace(recipe, **{name: written[name] for name in CHOSEN})
+    earlier = out / "checkpoints" / "recipe.yaml"
+    assert not changed_settings(load_recipe(str(out / "recipe.yaml")), earlier)
     other = replace(recipe, max_length=19)  # another run, which is chosen for anew
     assert choose_settings(other).max_steps == 285
+    earlier.write_text(earlier.read_text().replace("decline_steps: 57\n", ""))  # earlier versions had no such field
+    assert choose_settings(recipe).max_steps == 285
 
 
-def test_the_rate_declines_to_zero(data, tmp_path):
-    steps = {"max_steps": 9, "warmup_steps": 3, "decline_steps": 4, "evaluate_every": 9, "log_every": 1}
-    places = {"train_data": str(data), "output": str(tmp_path / "out")}
-    recipe = load_recipe("auto", SMALL | steps | places | {"learning_rate_scale": 1})
-    train(recipe, progress=False)
-    log = map(json.loads, (tmp_path / "out" / "training_log.jsonl").read_text().splitlines())
-    rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
-    decline = [1, 1, 1, 1, 1, 1, 3 / 4, 2 / 4, 1 / 4]
-    assert rates == pytest.approx([equation_3(n, 16, 3) * share for n, share in enumerate(decline, 1)], rel=1e-9)
+@pytest.mark.parametrize("changes", [{}, {"augmentation": "default"}, {"validation_data": "pairs.tsv"}])
+def test_prepared_data_is_trained_on_as_it_was_prepared(data, tmp_path, changes):
+    fields = {"train_data": data.name, "data_dir": str(tmp_path), "vocab_size": 300, "validation_size": 11}
+    prepare(load_recipe("small", fields | {"max_length": 200} | changes), tmp_path / "prepared", progress=False)
+    recipe = choose_settings(load_recipe("auto", {"prepared": f"{tmp_path}/prepared", "output": f"{tmp_path}/out"}))
+    check_recipe_matches(open_prepared(recipe.prepared), recipe)
+    assert recipe.validation_size == (1000 if "validation_data" in changes else 11)
 
 
 def test_other_commands_choose_nothing(data, tmp_path, fails):

@@ -152,9 +152,11 @@ def read_memory(paths: Iterable[str], languages: Sequence[str] = ()) -> Memory:
     def pairs() -> Iterator[tuple[str, str]]:
         for path in (home_path(each).absolute() for each in paths):  # names of files, for which no Hub is asked
             columns = ("source_column", "target_column") if suffix(path.name) == ".tmx" else ()
-            yield from pair_source(data=path, **dict(zip(columns, languages, strict=False))).stream()
-            for entry in read(path) if suffix(path.name) in CATALOGUES else ():
-                for source, target in pairs_of(entry) if entry.state == "translated" else ():
-                    contexts.setdefault(_normalized(source), {})[entry.context] = target
+            text = pair_source(data=path, **dict(zip(columns, languages, strict=False)))
+            yield from text.stream()
+            for file in text.files:  # the path may be a folder or a pattern
+                for entry in read(file) if suffix(file.name) in CATALOGUES else ():
+                    for source, target in pairs_of(entry) if entry.state == "translated" else ():
+                        contexts.setdefault(_normalized(source), {})[entry.context] = target
 
     return Memory(pairs(), contexts)

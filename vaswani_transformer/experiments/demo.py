@@ -14,9 +14,7 @@ say = partial(print, flush=True)  # so that lines stay in step with the progress
 def run_demo(folder: Path, seed: int) -> None:
     """Generate text, train on it, and print what was learned on combinations of words that training never saw.
 
-    Args:
-        folder: of corpus, model and pictures; an earlier demo there is replaced.
-        seed: of corpus and training.
+    An earlier demo in the folder is replaced.
 
     Raises:
         UserError: if the folder holds something else than a demo, or another process writes there.

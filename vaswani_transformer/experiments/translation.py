@@ -85,13 +85,9 @@ def training_flops(config: VaswaniConfig, source_lengths: ArrayLike, target_leng
     Counted as `torch.utils.flop_counter` does: projections, attention's products of queries with keys and of weights
     with values (whole squares, though the decoder's mask hides half and `attention_window` more), feed-forward
     sublayers, the projection to the vocabulary, and for the backward pass twice as much; nothing else. Divided by
-    seconds and by the device's peak it is the model-FLOPs utilisation.
-
-    Args:
-        config: the model.
-        source_lengths: tokens of each source, `</s>` included, `(pairs,)`; or a number, which counts as one pair. Give
-            lengths without padding for what the model has to do, the padded ones for what the device is given to do.
-        target_lengths: the same for targets.
+    seconds and by the device's peak it is the model-FLOPs utilisation. Lengths are tokens of each side, with `</s>`,
+    `(pairs,)`, or numbers, which count as one pair: without padding for what the model has to do, the padded ones for
+    what the device is given to do.
     """
     sources, targets = (np.atleast_1d(np.asarray(x, np.float64)) for x in (source_lengths, target_lengths))
     # Projections to queries and keys, of values and of outputs.

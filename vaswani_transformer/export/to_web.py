@@ -58,30 +58,26 @@ def export_site(
                 graph.unlink()
         if (size := size_of(staging)) > _LARGEST:
             raise UserError(f"{model} takes {size / 1e6:,.0f} MB, and a page at most {_LARGEST / 1e6:,.0f}: too large")
-        (staging / "README.md").write_text("---\ntitle: Translate\nsdk: static\n---\n", "utf-8")  # of a Space
         _add_page(staging, languages, result.positions, dtype)
         for package, (integrity, names) in _PACKAGES.items():
             _add_package(staging / "lib", package, integrity, names)
-        files = sorted(str(path.relative_to(staging)) for path in staging.rglob("*") if path.is_file())
+        files = sorted(path.relative_to(staging).as_posix() for path in staging.rglob("[!.]*") if path.is_file())
         hashes = (hashlib.sha256((staging / name).read_bytes()).digest() for name in files)
         version = hashlib.sha256(b"".join(hashes)).hexdigest()
         worker = (resources.files(__package__) / "web" / "service-worker.js").read_text("utf-8")
         worker = worker.replace("{version}", version).replace("{files}", json.dumps(["./", *files]))
         (staging / "service-worker.js").write_text(worker, "utf-8")
+        # Of a Space. Not every server has such a file, and a browser keeps all files of the list or none.
+        (staging / "README.md").write_text("---\ntitle: Translate\nsdk: static\n---\n", "utf-8")
         shutil.copy(staging / "model" / FACTS, staging / FACTS)
     return result._replace(folder=output.absolute(), bytes=size_of(output))
 
 
 def _add_page(folder: Path, languages: tuple[str, str], positions: int, dtype: str) -> None:
     """Write the page, with the worker in a server's place, and what both have to know."""
-    site = {
-        "source": languages[0],
-        "target": languages[1],
-        "characters": 20_000,
-        "positions": positions,
-        "dtype": dtype,
-    }
-    site["extra"] = read_json(folder / "model" / "generation_config.json").get("max_extra_tokens", 50)
+    extra = read_json(folder / "model" / "generation_config.json").get("max_extra_tokens", 50)
+    site = {"characters": 20_000, "positions": positions, "dtype": dtype, "extra": extra}
+    site |= zip(("source", "target"), languages, strict=True)
     (folder / "site.json").write_text(json.dumps(site), "utf-8")
     serving, own = resources.files("vaswani_transformer.serving"), resources.files(__package__) / "web"
     page = (serving / "page.html").read_text("utf-8")

@@ -75,7 +75,7 @@ def evaluations_of(results: Sequence[EvalResult]) -> list[dict]:
     for result in results:
         how = rows_of({"source_sha256": result.dataset_revision} | result.metric_args)
         evaluation = {"test_set": result.dataset_name, "scores": [], "how": how}
-        score = result.metric_name, f"{result.metric_value:.{decimals[result.metric_type]}f}"
+        score = result.metric_name, f"{result.metric_value:.{decimals.get(result.metric_type, 2)}f}"
         evaluations.setdefault((result.dataset_name, *how), evaluation)["scores"].append(score)
     return list(evaluations.values())
 

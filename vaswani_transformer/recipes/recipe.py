@@ -322,7 +322,7 @@ def augmentation_shares(augmentation: str | None) -> dict[str, float]:
         shares = {kind.strip(): float(share or "nan") for kind, _, share in parts}
         is_known = shares.keys() <= DEFAULT_AUGMENTATION.keys()
         if not (is_known and 0 <= min(shares.values(), default=0) <= sum(shares.values()) <= 1):
-            raise ValueError(f"it must be default, or shares of {', '.join(DEFAULT_AUGMENTATION)}, 1 at most")
+            raise ValueError(f"it must be default, none, or shares of {', '.join(DEFAULT_AUGMENTATION)}, 1 at most")
     return shares
 
 

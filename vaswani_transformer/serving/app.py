@@ -48,14 +48,8 @@ def make_app(
 ) -> FastAPI:
     """Return the application, which an ASGI server runs once.
 
-    Args:
-        served: the models to serve.
-        load: gives the model and the tokenizer of a folder.
-        limits: what is taken.
-        most_models: as of `Models`.
-        tokens_per_batch: as of `Engine`.
-        memory: as of `Translator`, for each model.
-        keys: API keys, one of which a translation needs; none for no need.
+    `load` gives the model and the tokenizer of a folder; a translation needs one of the API `keys`, if there are any;
+    `most_models` is as of `Models`, the others as of `Engine`.
     """
 
     def start(model: ServedModel) -> Engine:

@@ -165,14 +165,11 @@ class _Group:
 
 
 class Engine:
-    """A model in a thread of its own.
+    """A model, which may be an exported one, in a thread of its own.
 
-    Args:
-        model: the model, or an exported one, in evaluation mode.
-        tokenizer: its tokenizer.
-        tokens_per_batch: source tokens searched at once with 4 beams, padding counted; with more beams fewer.
-        note_batch: is called with the number of sentences of each step of a search, and of each batch.
-        memory: as of `Translator`.
+    With 4 beams `tokens_per_batch` source tokens are searched at once, padding counted, with more beams fewer.
+    `note_batch` is called with the number of sentences of each step of a search, and of each batch; `memory` is as of
+    `Translator`.
     """
 
     def __init__(self, model, tokenizer, tokens_per_batch=2048, note_batch: Callable = lambda size: None, memory=None):

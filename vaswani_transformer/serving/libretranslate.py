@@ -70,15 +70,20 @@ async def settings(request: Request) -> dict[str, Any]:
     }
 
 
-class TranslateFields(BaseModel):
-    """The parameters of a request, from JSON or a form."""
+class TextFields(BaseModel):
+    """The parameters of a request about texts, from JSON or a form."""
 
     q: Texts = Field(description="a text, or in JSON a list of texts")
+    api_key: Any = None
+
+
+class TranslateFields(TextFields):
+    """The parameters of a translation."""
+
     source: str = Field(description="code of its language, or auto", examples=["en"])
     target: str = Field(description="code of the language to translate to", examples=["de"])
     format: Literal["text", "html"] = "text"
     alternatives: int = Field(0, ge=0, le=_ALTERNATIVES, description="how many other translations")
-    api_key: Any = None
 
 
 _STRICT = {"keep_blank_values": True, "errors": "strict", "max_num_fields": 1000}
@@ -90,9 +95,9 @@ _BODY = {"content": {kind: {"schema": TranslateFields.model_json_schema()} for k
 async def detect(request: Request) -> list[dict[str, Any]]:
     """Return the languages that are served, the likeliest of the text first, with percents."""
     service: Service = request.app.state.service
-    fields = await fields_of(request, service.limits.body)
-    service.check_key(request.headers, fields.get("api_key"))
-    service.check(texts := texts_of(fields.get("q", "")))
+    fields = TextFields.model_validate(await fields_of(request, service.limits.body))
+    service.check_key(request.headers, fields.api_key)
+    service.check(texts := texts_of(fields.q))
     return [{"confidence": round(100 * share, 1), "language": code} for code, share in service.detect(texts).items()]
 
 
@@ -109,6 +114,7 @@ async def translate(request: Request) -> dict[str, Any]:
         known = [code for code in shares if shares[code] > _SURE or language_distance(code, fields.target) == math.inf]
         source = next(iter(known), source)
     served = service.model_for(source, fields.target, may_stay=True)
+    source = served.source if served else source
     service.note(request, served, texts)
     if served is None:
         translated = [[text] for text in texts]

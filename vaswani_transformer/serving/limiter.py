@@ -46,10 +46,7 @@ class Metrics:
 class RequestLimiter:
     """An ASGI application around another that reads the body of a request within limits, and ends what is too late.
 
-    Args:
-        app: the other one; it may leave what is to be logged in `scope["state"]["notes"]`.
-        limits: for each request.
-        metrics: counts them.
+    The other one may leave what is to be logged in `scope["state"]["notes"]`.
     """
 
     def __init__(self, app, limits: Limits, metrics: Metrics):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 import re
@@ -90,10 +91,8 @@ def language_distance(*codes: str) -> float:
 class Models:
     """Loads models when they are first asked for, and unloads the least recently used when there are too many.
 
-    Args:
-        models: what there is.
-        load: starts the engine of a model; runs in a thread.
-        most: how many may be loaded; by default as many as fit half of the memory by the size of their files.
+    `load` starts the engine of a model, in a thread; `most` may be loaded, by default as many as fit half of the memory
+    by the size of their files.
     """
 
     def __init__(self, models: Sequence[ServedModel], load: Callable[[ServedModel], Engine], most: int | None = None):
@@ -166,6 +165,7 @@ class Models:
                     self._changed.clear()
                     await self._changed.wait()
                 await asyncio.to_thread(self.loaded.pop(oldest).close)
+                gc.collect()  # an engine and its searches refer to each other, and the next model needs the memory
             finally:
                 self._leaving = None
                 self._changed.set()

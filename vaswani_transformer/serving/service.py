@@ -93,12 +93,8 @@ class TranslationsRequest(BaseModel, extra="forbid"):
 class SplitText:
     """A text as its sentences and what is before, between and behind them: white space, and what has no words.
 
-    Args:
-        text: any text.
-        language: its language's code.
-        divide: divides what is too long to be translated at once, of this language.
-        split: whether sentences are translated by themselves, or lines as they are.
-        code: of the target language, for each sentence up to one that begins with another.
+    Where they are not to be `split`, lines are translated as they are. `divide` divides what is too long to be
+    translated at once. `code` is of the target language, for each sentence up to one that begins with another.
     """
 
     def __init__(self, text: str, language: str, divide: Callable[..., list[str]], split: bool = True, code: str = ""):

@@ -246,7 +246,9 @@ class StopAndSaveCallback(TrainerCallback):
             tqdm.write("stopping after this step, with a checkpoint (Ctrl-C again to stop at once)", file=sys.stderr)
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Install the signal handlers."""
+        """Install the signal handlers; resume the decline of the rate, of which the Trainer forgets the end."""
+        if state.best_global_step is not None:
+            self._end_by_the_clock(args, state)
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._earlier_handlers[number] = signal.signal(number, self._receive)
@@ -286,10 +288,15 @@ class StopAndSaveCallback(TrainerCallback):
         return control
 
     def on_evaluate(self, args, state, control, **kwargs):
-        """End training unless there is time for more of it; a rate that declines ends at zero by the clock too."""
+        """End training unless there is time for more of it."""
         if any(over_processes(args, [int(self.must_end(state, 3))])):
             control.should_training_stop = True
-        elif self.limit and args.decline_steps and state.global_step:
+        else:
+            self._end_by_the_clock(args, state)
+
+    def _end_by_the_clock(self, args, state: TrainerState) -> None:
+        """Let a rate that declines end at zero at the limit of time: set the trainer's `max_steps` to what fits."""
+        if self.limit and args.decline_steps and state.global_step:
             steps = state.global_step * (self.limit - self._needed(state, 3)) / self.log.seconds()
             [state.max_steps] = over_processes(args, [min(args.max_steps, int(steps))], "MIN")
 

@@ -29,6 +29,7 @@ from ..errors import UserError, reading
 from ..evaluation.metrics import bleu_metric, compare_systems
 from ..files import is_local
 from ..hardware import avoid_cudnn_attention, choose_precision, default_num_workers, keep_freed_memory, on_cpu, use_tf32
+from ..json_and_yaml import read_json
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.packed_sentences_vaswani import can_use_flash_attention
@@ -260,7 +261,8 @@ class TrainingRun:
         if self.recipe.prepared is not None:
             return self.recipe.prepared
         if resumed:
-            began_with = run_folder.earlier_hashes(self.folder).get("training data")  # a folder may be of a run before
+            # The folder may be of a run before.
+            began_with = read_json(self.folder / CHECKPOINTS / run_folder.CONTENTS).get("training data")
             is_same = (made_here / MANIFEST).exists() and open_prepared(made_here).train.sha256() == began_with
             return made_here if is_same else None
         return processes.share("prepared", lambda: prepare_if_large(self.recipe, made_here, self.progress))

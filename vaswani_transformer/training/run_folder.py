@@ -122,14 +122,9 @@ def content_hashes(tokenizer, train: datasets.Dataset, validation: datasets.Data
     return {"tokenizer": tokenizer_sha256(tokenizer)} | {name: _data_sha256(part) for name, part in parts.items()}
 
 
-def earlier_hashes(folder: Path) -> dict[str, str]:
-    """Return the `content_hashes` that the run in `folder` started with."""
-    return read_json(folder / CHECKPOINTS / CONTENTS)
-
-
 def check_contents(folder: Path, hashes: dict[str, str]) -> None:
     """Refuse to resume on another tokenizer or other data than the run in `folder` started with."""
-    earlier = earlier_hashes(folder)
+    earlier = read_json(folder / CHECKPOINTS / CONTENTS)
     if changed := [name for name, value in hashes.items() if earlier.get(name) != value]:
         problem = f"changed since the interrupted training in {folder} started"
         fix = "restore the earlier content to resume it, or give another --output"

@@ -89,7 +89,7 @@ def choose_settings(recipe: Recipe) -> Recipe:
     earlier = Path(recipe.output) / CHECKPOINTS / RECIPE
     if left and earlier.exists() and not (Path(recipe.output) / WEIGHTS).exists():
         values = read_yaml(earlier)
-        resumed = replace(recipe, **{name: values[name] for name in left})
+        resumed = replace(recipe, **{name: values.get(name) for name in left})
         if not changed_settings(resumed, earlier):
             return resumed
     return _Choice(recipe, left).recipe if left else recipe
@@ -112,7 +112,7 @@ class _Choice:
         self._choose_steps(row, fit, pairs * tokens / self.recipe.tokens_per_batch)
         check_recipe(self.recipe)
 
-    def choose(self, name: str, value: float | str, reason: str) -> None:
+    def choose(self, name: str, value: float | str | None, reason: str) -> None:
         """Set a field that was left open."""
         if name in self.left:
             kind = field_type(name)[0]
@@ -127,7 +127,7 @@ class _Choice:
         words = sum(len(words_of(side)) for row in sample for side in row.values()) * len(text) / len(sample)
         self.choose("validation_size", max(1, min(1000, len(text) // 10)), "a tenth of the pairs, at most 1,000")
         ends = float(np.mean([row["source"].rstrip().endswith((".", "!", "?", "。", "।", "؟")) for row in sample]))
-        kind = "default" if ends >= SENTENCES else "none"
+        kind = "default" if ends >= SENTENCES else None
         self.choose("augmentation", kind, f"{ends:.0%} of the sources end as sentences do")
         size = f"{len(text):,} pairs of {words / 2 / len(text):.1f} words"
         self.choose("vocab_size", vocabulary_size(words), f"{size}: each entry has to be seen often")
@@ -144,9 +144,10 @@ class _Choice:
     def _prepared(self) -> tuple[int, float, float, int]:
         """Return the same of prepared data, whose words are estimated."""
         prepared = open_prepared(self.recipe.prepared)
-        for name in ("validation_size", "vocab_size"):
-            self.choose(name, prepared.manifest["recipe"][name] or len(prepared.tokenizer), "as the data was prepared")
-        self.choose("augmentation", "none", "prepared data is taken as it is")
+        others = {"validation_size": Recipe.validation_size, "vocab_size": len(prepared.tokenizer)}
+        for name in ("validation_size", "vocab_size", "augmentation"):
+            value = prepared.manifest["recipe"].get(name) or others.get(name)
+            self.choose(name, value, "as the data was prepared")
         pairs, means = len(prepared.train), np.mean(prepared.train.lengths, axis=1)
         return pairs, float(pairs * means.sum() / TOKENS_PER_WORD), float(means.max()), len(prepared.tokenizer)
 

@@ -4,7 +4,9 @@
 const SITE = `vaswani ${registration.scope} `, VERSION = `${SITE}{version}`, FILES = {files}; // others may have the origin
 
 addEventListener("install", (event) => {
-  event.waitUntil(caches.open(VERSION).then((cache) => cache.addAll(FILES)).then(() => skipWaiting()));
+  // Not from the browser's own cache, which may hold files of the version before.
+  const fresh = FILES.map((file) => new Request(file, {cache: "reload"}));
+  event.waitUntil(caches.open(VERSION).then((cache) => cache.addAll(fresh)).then(() => skipWaiting()));
 });
 addEventListener("activate", (event) => {
   const old = (names) => names.filter((name) => name.startsWith(SITE) && name !== VERSION);

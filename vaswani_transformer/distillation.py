@@ -277,10 +277,8 @@ class DistilledText:
             best = (next(iter(parse_json(line)["hypotheses"]), {"text": ""}) for line in file)
             translated = [each["text"] if each["text"].strip() and not each.get("repeats") else None for each in best]
         counts = {"lines": len(translated), "pairs": sum(each is not None for each in translated)}
-        logger.info(
-            "distilled text: {lines:,} lines translated, {pairs:,} pairs kept; other translations are empty or repeat"
-            " themselves without end".format(**counts)
-        )
+        message = "{lines:,} lines translated, {pairs:,} pairs kept; others are empty or repeat themselves without end"
+        logger.info("distilled text: %s", message.format(**counts))
         if not counts["pairs"]:
             raise UserError(f"no translation of {self.source.where} can be learned: all are empty or repeat themselves")
         names = [Path(teacher).resolve().name for teacher in self.teachers]

@@ -117,9 +117,6 @@ def choose_precision(precision: str) -> dict[str, bool]:
     return {"bf16": precision == "bf16" or (precision == "auto" and has_bf16), "fp16": precision == "fp16"}
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # names and numbers of <malloc.h>
-
-
 def keep_freed_memory() -> None:
     """Let glibc keep freed blocks for the next step instead of giving them back to the kernel.
 
@@ -128,8 +125,8 @@ def keep_freed_memory() -> None:
     """
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(-4, 0)  # M_MMAP_MAX of <malloc.h>
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
 def available_cpus() -> list[int]:

@@ -17,7 +17,7 @@ CONFIG = "special:model.yml"  # the array of bytes that holds a model's options
 OLD, NEW = "transformer", "transformer-new"
 #: Added to the variance in layer normalisation, by type.
 LAYER_NORM_EPS = {OLD: 1e-6, NEW: 1e-5}
-#: `transformer-ffn-activation`, and what we call it.
+#: What Marian, fairseq and transformers call activation functions, and what we call them.
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 EOS, UNK, PAD = "</s>", "<unk>", "<pad>"
 NO_PROBABILITY = -1e4  # output bias of ids that a model of Marian's does not have; float16 can express it

@@ -271,10 +271,8 @@ class PackedCollator:
         room = sizes - tokens
         number = -(-int(room.max()) // self.max_length)  # sentences of filling
         if lengths.max() > self.max_length or room.min() < number:
-            raise UserError(
-                f"a batch of {tokens[0]} source and {tokens[1]} target tokens, the longest sentence of {lengths.max()},"
-                f" and {number} sentences of filling do not fit sizes {sizes.tolist()} and max_length {self.max_length}"
-            )
+            held = f"{tokens.tolist()} tokens, {number} sentences of filling and sentences of {lengths.max()} tokens"
+            raise UserError(f"{held} do not fit sizes {sizes.tolist()} and max_length {self.max_length}")
         filling = np.arange(1, number + 1) * room[:, None] // max(number, 1)  # ends of sentences, evenly long
         sentences = len(pairs) + number
         if self.source_size is not None:

@@ -142,9 +142,8 @@ def pair_source(
     columns = source_column, target_column
     if (data is None) == (source is None) or (source is None) != (target is None):
         names = [name for name, value in (("source", source), ("target", target), ("data", data)) if value is not None]
-        raise UserError(
-            f"{' and '.join(names) or 'nothing'} was given: give either both text files (source, target) or data"
-        )
+        given = " and ".join(names) or "nothing"
+        raise UserError(f"{given} was given: give either both text files (source, target) or data")
     sides = columns if data is not None else [home_path(name).absolute() for name in (source, target)]
     if sides[0] == sides[1] and not one_text:
         raise UserError(f"{sides[0]} is both source and target: name two columns, or two files")

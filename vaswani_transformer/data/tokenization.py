@@ -196,9 +196,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
             if not isinstance(tokenizer, PreTrainedTokenizerFast):
                 raise ValueError(f"{type(tokenizer).__name__} is not a tokenizer of the `tokenizers` library")
         # Many wrong values are found in use alone.
-        probes = [tokenizer(["a b"])["input_ids"][0]]
-        if has_two_sides(tokenizer):
-            probes.append(tokenizer(text_target=["a b"])["input_ids"][0])
+        probes = [side_of(tokenizer, side)(["a b"])["input_ids"][0] for side in SIDES]
         tokenizer.batch_decode(probes[-1:], skip_special_tokens=True)
         if tokenizer.eos_token_id is not None and not all(tokenizer.eos_token_id in ids for ids in probes):
             end = f"end token {tokenizer.eos_token!r}, on which models are trained"
@@ -267,11 +265,9 @@ def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def vocabulary_sizes(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
     """Return how many ids, from 0, sources and targets take."""
-    sizes = []
-    for name in SIDES if has_two_sides(tokenizer) else SIDES[:1]:
-        side = side_of(tokenizer, name)
-        sizes.append(max(len(side), 1 + max(side.get_vocab().values(), default=0)))  # ids may have gaps
-    return sizes[0], sizes[-1]
+    sides = [side_of(tokenizer, name) for name in SIDES]
+    source, target = (max(len(side), 1 + max(side.get_vocab().values(), default=0)) for side in sides)  # may have gaps
+    return source, target
 
 
 def check_tokenizer_matches(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:

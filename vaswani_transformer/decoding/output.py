@@ -20,10 +20,8 @@ def notes_path(path: Path) -> Path:
 
 def _check_finished(path: Path) -> None:
     if notes_path(path).exists():
-        raise UserError(
-            f"{path} is unfinished: give --resume and the options that it was started with to continue it, or delete it"
-            f" and {notes_path(path).name} to start again"
-        )
+        both = f"it and {notes_path(path).name}"
+        raise UserError(f"{path} is unfinished: give --resume and the same options, or delete {both}")
 
 
 class StreamOutput:
@@ -108,10 +106,8 @@ class ResumableOutput:
             self._resume(lines_per_record, drawn)
             return
         if resume and self.path.stat().st_size:
-            raise UserError(
-                f"{self.path} cannot be resumed: it has no {self._notes.name} beside it, so it is finished or another"
-                " program's; delete it, or give another --output"
-            )
+            problem = f"it has no {self._notes.name} beside it, so it is finished or another program's"
+            raise UserError(f"{self.path} cannot be resumed: {problem}; delete it, or give another --output")
         # The file is emptied before the notes are written: with notes, its content counts as made with these settings.
         self._file.truncate(0)
         write_text(self._notes, json.dumps(self.settings, indent=1) + "\n")
@@ -124,10 +120,8 @@ class ResumableOutput:
         for name in dict.fromkeys([*now, *notes]):
             if notes.get(name) != now.get(name):
                 change = f"{name} was {notes.get(name)!s:.20} and is {now.get(name)!s:.20} now"
-                raise UserError(
-                    f"{self.path} cannot be resumed: {change}; give what it was started with, or delete it and"
-                    f" {self._notes.name} to start again"
-                )
+                fix = f"give what it was started with, or delete it and {self._notes.name}"
+                raise UserError(f"{self.path} cannot be resumed: {change}; {fix}")
         end = position = 0  # in bytes
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):

@@ -53,10 +53,8 @@ def score_ids(
     scores = score(sources, targets, tokens_per_batch)
     for number, row in enumerate(scores, 1):
         if not all(map(math.isfinite, row)):
-            raise UserError(
-                f"output {number} has a log-probability that is infinite or NaN: the model's numbers are out of range;"
-                " give --precision float32 or bfloat16, or another model"
-            )
+            fix = "give --precision float32 or bfloat16, or another model"
+            raise UserError(f"output {number} has a log-probability that is infinite or NaN: {fix}")
     return scores
 
 

@@ -64,10 +64,8 @@ def search_pieces(translator, pieces: list, window: int) -> Iterator[tuple[int, 
             if is_plain and (search := translator.model.open_search(**options)):
                 outputs = _joining(translator, search, chosen)
             elif beams:
-                raise UserError(
-                    "a glossary is for a beam search of one model: leave it out, or leave out prefixes, sampling,"
-                    " ensembles and further settings of generate()"
-                )
+                others = "prefixes, sampling, ensembles and further settings of generate()"
+                raise UserError(f"a glossary is for a beam search of one model: leave it out, or {others}")
             else:
                 batches = batches_by_length([len(piece.ids) for piece in chosen], translator.tokens_per_batch)
                 rows = (generate(translator, [chosen[number] for number in batch]) for batch in batches)

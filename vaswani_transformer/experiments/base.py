@@ -1,6 +1,5 @@
 """Run experiments: tables of cells, each a folder with its recipe and result; finished cells are not run again."""
 
-import abc
 import contextlib
 import datetime
 import json
@@ -71,28 +70,21 @@ class Cell:
     test: dict[str, str] = field(default_factory=dict)  # changes by which the recipe validates on the test set
 
 
-class Experiment(abc.ABC):
-    """A table of the paper as cells to run; subclasses define the cells, how to run one, and the table."""
+class Experiment:
+    """A table of the paper as cells to run; subclasses have these methods too.
+
+    `cells(setup)` returns all cells of a scale, in the order of the paper's table; raises `UserError` for unknown
+    settings. `measure(setup, cell, folder)` returns the figures of a cell, once it is trained. `report(setup, cells,
+    results)` returns the table in Markdown, the paper's figures beside ours; `results` holds finished cells by name.
+    """
 
     name: str
 
-    @abc.abstractmethod
-    def cells(self, setup: Setup) -> list[Cell]:
-        """Return all cells of a scale, in the order of the paper's table; raises `UserError` for unknown settings."""
-
-    def check(self, setup: Setup, cells: Sequence[Cell]) -> None:  # noqa: B027 (some need nothing)
+    def check(self, setup: Setup, cells: Sequence[Cell]) -> None:
         """Raise `UserError` if data of these cells is missing, before any of them runs."""
 
-    def train(self, setup: Setup, cell: Cell, folder: Path) -> None:  # noqa: B027 (some train nothing)
+    def train(self, setup: Setup, cell: Cell, folder: Path) -> None:
         """Train a cell, or resume it, with all processes of a launcher; raises `TrainingStopped` after a signal."""
-
-    @abc.abstractmethod
-    def measure(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
-        """Return the figures of a cell, once it is trained."""
-
-    @abc.abstractmethod
-    def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
-        """Return the table in Markdown, the paper's figures beside ours; `results` holds finished cells by name."""
 
 
 def run_experiment(

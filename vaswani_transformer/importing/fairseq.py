@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from ..errors import UserError, reading, shortened
+from ..marian_format import ACTIVATIONS
 from ..model.configuration_vaswani import VaswaniConfig
 from .fairseq_vocabulary import read_dictionaries, read_tokenizer
-from .source import ACTIVATIONS, Facts, Imported, only_one, read_pickle, tensors_of
+from .source import Facts, Imported, only_one, read_pickle, tensors_of
 
 NAME = "a checkpoint of fairseq (.pt)"
 

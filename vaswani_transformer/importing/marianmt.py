@@ -13,11 +13,11 @@ from ..data.tokenization import load_marian_tokenizer
 from ..errors import UserError, reading
 from ..hub.card_facts import is_language, metadata
 from ..json_and_yaml import read_json
-from ..marian_format import NO_PROBABILITY
+from ..marian_format import ACTIVATIONS, NO_PROBABILITY
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.tokenization_vaswani import VaswaniTokenizer
 from .sentencepiece import Unsupported, backend
-from .source import ACTIVATIONS, Facts, Imported, model_type, read_weights
+from .source import Facts, Imported, model_type, read_weights
 
 NAME = "MarianMTModel of transformers (OPUS-MT)"
 # Marian computes tensor2tensor's positions; transformers computes others for the same weights, and models that were

@@ -15,9 +15,6 @@ from ..errors import UserError, reading
 from ..json_and_yaml import read_json
 from ..model.configuration_vaswani import VaswaniConfig
 
-#: Activation functions by the names that fairseq and transformers have for them, and by ours.
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
-
 
 @dataclass
 class Facts:

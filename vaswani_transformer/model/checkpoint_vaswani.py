@@ -122,10 +122,8 @@ def check_finite(weights: Iterable[tuple[str, torch.Tensor]], where: str) -> Non
     """Raise `ValueError` for the first of named weights that is not finite; `where` says whose they are."""
     for name, tensor in weights:
         if not is_finite(tensor):
-            raise ValueError(
-                f"{name} of {where} has numbers that are infinite or NaN, from which every output would be wrong: use"
-                " another checkpoint, or copy the weights again"
-            )
+            problem = "has numbers that are infinite or NaN, from which every output would be wrong"
+            raise ValueError(f"{name} of {where} {problem}: use another checkpoint, or copy the weights again")
 
 
 def check_weights(files: list[str], model: torch.nn.Module, types: Iterable[str] | None) -> None:
@@ -149,18 +147,12 @@ def check_weights(files: list[str], model: torch.nn.Module, types: Iterable[str]
                 parts = [(key, weights.get_slice(key)) for key in weights.keys()]  # noqa: SIM118 (no dictionary)
                 headers = [(key, part.get_shape(), part.get_dtype()) for key, part in parts]
         except SafetensorError as error:  # which does not name the file
-            raise ValueError(
-                f"{file} is damaged or not complete ({error}): copy or download it again, or use another checkpoint"
-            ) from error
+            raise ValueError(f"{file} is damaged or not complete ({error}): copy or download it again") from error
         for key, shape, kind in headers:
             numbers += math.prod(shape)
             if types is not None and kind not in types and key.removeprefix("model.") in own:
-                raise ValueError(
-                    f"{key:.200} in {file} has numbers of type {kind}: weights must be in one of {', '.join(types)};"
-                    " convert them to one of these"
-                )
+                rule = f"weights must be in one of {', '.join(types)}"
+                raise ValueError(f"{key:.200} in {file} has numbers of type {kind}: {rule}")
     if numbers < _LEAST_SHARE * parameters and parameters > _HARMLESS:
-        raise ValueError(
-            f"the configuration does not fit the weights: it describes a {type(model).__name__} of {parameters:,}"
-            f" parameters and the weights hold {numbers:,}; config.json and weights must come from the same model"
-        )
+        counts = f"it describes a {type(model).__name__} of {parameters:,} parameters, and these hold {numbers:,}"
+        raise ValueError(f"the configuration does not fit the weights: {counts}")

@@ -169,9 +169,8 @@ class VaswaniConfig(PreTrainedConfig):
             for name in ("d_k", "d_v"):
                 if getattr(self, name) is None:
                     if self.d_model % self.num_heads:
-                        raise ValueError(
-                            f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}: give {name} too"
-                        )
+                        sizes = f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}"
+                        raise ValueError(f"{sizes}: give {name} too")
                     setattr(self, name, self.d_model // self.num_heads)
         super().__post_init__(**kwargs)
 

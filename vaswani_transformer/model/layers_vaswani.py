@@ -100,10 +100,8 @@ class VaswaniLearnedPositions(nn.Embedding):
             ValueError: for a sequence longer than the table.
         """
         if end > self.num_embeddings:
-            raise ValueError(
-                f"a sequence of {end} tokens is longer than the {self.num_embeddings} learned positions of this model:"
-                " shorten it, or train with a larger max_position_embeddings or with sinusoids"
-            )
+            limit = f"the {self.num_embeddings} learned positions of this model"
+            raise ValueError(f"a sequence of {end} tokens is longer than {limit}: shorten it, or train with more")
         return super().forward(position_ids)
 
 

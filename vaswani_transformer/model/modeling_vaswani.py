@@ -104,10 +104,8 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
             ValueError: for a model with two vocabularies.
         """
         if self.config.target_vocab_size != self.config.vocab_size:
-            raise ValueError(
-                f"the model has two vocabularies, of {self.config.vocab_size} and {self.config.target_vocab_size}"
-                " entries: resizing would not know which"
-            )
+            sizes = f"{self.config.vocab_size} and {self.config.target_vocab_size} entries"
+            raise ValueError(f"the model has two vocabularies, of {sizes}: resizing would not know which")
         self.config.decoder_vocab_size = None
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         decoder = getattr(self.base_model, "decoder", None)
@@ -156,11 +154,9 @@ class VaswaniStack(VaswaniPreTrainedModel):
         try:
             return self.embed_tokens(input_ids)
         except IndexError as error:
-            raise ValueError(
-                f"{name}_ids has token ids from {int(input_ids.min())} to {int(input_ids.max())}: they must be at"
-                f" least 0 and below the vocabulary size {self.embed_tokens.num_embeddings}; is this the tokenizer"
-                " that the model was trained with?"
-            ) from error
+            ids, size = f"from {int(input_ids.min())} to {int(input_ids.max())}", self.embed_tokens.num_embeddings
+            problem = f"{name}_ids has token ids {ids}, and the vocabulary size is {size}"
+            raise ValueError(f"{problem}: is this the tokenizer of the model?") from error
 
     def embed(self, embeddings: torch.Tensor, position_ids: torch.Tensor, end: int) -> torch.Tensor:
         """Scale `(batch_size, length, d_model)` embeddings, add those of positions below `end`, and apply dropout."""
@@ -289,10 +285,7 @@ class VaswaniDecoder(VaswaniStack):
         `EncoderDecoderCache` holds the target's keys and values, and the source's are computed again.
         """
         if isinstance(past_key_values, DecodingCache):
-            raise ValueError(
-                "past_key_values comes from generate() and serves the whole model's steps only: give the decoder a"
-                " DynamicCache"
-            )
+            raise ValueError("past_key_values comes from generate(): give the decoder a DynamicCache")
         embeddings = self.token_embeddings(input_ids, inputs_embeds, "decoder_input")
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)

@@ -46,10 +46,8 @@ def check_packed(config: VaswaniConfig, offsets: Sequence[torch.Tensor | None], 
     """Raise `ValueError` for lone offsets, and for other arguments of `forward`, which would be ignored."""
     is_pair = all(side is not None and side.shape == offsets[0].shape for side in offsets)
     if not is_pair or config.attention_window is not None or any(value is not None for value in others):
-        raise ValueError(
-            "source_offsets and target_offsets go together, with the same number of sentences, and without masks,"
-            " caches, attention_window and attention weights: give padded sentences with a mask instead"
-        )
+        rule = "with the same number of sentences, without masks, caches, attention_window and attention weights"
+        raise ValueError(f"source_offsets and target_offsets go together, {rule}: give padded sentences and a mask")
 
 
 def place_sentences(offsets: torch.Tensor, tokens: int, max_length: int | None) -> SentencePlaces:

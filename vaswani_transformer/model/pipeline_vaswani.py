@@ -70,10 +70,7 @@ class Text2TextGenerationPipeline(Pipeline):
 
     def __init__(self, model, tokenizer=None, *, task: str = "", split_sentences: Splitter = False, **options):
         if (kind := model.config.model_type) != "vaswani":
-            raise ValueError(
-                f"this pipeline takes models of type 'vaswani', not {kind!r}: import the model where `vaswani import`"
-                " reads it, or call its own generate()"
-            )
+            raise ValueError(f"this pipeline takes models of type 'vaswani', not {kind!r}: try `vaswani import`")
         self._split_sentences = split_sentences
         is_learned = model.config.position_encoding == "learned"
         self._source_limit = model.config.max_position_embeddings if is_learned else None
@@ -193,10 +190,8 @@ class Text2TextGenerationPipeline(Pipeline):
         length = encoding["input_ids"].shape[1]
         if truncation in (None, False, "do_not_truncate"):
             if self._source_limit is not None and length > self._source_limit:
-                raise ValueError(
-                    f"a text has {length} tokens and the model has {self._source_limit} positions: shorten it, or give"
-                    " split_sentences=True, or truncation=True to drop the rest"
-                )
+                fix = "give split_sentences=True, or truncation=True to drop the rest"
+                raise ValueError(f"a text has {length} tokens and the model {self._source_limit} positions: {fix}")
         elif length > (limit := min(self._source_limit or _UNLIMITED_LENGTH, self.tokenizer.model_max_length)):
             encoding = self._cutting_tokenizer(code + rest, truncation=truncation, max_length=limit, **options)
             kept = encoding["input_ids"].shape[1]

@@ -109,10 +109,8 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
         for name in ("bos_token", "pad_token", "eos_token"):
             ids = [getattr(side, f"{name}_id") for side in (self, target)]
             if ids[0] != ids[1]:
-                raise ValueError(
-                    f"{name} {getattr(self, name)!r} is number {ids[0]} of the source's vocabulary and {ids[1]} of the"
-                    " target's: a model has one number for it"
-                )
+                there = f"is number {ids[0]} of the source's vocabulary and {ids[1]} of the target's"
+                raise ValueError(f"{name} {getattr(self, name)!r} {there}: a model has one number for it")
 
     @classmethod
     def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs):

@@ -7,6 +7,7 @@ escaped: `-LRB-` for `(`.
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from ..data.text_files import has_undecoded, read_lines
@@ -96,53 +97,33 @@ def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
 
 def parse_trees(lines: Iterable[str], where: str) -> Iterator[Tree]:
     """Yield the trees in lines, as `read_trees`; `where` names the source in messages."""
-    for first, text in _paragraphs(lines):
-        try:
-            yield from _read(text, first)
-        except ValueError as error:
-            raise UserError(f"{where}, {shortened(str(error))}") from error
-
-
-def _paragraphs(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield the number of each line that begins with a bracket, and the text from there to the next one."""
-    first, paragraph = 1, []
-    for number, line in enumerate(lines, 1):
-        if line.startswith("(") and paragraph:  # the further lines of a tree are indented
-            yield first, "\n".join(paragraph)
-            first, paragraph = number, []
-        paragraph.append(line)
-    yield first, "\n".join(paragraph)
-
-
-def _read(text: str, first: int) -> Iterator[Tree]:
-    """Yield the trees of a text whose first line has this number.
-
-    Raises:
-        ValueError: with the line, for what is not in a tree; the trees before it have been yielded.
-    """
     stack: list[list[str | Tree]] = [[]]  # the parts so far of each open bracket, the first around all trees
-    for match in _TOKEN.finditer(text):
-        token, problem = match[0], ""
-        if token == "(":
-            stack.append([])
-            problem = f"there are more than {MAX_DEPTH} brackets in each other" if len(stack) > MAX_DEPTH + 1 else ""
-        elif len(stack) == 1 or "\0" in token:
-            problem = f"{token!r} is out of place"
-        elif token != ")":
-            stack[-1].append(token)
-        elif (tree := _tree(parts := stack.pop(), is_outermost=len(stack) == 1)) is None:
-            bracket = f"({' '.join(map(str, parts))})"
-            problem = f"{bracket!r} holds neither a tag and a word nor a label and brackets (-LRB- is the word for one)"
-        elif len(stack) == 1:
-            yield tree
-        else:
-            stack[-1].append(tree)
-        if problem:
-            line = first + text.count("\n", 0, match.start())
-            raise ValueError(f"line {line}: {problem}")
-    if len(stack) > 1:
-        problem = f"{len(stack) - 1} bracket(s) not closed (all lines of a tree but the first must be indented)"
-        raise ValueError(f"line {first}: {problem}")
+    first = 1  # line of the last tree
+    for number, line in enumerate(chain(lines, ["("]), 1):  # the bracket behind the last line shows what is open there
+        problem = ""
+        if line.startswith("("):  # the further lines of a tree are indented
+            if len(stack) > 1:
+                problem = f"{len(stack) - 1} bracket(s) not closed (all lines of a tree but the first must be indented)"
+                raise UserError(f"{where}, line {first}: {problem}")
+            first = number
+        for token in _TOKEN.findall(line):
+            if token == "(":
+                stack.append([])
+                problem = f"there are more than {MAX_DEPTH} brackets in each other" * (len(stack) > MAX_DEPTH + 1)
+            elif len(stack) == 1 or "\0" in token:
+                problem = f"{token!r} is out of place"
+            elif token != ")":
+                stack[-1].append(token)
+            elif (tree := _tree(parts := stack.pop(), is_outermost=len(stack) == 1)) is None:
+                bracket = f"({' '.join(map(str, parts))})"
+                form = "neither a tag and a word nor a label and brackets (-LRB- is the word for one)"
+                problem = f"{bracket!r} holds {form}"
+            elif len(stack) == 1:
+                yield tree
+            else:
+                stack[-1].append(tree)
+            if problem:
+                raise UserError(f"{where}, {shortened(f'line {number}: {problem}')}")
 
 
 def _tree(parts: list["str | Tree"], is_outermost: bool) -> Tree | None:

@@ -212,9 +212,6 @@ def score(
     if not sums["pairs"]:
         raise UserError("all pairs have a blank side: there is nothing to score")
     sums = {"perplexity": perplexity([-sums["log_probability"]], [sums["tokens"]])} | sums
-    print(
-        f"perplexity {sums['perplexity']:.3f} a target token: log-probability {sums['log_probability']:,.2f} of"
-        f" {sums['tokens']:,} tokens in {sums['pairs']:,} pairs",
-        file=sys.stderr,
-    )
+    whole = f"log-probability {sums['log_probability']:,.2f} of {sums['tokens']:,} tokens in {sums['pairs']:,} pairs"
+    print(f"perplexity {sums['perplexity']:.3f} a target token: {whole}", file=sys.stderr)
     files.write_json(json, sums)

@@ -96,10 +96,8 @@ def _explain(error: BaseException) -> str:
         fix = ": free some space and run the same command again" if error.errno in _DISK_FULL else fix
         return f"{error.strerror or error}{where}{fix}"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAlloc" in str(error):
-        return (
-            "out of memory: lower --tokens-per-batch or --beams, of a training --tokens-per-device, which changes no"
-            " result, or use a machine with more of it"
-        )
+        fix = "lower --tokens-per-batch or --beams, of a training --tokens-per-device, which changes no result"
+        return f"out of memory: {fix}, or use a machine with more of it"
     if any(reason in str(error) for reason in _FAILED_WRITES) or type(error).__name__ == "SafetensorError":
         return f"a file could not be written ({one_line(error, 200)}): free some space and run the same command again"
     return f"unexpected {type(error).__name__}: {one_line(error)}; the same command with --debug shows where"

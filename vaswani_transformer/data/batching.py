@@ -201,11 +201,9 @@ class TokenBatchSampler:
             positions += sides.max(axis=1).astype(np.int64) * len(batch)
         padding = 1 - tokens / positions
         source, target = (side.sum(dtype=np.int64) / self._number for side in self.lengths)
-        return (
-            f"{self._pairs:,} pairs in {self._number:,} batches an epoch: on average {source:,.0f} source and"
-            f" {target:,.0f} target tokens a batch, padding not counted; padded, {padding[0]:.1%} of source and"
-            f" {padding[1]:.1%} of target positions are padding"
-        )
+        sizes = f"on average {source:,.0f} source and {target:,.0f} target tokens a batch, padding not counted"
+        padded = f"padded, {padding[0]:.1%} of source and {padding[1]:.1%} of target positions are padding"
+        return f"{self._pairs:,} pairs in {self._number:,} batches an epoch: {sizes}; {padded}"
 
 
 @dataclass

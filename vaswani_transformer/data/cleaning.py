@@ -82,7 +82,12 @@ def clean(
         settings |= {"part": PART, "files": {str(path): file_stamp(path) for path in files}}
         settings = json.loads(json.dumps(settings))
         if os.path.lexists(output.path / MANIFEST) and not overwrite:
-            return _finished(output.path, settings)
+            manifest = read_json(output.path / MANIFEST)
+            parts = [output.path / name for name in manifest["parts"]]
+            if manifest.get("settings") != settings or not all(part.is_file() for part in parts):
+                problem = "was cleaned with other settings or of other text, or lacks a part"
+                raise UserError(f"{output.path} {problem}: give another --output, or --overwrite")
+            return manifest
         train = replace(train, kind=UNDECODED) if train.kind == "text" else train
         text, validation = train.load(), validation and validation.load()
         output.note()
@@ -112,14 +117,6 @@ def clean(
             write_text(staging / MANIFEST, json.dumps(manifest, indent=1))
         shutil.rmtree(output.path / TASKS)
         return manifest
-
-
-def _finished(folder: Path, settings: dict) -> dict:
-    manifest = read_json(folder / MANIFEST)
-    if manifest.get("settings") != settings or not all((folder / name).is_file() for name in manifest["parts"]):
-        problem = "was cleaned with other settings or of other text, or lacks a part"
-        raise UserError(f"{folder} {problem}: give another --output, or --overwrite")
-    return manifest
 
 
 def _judge(text: datasets.Dataset, validation: datasets.Dataset | None, rules: CleaningRules, seed: int) -> Judge:

@@ -151,7 +151,9 @@ def pair_source(
     if data is not None and is_local(paths[0]):
         if paths[0].is_dir():
             return _folder_source(paths[0], config, split, columns)
-        if not paths[0].exists() and _is_hub_name(str(data)):  # anything else that is not here is a missing file
+        is_path = Path(name := str(data)).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+        # A name on the Hub is `dataset` or `owner/dataset`; anything else that is not here is a missing file.
+        if not (is_path or paths[0].exists() or suffix(name) in (*FORMATS, ".txt")):
             where = f"Hub dataset {str(data)!r} (there is no such file or folder here)"
             return PairSource(where, str(data), split, columns, config=config)
     split = split if "[" in split else "train"  # a file has one split, and slices of it
@@ -198,12 +200,6 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
 def suffix(name: str) -> str:
     """Return the suffix of a file's name, that of compression left out."""
     return Path(name.lower().removesuffix(".gz")).suffix
-
-
-def _is_hub_name(name: str) -> bool:
-    """Return whether a name of which nothing is here can be one on the Hub: ``dataset`` or ``owner/dataset``."""
-    is_path = Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
-    return not is_path and suffix(name) not in (*FORMATS, ".txt")
 
 
 def find_shards(name: str | Path) -> list[Path]:

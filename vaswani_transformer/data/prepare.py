@@ -270,10 +270,8 @@ def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Pat
     sources = data_sources(recipe)
     if (pairs := len(sources[0].load())) < LARGE:
         return None
-    logger.info(
-        "%s training pairs are prepared in %s, once; other runs may share them: --prepared %s",
-        f"{pairs:,}", folder, folder,
-    )  # fmt: skip
+    done = f"{pairs:,} training pairs are prepared in {folder}, once"
+    logger.info("%s; other runs may share them: --prepared %s", done, folder)
     overwrite = False
     if recipe.overwrite:
         try:

@@ -47,9 +47,8 @@ def run_tasks(
     run = {LOCAL: _here if workers == 1 else _in_processes, RAY: _on_ray}[engine]
     disable = None if shown else True  # None: shown on a terminal only
     early, waiting = {}, list(reversed(numbers))
-    for number, result in tqdm(
-        run(make, numbers, workers), shown, len(numbers), disable=disable, unit=" parts", delay=1
-    ):
+    results = run(make, numbers, workers)
+    for number, result in tqdm(results, shown, len(numbers), disable=disable, unit=" parts", delay=1):
         early[number] = result
         while waiting and waiting[-1] in early:
             yield early.pop(waiting.pop())
@@ -79,11 +78,9 @@ def _in_processes(make: Callable[[], Task], numbers: Sequence[int], workers: int
         try:
             yield from ((number, futures.pop(number).result()) for number in numbers)
         except BrokenProcessPool as error:
-            problem = (
-                "a worker process was killed, perhaps because the memory is full, or could not start, as in a script"
-            )
-            fix = f'without `if __name__ == "__main__":`; {_RESUME}, with fewer workers'
-            raise UserError(f"{problem} {fix}") from error
+            problem = 'perhaps as the memory is full, or a script lacks `if __name__ == "__main__":`'
+            fix = f"{_RESUME}, with fewer workers"
+            raise UserError(f"a worker process was killed, {problem}: {fix}") from error
         finally:
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()

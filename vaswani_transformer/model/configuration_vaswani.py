@@ -221,11 +221,9 @@ class VaswaniConfig(PreTrainedConfig):
         for name in ("vocab_size", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_position_embeddings"):
             check((getattr(self, name) or 0) > 0, name, "1 or more")
         check(self.target_vocab_size > 0, "decoder_vocab_size", "1 or more, or not given")
-        check(
-            not self.share_encoder_decoder_embeddings or self.target_vocab_size == self.vocab_size,
-            "share_encoder_decoder_embeddings",
-            f"False, since the vocabularies have {self.vocab_size} and {self.target_vocab_size} entries",
-        )
+        is_right = not self.share_encoder_decoder_embeddings or self.target_vocab_size == self.vocab_size
+        rule = f"False, since the vocabularies have {self.vocab_size} and {self.target_vocab_size} entries"
+        check(is_right, "share_encoder_decoder_embeddings", rule)
         check(self.attention_window is None or self.attention_window > 0, "attention_window", "1 or more, or not given")
         for name, least in (("encoder_layers", 0), ("decoder_layers", 1)):  # without layers it would not see the source
             check(least <= getattr(self, name) <= _MAX_LAYERS, name, f"{least} or more and at most {_MAX_LAYERS:,}")
@@ -235,11 +233,8 @@ class VaswaniConfig(PreTrainedConfig):
             check(0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
         check(0 < self.layer_norm_eps <= 1, "layer_norm_eps", "above 0 and at most 1")
         check(0 <= self.position_offset <= _MAX_OFFSET, "position_offset", f"at least 0 and at most {_MAX_OFFSET:,}")
-        check(
-            self.position_encoding == "learned" or self.d_model % 2 == 0,
-            "d_model",
-            "even, since sinusoids come in pairs of sine and cosine (or use position_encoding='learned')",
-        )
+        rule = "even, since sinusoids come in pairs of sine and cosine (or use position_encoding='learned')"
+        check(self.position_encoding == "learned" or self.d_model % 2 == 0, "d_model", rule)
         size = min(self.vocab_size, self.target_vocab_size)
         for name in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
             ids = getattr(self, name)

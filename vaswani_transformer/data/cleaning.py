@@ -52,15 +52,13 @@ def clean(
 ) -> dict:
     """Write a recipe's training text without the pairs that rules drop; resumes after an interruption.
 
-    The folder has the text in Parquet, that of validation as it is, and a report.
+    The folder has the text in Parquet, that of validation as it is, and a report. Returns what was done, among it
+    `counts`, pairs by the name of the rule that dropped them, `kept` first.
 
     Args:
         recipe: data, and the seed of samples.
         workers: as of `run_tasks`, and so is `engine`; by default one per CPU.
         overwrite: replace what an earlier cleaning has written there, once all is done.
-
-    Returns:
-        What was done: `counts`, pairs by the name of the rule that dropped them, `kept` first.
 
     Raises:
         UserError: for mistakes in the recipe, its data or the rules, a folder that holds something else, and if no pair

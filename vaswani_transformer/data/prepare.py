@@ -54,7 +54,8 @@ def prepare(
 ) -> dict:
     """Tokenise and filter a recipe's data into a folder that training maps into memory; resumes after an interruption.
 
-    Without validation data some pairs are held out, the same ones as in training without preparation.
+    Without validation data some pairs are held out, the same ones as in training without preparation. Returns the
+    manifest; see `read_manifest`.
 
     Args:
         recipe: data, tokenizer, limits and, for what is held out and a new tokenizer's sample of the text, seed.
@@ -63,9 +64,6 @@ def prepare(
         workers: as of `run_tasks`; None: one per CPU, fewer for a short text.
         engine: `local`, or `ray` for a cluster whose machines share a disk: the folder and `HF_DATASETS_CACHE`, in
             which `datasets` has the text, are there.
-
-    Returns:
-        The manifest; see `read_manifest`.
 
     Raises:
         UserError: for mistakes in the recipe or its data, and a folder that holds something else.

@@ -95,11 +95,8 @@ def read_tmx(path: Path, languages: tuple[str, str]) -> Iterator[tuple[str, str]
     """Yield the texts of each unit of a TMX file, plain or `.gz`, that has segments in both languages.
 
     Of inline elements the codes are dropped and the text is kept. Of several segments in a language (``en-US`` and
-    ``en-GB`` are both ``en``) the first that is not empty counts. Line breaks in a segment become spaces.
-
-    Args:
-        path: the file, in any encoding that its first bytes or its declaration name.
-        languages: of source and target, such as ``("en", "pt-BR")``.
+    ``en-GB`` are both ``en``) the first that is not empty counts. Line breaks in a segment become spaces. The encoding
+    is what the first bytes or the declaration name; languages are such as ``("en", "pt-BR")``.
 
     Raises:
         UserError: for a file that cannot be read, is cut off, no TMX, declares entities or changes while it is read,

@@ -262,11 +262,9 @@ def read_recipe(name_or_path: str) -> tuple[str, str]:
 
 
 def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
-    """Load a shipped recipe by name, or one's own by path, with some fields replaced.
+    """Load a shipped recipe by name (`recipe_names()`), or one's own by path, with some fields replaced.
 
-    Args:
-        name_or_path: one of `recipe_names()`, or a YAML file.
-        overrides: field names to values, as on the command line; a preset replaces what the file says of its fields.
+    `overrides` are names and values, as on the command line; a preset replaces what the file says of its fields.
 
     Raises:
         UserError: for a missing or malformed file, unknown or repeated fields, wrong types and values out of range.

@@ -21,11 +21,9 @@ _NO_DIFFERENCE |= {"label_smoothing"}  # of training alone
 
 
 def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor]:
-    """Return the mean of each weight over checkpoints, summed in float64 and returned in the first one's type.
+    """Return the mean of each weight over one or more checkpoints, summed in float64, in the first one's type.
 
-    Args:
-        folders: one or more checkpoints, each with `model.safetensors`. Besides the result, one weight of one
-            checkpoint at a time is in memory.
+    Besides the result, one weight of one checkpoint at a time is in memory.
 
     Raises:
         UserError: for a missing file, one that has changed since a training wrote it, or weights of other names or

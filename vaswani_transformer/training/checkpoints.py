@@ -186,14 +186,11 @@ def averaged_from(recipe: Recipe) -> int:
 
 
 def surplus(checkpoints: list[Checkpoint], limit: int | None, best_step: int | None) -> list[Checkpoint]:
-    """Return the checkpoints to remove; the last, to resume from, and that of `best_step` are always kept.
+    """Return the checkpoints to remove, of these, oldest first.
 
-    Args:
-        checkpoints: oldest first.
-        limit: how many to keep that not a signal alone asked for, the best one included; None: all, those of signals
-            too. One that a signal asked for is of no use once there is a later one, and must not push out an averaged
-            one.
-        best_step: of the best one, if there is any.
+    The last, to resume from, and that of `best_step`, if any, are always kept, and of those that not a signal alone
+    asked for the last ones, `limit` in all with the best; None: all are kept, those of signals too. One that a signal
+    asked for is of no use once there is a later one, and must not push out an averaged one.
     """
     if limit is None:
         return []

@@ -36,11 +36,9 @@ class NoamSchedulerCallback(TrainerCallback):
     resume cannot shift it. Whatever scheduler the trainer made (it always makes one) is overruled, and reports the
     rate that was used to the log.
 
-    Args:
-        d_model: width of the model; read from the model's configuration when not given. All else is as of
-            [`noam_learning_rate`].
-        decline_steps: last steps of the training, over which the rate is also multiplied by what falls from 1 to 0;
-            fewer in proportion where a limit of time has lowered the trainer's `max_steps`.
+    Without a `d_model` it is read from the model's configuration. Over the last `decline_steps` of the training, fewer
+    in proportion where a limit of time has lowered the trainer's `max_steps`, the rate is also multiplied by what falls
+    from 1 to 0. All else is as of [`noam_learning_rate`].
     """
 
     def __init__(

@@ -14,6 +14,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # threads of OpenMP do not live on in a for
 from hub_server import HUB, HubServer  # first: it sets the Hub's address and an empty home of its caches
 
 # isort: split
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -174,6 +175,32 @@ def whole_outputs(monkeypatch) -> None:
     from vaswani_transformer.decoding import translator
 
     monkeypatch.setattr(translator, "_ROUNDS", 10**6)
+
+
+@pytest.fixture
+def fails(capsys):
+    """Runs a command that must fail, and returns the one line of its error, the last that it prints."""
+    from translating import run
+
+    def call(*arguments, status=2) -> str:
+        capsys.readouterr()
+        code, error = run(*arguments), capsys.readouterr().err
+        lines = [line for line in error.splitlines() if line.startswith("error: ")]
+        assert code == status and "Traceback" not in error, error
+        assert len(lines) == 1 and error.rstrip().endswith(lines[0]), error
+        return lines[0]
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def without_pictures() -> Iterator[None]:
+    """Drawing the learning curve would take a third of the time; `test_monitoring` looks at it."""
+    from vaswani_transformer.training import run_folder
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_folder, "plot_learning_curve", lambda *_: None)
+        yield
 
 
 def error_of(function, *arguments, **options) -> str:

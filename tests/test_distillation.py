@@ -9,7 +9,6 @@ from functools import partial
 
 import pytest
 import torch
-import training_runs
 import translating
 import yaml
 from children import run_on_two_processes
@@ -29,9 +28,7 @@ from vaswani_transformer.hub.model_card import render_card
 from vaswani_transformer.recipes.recipe import Recipe, load_recipe
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
-fails = translating.fails
 here = translating.here
-without_pictures = training_runs.without_pictures
 LINES, WINDOW = 18, 4  # of the training text, and those that are translated together where it is interrupted
 
 
@@ -91,9 +88,6 @@ def by_translate(teachers, student, tmp_path, *options) -> list[tuple[str, str, 
 
 def learnable(hypotheses: list[dict]) -> list[dict]:
     return [one for one in hypotheses if one["text"].strip() and not one.get("repeats")]
-
-
-# The text
 
 
 @pytest.mark.parametrize("number", [1, 2], ids=["one", "ensemble"])
@@ -159,9 +153,6 @@ def test_workers_write_what_one_process_writes(teachers, student, tmp_path, here
         assert files == {"distilled.en", "distilled.de", "distillation.json"}
 
 
-# The command
-
-
 def test_the_command_resumes_in_every_step(teachers, student, tmp_path, monkeypatch, capsys):
     command = ["distill", *map(str, teachers), "--student", str(student), "--quiet", "--output"]
     assert main([*command, str(tmp_path / "straight")]) == 0
@@ -224,9 +215,6 @@ def test_a_finished_student_is_trained_anew_on_the_same_text(teachers, student, 
     assert "other settings (beams)" in fails(*command, "--overwrite", "--beams", 2)
 
 
-# What is refused
-
-
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory):
     """A model of another tokenizer."""
@@ -278,9 +266,6 @@ def test_two_processes_distil_what_one_does(teachers, student, tmp_path):
     assert pairs_of(tmp_path / "one") == pairs_of(tmp_path / "two")
     one, two = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
     assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)
-
-
-# Back-translation
 
 
 def test_text_of_the_target_language_is_translated_back_and_learned_too(student, text, tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-import translating
 from conftest import error_of, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +19,6 @@ from vaswani_transformer.attention.weights import KINDS, readable_tokens
 
 TEXT = ["the old black dog sees an apple", "der alte schwarze Hund sieht einen Apfel", "naïve 中文 words, a $5 hat."]
 SOURCE, TARGET = "the old dog, a $5 hat", "der Hund"
-fails = translating.fails
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +110,6 @@ def test_mistakes_are_one_line(model, tokenizer):
     assert error_of(attend, model, tokenizer, "caf\udce9").startswith("the source: ")
 
 
-# Tokens.
-
-
 def test_readable_tokens_of_a_vocabulary_of_letters():
     letters = train_tokenizer(["ab"], vocab_size=260)
     ids = letters("ab, b\tü $")["input_ids"]
@@ -140,9 +135,6 @@ def test_pieces_with_marks_make_up_the_words(tokenizer, words):
     together = "".join(token[1:] if token.startswith("·") else f" {token}" for token in tokens if token != "␣")
     assert together.replace(" ", "") == "".join(words)
     assert sum(not token.startswith("·") for token in tokens if token != "␣") == len(words)
-
-
-# Pictures.
 
 
 def made_up(array: np.ndarray, words: int) -> AttentionWeights:
@@ -198,9 +190,6 @@ def test_what_cannot_be_drawn_is_one_line(tmp_path, weights):
         long = made_up(np.full((1, heads, size, size), 1 / size, np.float32), size)
         assert f"{size} tokens are too many to read in {panels}" in error_of(draw_attention, long, "encoder", picture)
     assert not picture.exists()
-
-
-# The command.
 
 
 @pytest.fixture(scope="module")

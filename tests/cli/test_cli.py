@@ -1,15 +1,12 @@
 """The commands on tiny data, and every kind of bad input: one clear line, a non-zero exit, nothing lost."""
 
 import dataclasses
-import io
 import json
 import os
 import shutil
 import signal
-import sys
 
 import pytest
-import translating
 import yaml
 from conftest import TINY_RECIPE
 from model_folders import write_model
@@ -19,7 +16,6 @@ from vaswani_transformer.cli import translate
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.recipes.recipe import Recipe
 
-fails = translating.fails
 TINY = TINY_RECIPE | {"max_steps": 6, "evaluate_every": 3, "validation_bleu": 10, "average_checkpoints": 2}
 
 
@@ -55,28 +51,6 @@ def test_training_leaves_a_complete_folder_that_stock_classes_load(model):
     assert loaded.generation_config.max_length is None  # generating for validation has left no limit of its own
 
 
-def test_translate_keeps_order_and_empty_lines(model, tmp_path, capsys):
-    lines = ["The dog sees a cat.", "", "Today a man has a very old big house.", "   ", "Yes."]
-    (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
-    files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out")]
-    limit = ["--max-new-tokens", "30"]  # the model's own limit follows the longest source of a batch
-    assert main(["translate", str(model), *files, *limit]) == 0
-    out = (tmp_path / "out").read_text().split("\n")
-    assert len(out) == len(lines) + 1 and out[1] == out[3] == out[-1] == ""
-    capsys.readouterr()
-    for line, expected in zip(lines, out, strict=False):
-        if line.strip():
-            assert main(["translate", str(model), line, *limit]) == 0
-            assert capsys.readouterr().out == expected + "\n"
-
-
-def test_translate_reads_standard_input_and_writes_standard_output(model, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"A man.\n\nA dog.\n")))
-    assert main(["translate", str(model)]) == 0
-    lines = capsys.readouterr().out.split("\n")
-    assert len(lines) == 4 and lines[1] == ""
-
-
 def test_tokenizer_command(text, tmp_path, capsys, fails):
     arguments = ["tokenizer", text / "train.en", text / "train.de", "--output", tmp_path / "t", "--vocab-size", "300"]
     assert main([str(argument) for argument in arguments]) == 0
@@ -93,9 +67,6 @@ def test_help_documents_every_field(capsys):
     assert main(["train", "--help"]) == 0
     out = capsys.readouterr().out
     assert all("--" + field.name.replace("_", "-") in out for field in dataclasses.fields(Recipe))
-
-
-# Bad input
 
 
 @pytest.mark.parametrize(
@@ -128,17 +99,6 @@ def learned(tmp_path_factory):
     """A model of 60 learned positions."""
     folder = tmp_path_factory.mktemp("learned")
     return write_model(folder, position_encoding="learned", max_position_embeddings=60)
-
-
-def test_sentence_longer_than_learned_positions(learned, tmp_path, fails):
-    (tmp_path / "in").write_text(f"A dog.\n{'a dog sees ' * 60}\n")
-    files = ["--input", tmp_path / "in", "--output", tmp_path / "out"]
-    assert "line 2" in fails("translate", learned, *files, "--long-lines", "refuse")
-    assert (tmp_path / "out").read_text().count("\n") == 1
-    arguments = ["translate", learned, *files, "--resume", "--long-lines", "split"]
-    assert main([str(argument) for argument in arguments]) == 0
-    assert (tmp_path / "out").read_text().count("\n") == 2
-    assert main(["translate", str(learned), "A dog.", "--max-new-tokens", "500"]) == 0  # cut at the last position
 
 
 def test_output_is_not_touched_before_the_input_is_known_to_be_there(model, tmp_path, fails):

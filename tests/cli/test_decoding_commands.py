@@ -17,7 +17,6 @@ from vaswani_transformer.hardware import choose_device
 
 model = translating.model
 source = translating.source
-fails = translating.fails
 
 
 @pytest.mark.parametrize("name", ["mps", "no such device", "cpu:x"])

@@ -8,14 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import translating
 from model_folders import change, write_model
 from translating import run
 
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.hub.card_facts import results_of_record
-
-fails = translating.fails
 
 
 @pytest.fixture(scope="module")

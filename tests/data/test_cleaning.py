@@ -101,9 +101,6 @@ def test_parts_that_are_there_are_not_judged_again(text, tmp_path, monkeypatch):
     assert judged[: len(expected)] == expected  # then the few that the report shows
 
 
-# What is written
-
-
 def test_the_report_has_counts_and_samples_and_nothing_that_a_reader_would_obey(text, tmp_path):
     counts = make(text[0], tmp_path / "out")["counts"]
     report = (tmp_path / "out" / "report.md").read_text("utf-8")
@@ -150,9 +147,6 @@ def test_compressed_text_and_columns(tmp_path):
     assert make(recipe, tmp_path / "gz", length_ratio=0)["counts"] == {"kept": 2, "undecodable": 1}
 
 
-# What is refused
-
-
 def test_rules_that_make_no_sense(tmp_path):
     recipe = recipe_of(tmp_path, [("a dog", "ein Hund")])
     for options, part in (
@@ -171,14 +165,6 @@ def test_extras_that_are_missing_are_named(tmp_path, monkeypatch):
         monkeypatch.setitem(__import__("sys").modules, name, None)
     for options in ({"near_duplicates": 0.8}, {"languages": ("en", "de")}):
         assert "vaswani_transformer[cleaning]" in error_of(make, recipe, tmp_path / "out", **options)
-
-
-def test_a_folder_with_something_else_in_it_is_left_alone(text, tmp_path):
-    recipe, _ = text
-    (tmp_path / "thesis.txt").write_text("mine")
-    assert "is not empty and was not written" in error_of(make, recipe, tmp_path)
-    assert "is not empty" in error_of(make, recipe, tmp_path, overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_other_settings_and_changed_text_are_refused(text, tmp_path):

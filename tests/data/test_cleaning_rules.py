@@ -131,9 +131,6 @@ def test_deviations_of_a_length_ratio_are_those_of_the_formula():
     assert LengthRatio.of(np.zeros((0, 2), int)).deviation(np.array([[1, 9]])).tolist() == [0]
 
 
-# Near duplicates
-
-
 def jaccard(one, other):
     one, other = ({side[i : i + 5] for i in range(max(1, len(side) - 4))} for side in (one, other))
     return len(one & other) / len(one | other)
@@ -167,9 +164,6 @@ def test_near_duplicates_are_those_of_a_jaccard_similarity(sentences, tmp_path, 
     found = sum(row not in kept for row in rows[2::3])
     assert abs(found - sum(shares)) < 4.5 * math.sqrt(sum(share * (1 - share) for share in shares)) + 1
     assert 20 < found < 280
-
-
-# Languages
 
 
 def test_lines_of_another_language_are_dropped(tmp_path):

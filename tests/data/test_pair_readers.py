@@ -70,9 +70,6 @@ def test_invalid_utf8_is_reported_with_file_line_and_byte_offset(tmp_path, suffi
     assert f"{files['source']}, line 2: byte offset 2 " in read(**files)
 
 
-# Tables
-
-
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.TSV"])
 @pytest.mark.parametrize(
     "header", ["", "source\ttarget\n", "source\ttarget\tid\n", "SOURCE\tTarget\r\n", "da\tnb-NO\n"]

@@ -43,9 +43,6 @@ def test_a_name_that_can_only_be_a_file_is_missing_without_asking_the_hub(tmp_pa
     assert "No such file or directory" in error_of(load_pairs, data=name)
 
 
-# Many files
-
-
 def write_shards(folder, kind, parts):
     """The pairs of each part in a file of its own; what names all of them, and their columns."""
     for number, part in enumerate(parts):
@@ -104,9 +101,6 @@ def test_a_damaged_shard_is_named_with_its_line_or_row(tmp_path):
     assert f"{tmp_path / 'part.2.tsv'}: empty" in read(**arguments)
 
 
-# Folders
-
-
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl"])
 @pytest.mark.parametrize(
     "content",
@@ -160,9 +154,6 @@ def test_a_folder_of_several_formats_or_none_is_refused(tmp_path):
     assert read(data=tmp_path) == [("a", "b")]
 
 
-# What `datasets` reads
-
-
 def test_folders_saved_by_datasets_give_the_split(tmp_path):
     features = datasets.Features({"translation": datasets.Translation(["en", "de"])})
     nested = datasets.Dataset.from_list([{"translation": {"en": s, "de": t}} for s, t in PAIRS], features=features)
@@ -211,9 +202,6 @@ def test_a_hub_dataset_out_of_reach_is_one_line(monkeypatch):
     message = read(data="wmt14", config="de-en")
     assert "Hub dataset 'wmt14' (there is no such file or folder here)" in message
     assert "Couldn't reach 'wmt14' on the Hub (LocalEntryNotFoundError)" in message and len(message) < 600
-
-
-# Rows held out
 
 
 def test_held_out_rows_are_distinct_and_the_same_for_a_seed():

@@ -7,7 +7,6 @@ import signal
 
 import preparing
 import pytest
-import translating
 from children import fork, limit_files, wait, wait_for
 from conftest import TINY_SIZES, error_of
 from preparing import CHUNK, digests, make, noted_writes, with_validation
@@ -21,16 +20,12 @@ from vaswani_transformer.data.recipe_data import load_training_pairs
 from vaswani_transformer.data.tokenized_pairs import tokenize_pairs
 from vaswani_transformer.recipes.recipe import Recipe
 
-fails = translating.fails
 small_chunks = preparing.small_chunks
 text = preparing.text
 tokenizer_folder = preparing.tokenizer_folder
 recipe = preparing.recipe
 forked_workers = preparing.forked_workers
 ShardWriter = preparation._ShardWriter
-
-
-# What is written
 
 
 @pytest.mark.parametrize("held_out", [True, False])
@@ -104,9 +99,6 @@ def test_a_tokenizer_has_pieces_of_all_of_a_text_larger_than_its_sample(tmp_path
     assert min(pieces_of_words(train_tokenizer(lines[:120], vocab_size=400), halves[1])) > 10  # by the first pairs
 
 
-# Interruptions
-
-
 def test_whole_shards_are_not_made_again(recipe, tmp_path, monkeypatch):
     names = [f"train-{number:05d}.arrow" for number in range(6)] + ["validation-00000.arrow"]
     make(recipe, tmp_path / "whole")
@@ -158,9 +150,6 @@ def test_a_disk_that_fills_leaves_whole_shards_and_nothing_else(recipe, tmp_path
     assert not list(folder.glob(".writing-*")) and not (folder / "manifest.json").exists()
     make(recipe, folder)
     assert digests(folder) == digests(tmp_path / "whole")
-
-
-# What is refused while preparing
 
 
 def test_a_folder_of_other_settings_or_other_text_is_refused(recipe, text, tmp_path):
@@ -215,9 +204,6 @@ def test_nothing_left_and_nonsense_are_refused(recipe, tmp_path):
         make, dataclasses.replace(recipe, validation_size=210), tmp_path / "r"
     )
     assert "nothing was given" in error_of(make, Recipe(), tmp_path / "s")
-
-
-# The command
 
 
 def test_the_command_prepares_checks_and_trains(text, tmp_path, capsys, fails):

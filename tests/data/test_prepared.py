@@ -38,9 +38,6 @@ def prepared_copy(prepared_once, tmp_path):
     return Path(shutil.copytree(prepared_once, tmp_path / "copy"))
 
 
-# Training
-
-
 def test_a_run_is_resumed_with_the_same_prepared_pairs_elsewhere_and_with_no_others(recipe, tmp_path):
     recipe = dataclasses.replace(
         recipe, max_steps=2, warmup_steps=2, evaluate_every=2, validation_bleu=0, average_checkpoints=0
@@ -134,9 +131,6 @@ def test_data_prepared_otherwise_is_made_anew_if_asked(large):
     (own / "train-00001.arrow").write_bytes(b"cut off")
     assert "(max_length)" in error_of(prepare)
     assert prepare(max_length=50, overwrite=True).keys() == again.keys()
-
-
-# What is refused while reading
 
 
 def test_a_folder_of_another_version_is_refused(prepared_copy):

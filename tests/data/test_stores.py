@@ -51,9 +51,6 @@ def remote_text(text, store):
     return send(text, f"{store}/text")
 
 
-# From a store and into one
-
-
 def test_text_and_folder_in_a_store_give_the_bytes_that_they_give_here(recipe, remote_text, store, tmp_path):
     recipe = dataclasses.replace(recipe, tokenizer=None, **TWO)
     remote = dataclasses.replace(recipe, data_dir=remote_text)
@@ -94,9 +91,6 @@ def test_files_of_pairs_in_a_store_are_read_as_here(store, tmp_path, suffix):
     assert source.load()[:]["target"] == [target for _, target in pairs]
 
 
-# Training
-
-
 def test_a_shard_that_has_changed_in_a_store_is_named(recipe, store):
     url = f"{store}/shared"
     make(recipe, url)
@@ -124,9 +118,6 @@ def test_a_preparation_into_a_store_and_a_training_on_it_are_resumed(recipe, sto
     kill_before_selection(dataclasses.replace(runs[1], max_steps=2))
     straight, resumed = (weights_of(train(run, progress=False).folder) for run in runs)
     assert equal(straight, resumed)
-
-
-# What refuses
 
 
 @pytest.fixture
@@ -165,9 +156,6 @@ def test_an_url_whose_package_is_missing_or_unknown_names_what_to_do(monkeypatch
     monkeypatch.setitem(sys.modules, "upath", None)
     message = error_of(load_pairs, data="s3://corpora/a.tsv")
     assert message.startswith("s3://corpora/a.tsv") and "pip install 'vaswani_transformer[remote]'" in message
-
-
-# Web servers and the Hub
 
 
 def test_text_and_a_prepared_folder_in_a_dataset_on_the_hub(hub, recipe, text, tmp_path):

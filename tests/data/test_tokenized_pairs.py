@@ -136,9 +136,6 @@ def test_no_pairs_and_a_tokenizer_without_end_token_are_refused():
     assert "0 pairs read" in error_of(tokenize_pairs, in_memory([]), plain)
 
 
-# The cache of the token ids
-
-
 def test_the_cache_serves_the_same_call_only(tmp_path, encoded):
     first = load_pairs(**write_two(tmp_path, "a dog\n\n", "ein Hund\nx\n"))
     tokenizer = make_tokenizer()

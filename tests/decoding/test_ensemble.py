@@ -47,17 +47,6 @@ class TestSeveralMembers:
         expected = common_log_probs(models, source, targets)
         torch.testing.assert_close(logits.double().log_softmax(dim=-1), expected, rtol=1e-5, atol=1e-5)
 
-    def test_greedy_takes_the_likeliest_of_the_common_distribution(self):
-        models = members()
-        input_ids, attention_mask = padded_batch((6, 3))
-        outputs = Ensemble(models).generate(input_ids, attention_mask=attention_mask, max_new_tokens=10)
-        for row, length in enumerate((6, 3)):
-            expected = [START]
-            while len(expected) < 11 and expected[-1] != END:
-                log_probs = common_log_probs(models, input_ids[row, :length], torch.tensor([expected]))
-                expected.append(int(log_probs[0, -1].argmax()))
-            assert without_padding(outputs[row]) == expected
-
     @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
     def test_beams_find_the_best_of_all_outputs(self, alpha):
         limit, models = 3, [peaked_model(0), peaked_model(3)]

@@ -16,10 +16,6 @@ from vaswani_transformer.decoding.translator import Translator
 model = translating.model
 source = translating.source
 expected = translating.expected
-fails = translating.fails
-
-
-# What is written.
 
 
 def test_a_line_for_each_line_and_nothing_beside_it(expected, model, source, tmp_path):
@@ -90,9 +86,6 @@ def test_prefixes_begin_their_translations(model, source, tmp_path, fails):
     assert "line 2 of the prefixes has" in line and "an output of at most 2" in line
 
 
-# Mistakes.
-
-
 def test_mistakes_in_options(model, source, tmp_path, fails):
     (tmp_path / "prefix").write_text("Ein\n")
     for message, words in (
@@ -125,9 +118,6 @@ def test_a_batch_too_large_for_the_memory(model, monkeypatch, fails):
     words = ["--target", "A dog.", "--output", "unused.html"]
     monkeypatch.setattr("vaswani_transformer.attention.weights.attend", full)
     assert fails("attention", model, "A dog.", *words, status=1).endswith("use a machine with more of it")
-
-
-# Resumed.
 
 
 def test_resuming_wants_the_same_input_model_and_options(model, source, tmp_path, fails):

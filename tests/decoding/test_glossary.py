@@ -29,7 +29,7 @@ from vaswani_transformer.decoding.scoring import token_texts
 from vaswani_transformer.decoding.search import TermsSentence
 
 repetition_free, model = translating.model, translating.papers_model
-source, fails = translating.source, translating.fails
+source = translating.source
 TOKENS = st.integers(3, VOCABULARY - 1)
 FORMS = st.lists(st.lists(st.lists(TOKENS, min_size=1, max_size=2), min_size=1, max_size=2), min_size=1, max_size=2)
 

@@ -22,7 +22,6 @@ model = translating.model
 expected = translating.expected
 repetition_free = translating.model
 papers_model = translating.papers_model
-fails = translating.fails
 here = translating.here
 
 
@@ -39,9 +38,6 @@ def source(tmp_path_factory):
 
 def lines_of(output: Path) -> int:
     return output.read_bytes().count(b"\n") if output.exists() else 0
-
-
-# What is written
 
 
 WAYS = {
@@ -120,9 +116,6 @@ def test_ray_writes_what_workers_of_this_machine_write(model, source, expected, 
     assert (tmp_path / "out").read_bytes() == expected
 
 
-# Interrupted, and resumed
-
-
 def test_workers_and_one_process_resume_each_other(model, source, expected, tmp_path, fails, here):
     command = ["translate", model, "--input", source, *OPTIONS, "--output"]
     for number, workers in (("one", ["--resume"]), ("five", ["--workers", "5"])):
@@ -196,9 +189,6 @@ def test_killed_it_resumes_to_the_same_bytes(model, source, expected, tmp_path, 
     one = ["translate", model, "--input", many, "--output", tmp_path / "one", *OPTIONS]
     assert run(*one) == 0
     assert output.read_bytes() == (tmp_path / "one").read_bytes()
-
-
-# Refused
 
 
 def test_what_does_not_combine_is_one_line(model, source, tmp_path, fails, monkeypatch):

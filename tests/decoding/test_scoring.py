@@ -18,7 +18,7 @@ from vaswani_transformer.decoding.scoring import PairScore, mean_confidence, wor
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.errors import UserError
 
-folder, source, fails, here = translating.model, translating.source, translating.fails, translating.here
+folder, source, here = translating.model, translating.source, translating.here
 SOURCES, TARGETS = map(list, zip(*PAIRS[:30], strict=True))
 
 

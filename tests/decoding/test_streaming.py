@@ -43,9 +43,6 @@ def test_an_error_comes_with_the_lines_before_it():
     assert last.lines == ["e"] and str(last.error) == "line 6 is bad" and all(window.error is None for window in whole)
 
 
-# Reading ahead.
-
-
 def test_reading_ahead_changes_nothing_but_the_time():
     made = []
 
@@ -64,9 +61,6 @@ def test_reading_ahead_changes_nothing_but_the_time():
         assert made == list(range(min(number + 2, 4)))  # the next one, no more
     with pytest.raises(KeyError, match="four"):
         next(ahead)
-
-
-# Long lines.
 
 
 def words(text: str) -> int:
@@ -105,9 +99,6 @@ def test_long_lines_are_split_by_the_rules_of_their_language():
     text = "Er kam am 3. Oktober mit Dr. Weiß. Sie blieb hier."
     assert split_line(text, 20, words, "de") == ["Er kam am 3. Oktober mit Dr. Weiß.", "Sie blieb hier."]
     assert split_line(text, 20, words)[0] == "Er kam am 3."
-
-
-# Outputs that can be resumed.
 
 
 def test_an_output_continues_after_its_last_whole_record(tmp_path):
@@ -159,9 +150,6 @@ def test_resuming_what_was_never_started_starts(tmp_path):
         output = ResumableOutput(path, {"a": 1}, resume=True)
         assert output.done == 0 and json.loads(notes_path(path).read_text()) == {"a": 1}
         output.close()
-
-
-# Files and formats.
 
 
 @pytest.mark.parametrize("number", [1, 3])

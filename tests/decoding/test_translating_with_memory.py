@@ -11,7 +11,7 @@ from translating import OPTIONS, run
 from vaswani_transformer import Translator, load_model
 from vaswani_transformer.data.memory import Memory
 
-fails, model, source = translating.fails, translating.model, translating.source
+model, source = translating.model, translating.source
 MEMORY = [("A dog.", "Es ist\tein Hund."), ("the small red house over there", "das kleine rote Haus dort")]
 NEAR, NEW, SHORT = "the small red house over here", PAIRS[0][0], {"num_beams": 2, "max_new_tokens": 6}
 SHOWN = f"{NEAR} <TM> {MEMORY[1][1]}"

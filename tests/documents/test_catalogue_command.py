@@ -13,7 +13,6 @@ from vaswani_transformer.cli import catalogues
 from vaswani_transformer.errors import UserError
 
 model = translating.model
-fails = translating.fails
 
 PO = """\
 # by hand

@@ -17,7 +17,6 @@ from vaswani_transformer import Translator, UserError, align, load_model
 from vaswani_transformer.documents.formats import FORMATS, aligner, translate_document
 
 model = translating.model
-fails = translating.fails
 
 HTML = "<h1>Two dogs</h1>\n<p>The red bird sleeps. Every <b>small cat</b> sees\n it.</p><script>A dog.</script>\n"
 

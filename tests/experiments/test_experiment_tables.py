@@ -20,9 +20,6 @@ def multi30k(tmp_path_factory) -> Path:
     return write_multi30k(tmp_path_factory.mktemp("multi30k"))
 
 
-# Table 3.
-
-
 def test_every_row_of_table_3_keeps_its_ratios():
     base, small = VaswaniConfig.from_preset("base"), laptop_changes("base", "de")
     for row in TABLE3:
@@ -91,9 +88,6 @@ def test_dry_run_lists_what_is_missing_and_starts_nothing(tmp_path, capsys):
     assert output.count("missing") == 4
 
 
-# Table 2.
-
-
 @pytest.fixture(scope="module")
 def table2_folder(multi30k, tmp_path_factory):
     """A folder of experiments with Table 2's base row, made with a relative --output far from the data."""
@@ -113,9 +107,6 @@ def test_table2_command(table2_folder):
     assert {"bleu", "paper_bleu", "bleu_signature"} <= figures.keys() and figures["sentences"] == 12
     assert figures["flops_by_time"] > figures["flops_counted"] > 0  # nothing multiplies faster than the peak
     assert figures["flops_by_time"] == pytest.approx(60 * figures["minutes"] * figures["sustained_tflops"] * 1e12)
-
-
-# Table 4.
 
 
 def test_table4_command(tmp_path, capsys):
@@ -141,9 +132,6 @@ def test_a_trained_cell_without_its_log(tmp_path):
         if text is not None:
             (tmp_path / "training_log.jsonl").write_text(text)
         assert "training_log.jsonl: " in error_of(trained, tmp_path)
-
-
-# Mistakes.
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import shutil
 import exporting_models
 import pytest
 import torch
-import translating
 from exporting_models import PAIRS, SOURCES, exported_translator, save_model, save_trained_model, small_tokenizer
 from model_folders import change
 from passes import OTHER_TOOLKITS
@@ -24,7 +23,6 @@ ctranslate2 = pytest.importorskip("ctranslate2")
 GREEDY = {"num_beams": 1}
 # Waits for every hypothesis that ends within the limit, of a source that is searched alone or with others of its limit.
 WAITING = {"threads": 1, "patience": 200.0}
-fails = translating.fails
 
 
 @pytest.fixture(scope="module")

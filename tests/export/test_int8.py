@@ -5,7 +5,6 @@ import shutil
 import sys
 
 import pytest
-import translating
 from exporting_models import PAIRS, SOURCES, exported_translator, save_model, small_tokenizer
 from model_folders import change
 from translating import run
@@ -15,7 +14,6 @@ from vaswani_transformer.decoding.fast_tokenizer import FastTokenizer, open_toke
 from vaswani_transformer.export.engine import int8_folder, load_for_decoding
 
 pytest.importorskip("ctranslate2")
-fails = translating.fails
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,8 @@
-"""Trainings that are stopped or killed, without pictures, and the weights and logs that trainings leave.
-
-A test file takes the fixture by its name: `without_pictures = training_runs.without_pictures`.
-"""
+"""Trainings that are stopped or killed, and the weights and logs that trainings leave."""
 
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,14 +14,6 @@ from vaswani_transformer import train
 from vaswani_transformer.recipes.recipe import Recipe
 from vaswani_transformer.training import run as training
 from vaswani_transformer.training.checkpoints import read_checkpoints
-
-
-@pytest.fixture(scope="module")
-def without_pictures() -> Iterator[None]:
-    """Drawing the learning curve would take a third of the time; `test_monitoring` looks at it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.run_folder, "plot_learning_curve", lambda *_: None)
-        yield
 
 
 class _Signal(TrainerCallback):

@@ -55,21 +55,6 @@ def run(*arguments) -> int:
 
 
 @pytest.fixture
-def fails(capsys):
-    """Runs a command that must fail, and returns the one line of its error, the last that it prints."""
-
-    def call(*arguments, status=2) -> str:
-        capsys.readouterr()
-        code, error = run(*arguments), capsys.readouterr().err
-        lines = [line for line in error.splitlines() if line.startswith("error: ")]
-        assert code == status and "Traceback" not in error, error
-        assert len(lines) == 1 and error.rstrip().endswith(lines[0]), error
-        return lines[0]
-
-    return call
-
-
-@pytest.fixture
 def here(monkeypatch):
     """Workers do their tasks in this process, the last first; after as many as a number in the list, one is killed."""
     limit = []

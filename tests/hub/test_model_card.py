@@ -184,9 +184,6 @@ def test_learned_positions_are_a_limit():
     assert "are refused" not in render_card(facts())
 
 
-# The seal
-
-
 def test_the_seal_breaks_when_the_card_is_edited():
     card = render_card(full_facts())
     assert is_sealed(card) and is_sealed(card.replace("\n", "\r\n")) and is_sealed(card + "\n")
@@ -205,9 +202,6 @@ def test_the_next_card_keeps_what_is_not_known_otherwise_and_no_scores(caplog):
     known = facts(license="apache-2.0", languages=["fr", "nl"], datasets=["owner/more"], results=results_of(SCORES))
     assert model_card.carry_over(known, card) == known and not caplog.text
     assert model_card.carry_over(facts(), card + "Mine.") == facts() and not may_be_replaced(card + "Mine.")
-
-
-# Records and run folders
 
 
 def test_only_what_is_a_recipe_is_read_from_a_run_folder(tmp_path):

@@ -184,9 +184,6 @@ def test_private_repositories_and_branches(push, hub):
     assert "exists and is public" in push("--private", status=2).err
 
 
-# Cards of others
-
-
 @pytest.mark.parametrize("edit", [lambda card: "# Mine\n", lambda card: card.replace("## Model\n", "## The model\n")])
 def test_a_card_that_someone_wrote_or_edited_stays(push, hub, edit):
     push()

@@ -48,9 +48,6 @@ def test_a_missing_embedding_is_not_replaced_by_another(tmp_path):
     assert "there is no entry 'model.encoder.embed_tokens.weight'" in line
 
 
-# Tokenizers
-
-
 def model_with(piece: str = "▁a", score: float = -1) -> bytes:
     model = ModelProto()
     for name in ("<unk>", "</s>", piece):

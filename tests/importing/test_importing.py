@@ -152,9 +152,6 @@ def test_sources_that_are_refused(tmp_path, name, content, described):
     assert not (tmp_path / "out").exists()
 
 
-# Names on the Hub
-
-
 def test_a_model_on_the_hub(hub, folder, tmp_path, monkeypatch):
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     others = ("tf_model.h5", "code.py", "onnx/config.json", "checkpoint-5/pytorch_model.bin")

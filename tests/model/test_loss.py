@@ -50,8 +50,6 @@ def test_smoothing_out_of_range(epsilon):
         projected_cross_entropy(*projection_example(), epsilon)
 
 
-# Fused with the projection
-
 TOKENS, WIDTH, ENTRIES = 37, 6, 23
 
 
@@ -115,9 +113,6 @@ def test_no_whole_logits_exist(monkeypatch):
         projected_cross_entropy(hidden, weight, labels).backward()
     largest = max(event.cpu_memory_usage for event in profile.events())
     assert largest < 512 * 4096
-
-
-# As the model's own
 
 
 def losses_and_gradients(model, labels, **options):

@@ -2,7 +2,6 @@
 
 import threading
 from functools import cache
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessor
 from transformers.modeling_outputs import BaseModelOutput
-
-from vaswani_transformer.model.search_vaswani import SearchSettings
 
 LENGTHS = (7, 2, 4)
 SEARCHES = {
@@ -158,27 +155,6 @@ def test_a_sentence_gets_in_any_batch_what_it_gets_alone(
         assert together[place][0] == alone[row][0]
         if num_beams > 1:
             assert together[place][1] == pytest.approx(alone[row][1], abs=1e-5)
-
-
-@pytest.mark.parametrize("returned", [1, 3])
-@pytest.mark.parametrize("limit", [{}, {"max_new_tokens": 15}], ids=str)
-@pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 2.0])
-def test_ending_early_changes_no_result(alpha, limit, returned):
-    options = {
-        "num_beams": 3,
-        "length_penalty": alpha,
-        "num_return_sequences": returned,
-        "max_extra_tokens": 6,
-        **limit,
-    }
-    model = tiny_model(seed=1, vocab_size=9, scale=1.6, dtype=torch.float64)
-    input_ids, attention_mask = padded_batch((7, 4, 2, 6, 5), seed=1, vocab_size=9)
-    stopped = search(model, input_ids, attention_mask, options)
-    with patch.object(SearchSettings, "may_improve", lambda *_: True):
-        full = search(model, input_ids, attention_mask, options)
-    assert [rows for rows, _ in stopped] == [rows for rows, _ in full]
-    for (_, one), (_, other) in zip(stopped, full, strict=True):
-        assert one == pytest.approx(other, abs=1e-6)
 
 
 def test_calls_and_threads_know_nothing_of_each_other():

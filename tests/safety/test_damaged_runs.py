@@ -75,9 +75,6 @@ def checkpoint(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"checkpoint-{step}"
 
 
-# Flipped bits -----------------------------------------------------------------------------------------------------
-
-
 def flip_a_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
@@ -138,9 +135,6 @@ def test_a_bit_of_prepared_data(recipe, resume, tmp_path, name):
     status, line = resume("--prepared", tmp_path / "prepared")
     assert status == 2 and str(tmp_path / "prepared" / name) in line
     assert not (tmp_path / "run" / "recipe.yaml").exists() and not (tmp_path / "run" / "model.safetensors").exists()
-
-
-# Files that are something else ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["checkpoints/contents.json", "checkpoints/recipe.yaml", ".vaswani_files.json"])

@@ -133,9 +133,6 @@ def world(tmp_path_factory, forked):
     return World(tmp_path_factory.mktemp("hostile"), forked)
 
 
-# Content ----------------------------------------------------------------------------------------------------------
-
-
 def check_content(world: World, target: Target, content: bytes) -> None:
     """The command with this content: what is no JSON or YAML object, or no weights, must be refused."""
     done = world.run(target, lambda path: path.write_bytes(content))
@@ -195,9 +192,6 @@ def test_the_commands_succeed_with_whole_files(world, target):
     assert world.run(target, Path.exists).status == 0
 
 
-# What is no file --------------------------------------------------------------------------------------------------
-
-
 def _replace(make: Callable[[Path], object]) -> Callable[[Path], None]:
     def damage(path: Path) -> None:
         path.unlink()
@@ -243,9 +237,6 @@ def test_something_else_in_the_place_of_a_file(world, target, place):
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 def test_everything_else_in_the_place_of_a_file(world, target, place):
     _check_place(world, target, place)
-
-
-# The line itself --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J\x07", "a\nerror: b", "\u202egpj", "\udcff", "x" * 100_000])

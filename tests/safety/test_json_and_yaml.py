@@ -66,8 +66,6 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, read):
             read(path)
 
 
-# Recipes ----------------------------------------------------------------------------------------------------------
-
 ALIASES = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import model_folders
 import pytest
-import translating
 from canaries import Canary
 from children import limit_memory
 from conftest import random_ids, tiny_config
@@ -18,12 +17,8 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 from vaswani_transformer import UserError, VaswaniForConditionalGeneration, load_model
 from vaswani_transformer.cli.main import main
 
-fails = translating.fails
 saved = model_folders.saved
 folder = model_folders.folder
-
-
-# Pickles ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("load", [AutoModelForSeq2SeqLM, VaswaniForConditionalGeneration])
@@ -49,9 +44,6 @@ def test_a_pickle_beside_safetensors_in_their_place_or_alone_is_not_read(folder,
     with pytest.raises(UserError):
         load_model(folder)
     assert not (tmp_path / "ran").exists()
-
-
-# Code in a folder -------------------------------------------------------------------------------------------------
 
 
 def test_code_in_a_folder_does_not_run(folder, tmp_path):
@@ -94,9 +86,6 @@ def test_installed_code_wins_even_where_remote_code_is_trusted(folder):
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
     assert type(model) is VaswaniForConditionalGeneration
     assert type(AutoTokenizer.from_pretrained(folder, trust_remote_code=True)).__module__.startswith("transformers")
-
-
-# Damaged and hostile files ----------------------------------------------------------------------------------------
 
 
 def test_a_damaged_shard_is_named(folder):

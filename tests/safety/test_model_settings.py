@@ -8,7 +8,6 @@ import socket
 import model_folders
 import pytest
 import torch
-import translating
 from conftest import error_of, tiny_model, tiny_recipe
 from model_folders import change
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, GenerationConfig, modeling_utils
@@ -21,7 +20,6 @@ from vaswani_transformer.loading import check_search
 from vaswani_transformer.model.generation_vaswani import SETTING_RANGES
 from vaswani_transformer.recipes.recipe import check_recipe
 
-fails = translating.fails
 saved = model_folders.saved
 folder = model_folders.folder
 
@@ -39,8 +37,6 @@ def no_network(monkeypatch):
     yield tried
     assert not tried
 
-
-# generation_config.json -------------------------------------------------------------------------------------------
 
 VALUES = [
     *(0, 1, 2, -1, 10**12, 0.0, 0.5, 1.0, -1.0, 1e300, float("nan"), float("inf"), True, False, "x", "static", "never"),
@@ -93,9 +89,6 @@ def test_sampling_settings_out_of_range_matter_once_tokens_are_drawn(folder, cap
     assert main(["translate", str(folder), "words", "--sample", "--temperature", "0.5"]) == 0
 
 
-# Ranges -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["num_beams", "length_penalty", "max_extra_tokens"])
 def test_a_recipe_takes_what_the_model_can_be_loaded_with(folder, name):
     kind, least, most = SETTING_RANGES[name]
@@ -114,8 +107,6 @@ def test_a_recipe_takes_what_the_model_can_be_loaded_with(folder, name):
             with pytest.raises(ValueError, match=name):
                 model.generate(torch.tensor([[5, 2]]), **{**search, name: value})
 
-
-# config.json ------------------------------------------------------------------------------------------------------
 
 KERNEL = "someone/kernel"
 

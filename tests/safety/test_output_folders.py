@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import training_runs
-import translating
 import yaml
 from children import fork, limit_files, run_in_child, wait, wait_for
 from conftest import TINY_RECIPE, error_of, tiny_recipe
@@ -29,8 +27,6 @@ from vaswani_transformer.recipes.recipe import PATHS, load_recipe
 from vaswani_transformer.training import run as training
 from vaswani_transformer.training.run_folder import CURVE, LOG, MODEL_FILES, RECIPE, VERDICT
 
-fails = translating.fails
-without_pictures = training_runs.without_pictures
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
@@ -73,14 +69,11 @@ def contents(folder: Path) -> dict:
     }
 
 
-# Whose a file is
-
-
 @pytest.mark.parametrize("name", [RECIPE, "notes.txt"])
 @pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
 def test_a_folder_without_our_mark_is_refused(recipe, models, text, tmp_path, fails, name, overwrite):
     (tmp_path / name).write_text("mine")
-    commands = [["train", recipe], ["average", *models], ["tokenizer", text / "train.en"]]
+    commands = [["train", recipe], ["average", *models], ["tokenizer", text / "train.en"], ["clean", recipe]]
     for words in commands:
         fails(*words, "--output", tmp_path, *overwrite)
         assert contents(tmp_path) == {Path(name): b"mine"}
@@ -152,9 +145,6 @@ def test_folders_within_an_output_are_replaced_but_for_files_of_others(tmp_path)
     assert files == {"last": "new", "new": "new", "mine": "mine"}
 
 
-# Links in the place of folders
-
-
 def test_an_output_that_is_a_link_is_as_any_other(recipe, trained, models, text, tmp_path):
     for name in ("run", "prepared", "average"):
         (tmp_path / "disk" / name).mkdir(parents=True)
@@ -171,9 +161,6 @@ def test_an_output_that_is_a_link_is_as_any_other(recipe, trained, models, text,
         for overwrite in ([], ["--overwrite"]):
             assert main([*words, "--output", str(output), *overwrite]) == 0
     assert open_prepared(tmp_path / "prepared")
-
-
-# Commands that are cut off
 
 
 @pytest.mark.parametrize("moment", ["placing", "writing"])
@@ -229,9 +216,6 @@ def test_what_b26e237_marked_is_ours(tmp_path):
     assert list(OutputFolder(tmp_path).names) == ["log", "text/a"]
 
 
-# Empty paths
-
-
 def test_empty_paths_are_refused(text, models, fails, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for words in (["train", ""], ["train", "small", "--output", ""], ["translate", ""], ["demo", "--output", ""]):
@@ -241,9 +225,6 @@ def test_empty_paths_are_refused(text, models, fails, tmp_path, monkeypatch):
         assert f"{name} is empty" in error_of(train, dataclasses.replace(recipe, **{name: ""}), progress=False)
     assert "is empty" in error_of(import_model, models[0], "")
     assert not list(tmp_path.iterdir())
-
-
-# One process at a time
 
 
 @pytest.fixture
@@ -336,9 +317,6 @@ def test_two_processes_do_not_write_one_file_of_translations(models, tmp_path, f
         assert "another process is writing" in fails(*words, "--input", tmp_path / "in.txt")
         assert (tmp_path / "out.txt").read_text() == "theirs\n"
     assert main([str(word) for word in [*words, "--input", tmp_path / "in.txt"]]) == 0
-
-
-# A full disk, and permissions
 
 
 @pytest.mark.parametrize("size", [2000, 20_000])  # which the tokenizer exceeds, and the weights

@@ -100,9 +100,6 @@ def test_nothing_goes_up_that_is_not_on_the_list(push, hub, planted, model, scor
     assert all(words in card for words in shown)
 
 
-# Values
-
-
 HOSTILE = (
     "</td><script>alert(1)</script>",
     "[x](javascript:alert(1))",

@@ -39,9 +39,6 @@ def refused(tmp_path):
     return run
 
 
-# Long lines
-
-
 def long_line(folder, name, before=b""):
     """A file of a line of 8 MB, where `name` says so in little space."""
     path = folder / name
@@ -100,9 +97,6 @@ def test_pairs_from_a_pipe_are_refused_and_not_waited_for(tmp_path):
     assert "is a pipe or a device" in read(**{**files, "target": tmp_path / "pipe"})
 
 
-# Files that change
-
-
 def change(path, how):
     if how == "grows":
         with path.open("a") as file:
@@ -135,9 +129,6 @@ def test_translate_notices_a_change_after_it_has_counted_the_lines(refused, mode
     assert f"{path}{problem}" in line
 
 
-# Tables
-
-
 def test_a_pair_of_surrogates_in_json_is_a_letter(tmp_path):
     path = write(tmp_path / "a.jsonl", json.dumps({"source": "😀", "target": "b"}) + "\n")
     assert "\\ud83d" in path.read_text() and read(data=path) == [("😀", "b")]
@@ -154,9 +145,6 @@ def test_offsets_beyond_the_text_are_refused(tmp_path):
     assert damaged != content
     path.write_bytes(damaged)
     assert "saved: Column 0" in read(data=tmp_path / "saved")
-
-
-# Numbers of processes
 
 
 @pytest.mark.parametrize("number", [-1, MOST_WORKERS + 1])

@@ -45,9 +45,6 @@ def one_error(capsys, arguments) -> str:
     return error[-1]
 
 
-# Numbers ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_what_is_finite(dtype):
     largest = torch.finfo(dtype).max
@@ -130,9 +127,6 @@ def test_a_training_that_ends_with_broken_weights_writes_no_model(text, tmp_path
     recipe = tiny_recipe(text, tmp_path / "run", max_steps=2, evaluate_every=2, average_checkpoints=0)
     assert "model.encoder.layers.0.fc1.weight" in error_of(run.train, recipe, progress=False)
     assert not (tmp_path / "run" / "model.safetensors").exists() and (tmp_path / "run" / "checkpoints").is_dir()
-
-
-# Types and files --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, torch.float8_e4m3fn], ids=str)

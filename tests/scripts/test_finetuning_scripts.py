@@ -28,9 +28,6 @@ batch = finetuning.batch
 SCRIPTS = ROOT / "scripts"
 
 
-# Their mistakes and their parts
-
-
 def script(name: str):
     """A script as a module."""
     spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")

@@ -12,14 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 import served
-import translating
 from children import wait_for
 from conftest import ROOT, free_port
 from served import SENTENCES, listen, translated
 
 from vaswani_transformer import export_model, load_model
 
-folder, fails = served.folder, translating.fails
+folder = served.folder
 
 
 def started(forked, *options) -> tuple[int, str]:

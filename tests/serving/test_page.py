@@ -24,9 +24,6 @@ PATHS = ("/", "/page.css", "/page.js")
 HOSTILE = "<script>document.title='taken'</script> <img src=x onerror=alert(1)>"
 
 
-# Without a browser
-
-
 def test_the_files_need_nothing_from_elsewhere_and_run_no_code_of_others(make):
     app = make()
     texts = {}
@@ -41,9 +38,6 @@ def test_the_files_need_nothing_from_elsewhere_and_run_no_code_of_others(make):
     assert not re.search(r"\bon\w+=|\bstyle=|<style|<script(?! src=\"page.js\")", texts["/"])
     unsafe = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|Function\("
     assert not re.search(unsafe, texts["/page.js"])
-
-
-# In a browser
 
 
 @contextlib.contextmanager

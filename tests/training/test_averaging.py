@@ -21,8 +21,6 @@ from vaswani_transformer.recipes.recipe import Recipe, load_recipe
 from vaswani_transformer.training.averaging import average_checkpoints, average_models, last_checkpoints
 from vaswani_transformer.training.checkpoints import Checkpoint, averaged_from, step_of, to_average, write_manifest
 
-fails = translating.fails
-
 
 def write(folder, weights):
     folder.mkdir()

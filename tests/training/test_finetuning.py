@@ -63,9 +63,6 @@ def gradients(trainer) -> dict[str, torch.Tensor]:
     return recorder.gradients[0]
 
 
-# The stock Trainer
-
-
 def test_stock_trainer_learns_validates_and_saves(folder, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(folder)
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import finetuning
 import pytest
 import torch
-import training_runs
 import yaml
 from children import run_on_two_processes
 from conftest import TINY_RECIPE, TINY_SIZES, error_of, random_ids, tiny_config, tiny_model
@@ -28,7 +27,6 @@ from vaswani_transformer.training.initial_model import ADAPTED
 from vaswani_transformer.training.selection import LENGTH_PENALTIES
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
-without_pictures = training_runs.without_pictures
 source = finetuning.folder  # a random model and its tokenizer
 EITHER = pytest.mark.parametrize("rank", [None, 2], ids=["weights", "adapters"])
 TINY_OF_NEW = {name: value for name, value in TINY_SIZES.items() if name != "vocab_size"}
@@ -174,9 +172,6 @@ def test_the_zero_vector_that_a_decoder_starts_from_stays_zero(source, recipe, t
     assert not after[pad].any() and (after != before).any(dim=1).sum() == len(before) - 1
 
 
-# Resuming
-
-
 @pytest.mark.parametrize(("rank", "prepared"), [(None, False), (2, True)], ids=["weights", "prepared-adapters"])
 def test_a_run_resumes_without_the_model_that_it_started_from(source, recipe, tmp_path, rank, prepared):
     shutil.copytree(source, tmp_path / "base")
@@ -221,9 +216,6 @@ def test_what_adapters_leave_is_no_model_and_is_removed_by_overwriting(recipe, t
     train(changed(recipe, from_model=None, vocab_size=300, **TINY_OF_NEW, overwrite=True), progress=False)
     assert [path.name for path in (folder / "adapter").iterdir()] == ["mine.txt"]
     assert not (folder / "started_from.json").exists()
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(
@@ -275,9 +267,6 @@ def test_adapters_and_fsdp_are_refused(recipe, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setattr(training, "join_process_group", lambda recipe: None)
     assert "lora_rank cannot be used with FSDP" in error_of(train, changed(recipe, lora_rank=2), progress=False)
-
-
-# Commands, prepared data, the card
 
 
 def test_the_card_names_the_model_that_was_started_from(source, recipe, tmp_path):

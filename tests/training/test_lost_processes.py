@@ -70,9 +70,6 @@ def test_the_first_process_that_fails_reports_it_and_none_waits_for_it(processes
         processes[2].share("name", lambda: None)
 
 
-# The launch files.
-
-
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_launch_files_load_and_say_what_their_names_say(path):
     config = load_config_from_file(str(path))  # refuses unknown keys

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import training_runs
 from conftest import error_of, tiny_recipe
 from training_runs import complete_checkpoints, kill_before_selection, log_of, stop_after
 
@@ -19,7 +18,6 @@ from vaswani_transformer.training import run as training
 from vaswani_transformer.training.run_folder import plot_learning_curve
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
-without_pictures = training_runs.without_pictures
 STEPS = 6
 
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import training_runs
 from conftest import tiny_recipe
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +36,6 @@ STEPS = 8
 
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
-without_pictures = training_runs.without_pictures
 
 
 @pytest.fixture

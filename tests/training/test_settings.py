@@ -4,7 +4,6 @@ import random
 from dataclasses import fields, replace
 
 import pytest
-import translating
 from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +21,6 @@ from vaswani_transformer.training.settings import ROWS, choose_settings, micro_b
 
 SMALL = {"d_model": 16, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
 SMALL |= {"validation_bleu": 0, "best_by": "loss"}
-fails = translating.fails
 
 
 def write_pairs(path, pairs):

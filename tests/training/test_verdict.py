@@ -6,8 +6,6 @@ import signal
 
 import datasets
 import pytest
-import training_runs
-import translating
 import yaml
 from children import run_on_two_processes
 from conftest import TINY_RECIPE
@@ -24,8 +22,6 @@ from vaswani_transformer.training import verdict
 from vaswani_transformer.training.forecast import gain_of_doubling
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
-fails = translating.fails
-without_pictures = training_runs.without_pictures
 points = st.floats(0, 100)
 
 
@@ -80,9 +76,6 @@ def test_the_verdict_on_scores_has_their_intervals(bleu, chrf, is_nothing):
         and ("warning: the model has learned nothing" in line) == is_nothing
     )
     assert verdict.of_scores({"eval_loss": 1.0}) == []
-
-
-# Whole trainings
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from model import test_loss_kernel as kernel
 from model.test_packed_sentences import both_batches, in_a_row, pass_through
 from passes import relative_difference
 from training.test_trainer import make_model, make_pairs
-from training_runs import stop_after, without_pictures
+from training_runs import stop_after
 
 from vaswani_transformer import Translator, train
 from vaswani_transformer.export.engine import load_for_decoding
@@ -21,7 +21,6 @@ from vaswani_transformer.model.packed_sentences_vaswani import can_use_flash_att
 from vaswani_transformer.training.trainer import VaswaniTrainer, VaswaniTrainingArguments
 
 DEVICE = "cuda"
-without_pictures = without_pictures
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no NVIDIA GPU here")
 
 

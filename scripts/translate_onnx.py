@@ -73,7 +73,7 @@ class OnnxTranslator:
             running &= (tokens[:, 0] != end) & (step < limits)
             if not running.any():
                 break
-            past.update({name.replace("present", "past_key_values"): outputs[name] for name in names[1:]})
+            past = {name: outputs[name.replace("past_key_values", "present")] for name in past}
         return results
 
     def translate(self, sentences: Iterator[str], batch_size: int = 32) -> Iterator[str]:

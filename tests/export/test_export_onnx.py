@@ -68,7 +68,7 @@ def test_the_graphs_say_what_they_take(exported):
     assert given["encoder_hidden_states"] == ["batch_size", "source_length", 24]
     assert given["past_key_values.1.decoder.key"] == ["batch_size", 3, "past_length", 7]
     assert given["past_key_values.1.encoder.value"] == ["batch_size", 3, "past_source_length", 6]
-    assert [one.name for one in decoder.get_outputs()] == ["logits", *cache_names("present", 2)]
+    assert [one.name for one in decoder.get_outputs()] == ["logits", *cache_names("present", 2), "cross_attentions.1"]
     # Sinusoids end with their table, by an error and not by anything made up.
     with pytest.raises(Exception, match=r"out of data bounds|out of bounds"):
         encoder.run(None, {"input_ids": np.full((1, 101), 5), "attention_mask": np.ones((1, 101), dtype=np.int64)})

@@ -41,8 +41,9 @@ class _Decoder(nn.Module):
         self, encoder_attention_mask: torch.Tensor, input_ids: torch.Tensor, states: torch.Tensor, *past: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """`(batch_size, source_length)`, `(batch_size, target_length)`, the encoder's output, and for each layer keys
-        and values of the target, then of the source, `(batch_size, num_heads, length, width)`. The logits, then all
-        keys and values, longer by the new ones.
+        and values of the target, then of the source, `(batch_size, num_heads, length, width)`. The logits, all keys and
+        values, longer by the new ones, and the last layer's attention to the source, `(batch_size, num_heads,
+        target_length, source_length)`.
         """
         caches, known, length = (DynamicCache(), DynamicCache()), past[2].shape[2], states.shape[1]
         torch._check(known <= length)
@@ -55,6 +56,8 @@ class _Decoder(nn.Module):
                 more = projection(new).unflatten(-1, (-1, old.shape[-1])).transpose(1, 2)
                 source[place] = torch.cat([old, more], dim=2)
             caches[1].update(*source, index)
+        attention: list[torch.Tensor] = []
+        watch = self.decoder.layers[-1].encoder_attn.register_forward_hook(lambda *call: attention.append(call[-1][1]))
         outputs = self.decoder(
             input_ids=input_ids,
             encoder_hidden_states=states,  # read for its length alone, since keys and values are there
@@ -62,9 +65,10 @@ class _Decoder(nn.Module):
             past_key_values=EncoderDecoderCache(*caches),
             use_cache=True,
         )
+        watch.remove()
         layers = zip(*(cache.layers for cache in caches), strict=True)
         present = (tensor for pair in layers for side in pair for tensor in (side.keys, side.values))
-        return self.lm_head(outputs.last_hidden_state), *present
+        return self.lm_head(outputs.last_hidden_state), *present, attention[0]
 
 
 def cache_names(prefix: str, layers: int) -> list[str]:
@@ -79,6 +83,7 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
     The model is in float32 on the CPU, in evaluation mode, with `TablePositions`. The tokenizer is not looked at.
     """
     config, layers = model.config, model.config.decoder_layers
+    model.set_attn_implementation("eager")  # which forms the weights of attention
     names = ("batch_size", "source_length", "target_length", "past_length", "past_source_length")
     batch, source, target, past, known = map(torch.export.Dim, names)
     of_source, lengths = {0: batch, 1: source}, (past, past, known, known) * layers
@@ -109,7 +114,7 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
             tuple({0: batch, 2: length} for length in lengths),
         ),
         input_names=[*inputs, *cache_names("past_key_values", layers)],
-        output_names=["logits", *cache_names("present", layers)],
+        output_names=["logits", *cache_names("present", layers), f"cross_attentions.{layers - 1}"],
         **options,
     ).save(output / f"{DECODER}.onnx")
     if quantization == "int8":
@@ -167,7 +172,7 @@ def decode_in_parts(
     half = (decoder_input_ids.shape[1] + 1) // 2
     logits = []
     for part in np.split(decoder_input_ids, range(half, decoder_input_ids.shape[1]), axis=1):
-        new, *present = decoder.run(None, {"input_ids": part, **feed})
+        new, *present, _ = decoder.run(None, {"input_ids": part, **feed})
         feed.update(zip(names, present, strict=True))
         logits.append(new)
     return np.concatenate(logits, axis=1)

@@ -12,8 +12,9 @@ from children import wait_for
 from conftest import error_of
 from exporting_models import PAIRS, save_trained_model, small_tokenizer
 
-from vaswani_transformer import Translator, load_model
+from vaswani_transformer import Translator, align, load_model
 from vaswani_transformer.cli.main import main
+from vaswani_transformer.decoding.scoring import score_tokens
 
 pytest.importorskip("onnxscript")
 from vaswani_transformer.export import to_web
@@ -61,6 +62,11 @@ def test_it_translates_with_and_without_a_network(site, model, browser):
     pairs = [pair for pair in zip(sources, outputs, strict=True) if len(pair[1]) < 60 and pair[1].endswith(".")][:3]
     browser.get(f"http://127.0.0.1:{server.server_address[1]}/")
     translated(browser, *(" ".join(side) for side in zip(*pairs, strict=True)))
+    shown = browser.execute_script("return state.sentences.map((sentence) => sentence.shown)")
+    sides = load_model(model, "cpu"), *map(list, zip(*pairs, strict=True))
+    assert [list(map(tuple, one["alignment"])) for one in shown] == align(*sides[0], *sides[1:])
+    for one, score in zip(shown, score_tokens(*sides[0], *sides[1:]), strict=True):
+        assert [token["log_probability"] for token in one["tokens"]] == pytest.approx(score.log_probabilities, abs=1e-3)
     wait_for(lambda: browser.execute_script("return navigator.serviceWorker.controller !== null"))
     server.shutdown()
     server.server_close()

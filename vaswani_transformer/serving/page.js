@@ -323,7 +323,8 @@ function makeWord(name, sentence, facts, side, number, text) {
 function lookInside(number) {
   state.now = Math.max(0, number);
   const sentence = state.sentences[state.now];
-  $("inside").hidden = !sentence || Boolean(globalThis.answer); // which knows nothing of words
+  $("inside").hidden = !sentence;
+  $("alternatives").hidden = Boolean(globalThis.answer); // whose search is greedy
   if (!sentence) return;
   for (const one of state.sentences) one.box.classList.toggle("now", one === sentence);
   $("steps").hidden = state.sentences.length < 2;

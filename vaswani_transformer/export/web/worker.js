@@ -9,7 +9,10 @@ let loading, turn = Promise.resolve();
 
 async function load() {
   const site = await (await fetch("site.json")).json();
-  const translate = await pipeline("translation", "model", {dtype: site.dtype, device: "wasm"});
+  const from = (device) => pipeline("translation", "model", {dtype: site.dtype, device});
+  const gpu = site.dtype === "fp32" && await navigator.gpu?.requestAdapter(); // int8 is made for processors
+  const hasOne = gpu && !gpu.info.isFallbackAdapter; // which a program would only imitate
+  const translate = await (hasOne ? from("webgpu").catch(() => from("wasm")) : from("wasm"));
   return {site, translate, sentences: new Intl.Segmenter(site.source, {granularity: "sentence"})};
 }
 
@@ -23,17 +26,61 @@ async function work(number, text) {
     const [, head, source, tail] = /^(\s*)([^]*?)(\s*)$/.exec(segment);
     before += head;
     if (source) {
-      const limit = translate.tokenizer(source).input_ids.dims[1] + site.extra;
-      if (limit - site.extra > site.positions) throw new Error("a sentence is too long for the model");
-      const options = {max_new_tokens: Math.min(limit, site.positions)};
-      const answer = /[\p{L}\p{N}]/u.test(source) ? (await translate(source, options))[0].translation_text : source;
+      const inputs = translate.tokenizer(source), length = inputs.input_ids.dims[1];
+      if (length > site.positions) throw new Error("a sentence is too long for the model");
+      const most = Math.min(length + site.extra, site.positions);
+      const answer = /[\p{L}\p{N}]/u.test(source) ? await translated(translate, source, inputs, most) : {text: source};
       if (stopped.has(number)) return;
-      postMessage({number, sentence: {text: 0, source, before, translations: [{text: answer}]}});
+      postMessage({number, sentence: {text: 0, source, before, source_words: wordsOf(source), translations: [answer]}});
       before = "";
     }
     before += tail;
   }
   postMessage({number, end: {after: [before]}});
+}
+
+/** The translation of a sentence, how sure the model is of its tokens, and which words they come from. */
+async function translated({model, tokenizer}, source, inputs, max_new_tokens) {
+  const sure = [];
+  const watch = (_, logits) => {
+    const best = logits.data.reduce((one, other) => Math.max(one, other));
+    sure.push(-Math.log(logits.data.reduce((sum, one) => sum + Math.exp(one - best), 0)));
+    return logits;
+  };
+  const {sequences, past_key_values, cross_attentions: steps} = await model.generate({...inputs, max_new_tokens,
+    return_dict_in_generate: true, output_attentions: true, logits_processor: [watch]});
+  await past_key_values.dispose();
+  const ids = sequences.tolist()[0].slice(1), text = tokenizer.decode(ids, {skip_special_tokens: true});
+  const [from, to] = [[source, inputs.input_ids.tolist()[0]], [text, ids]].map(([of, all]) => placesOf(tokenizer, of, all));
+  const target_words = wordsOf(text), sums = target_words.map(() => []); // attention of a word to each of the source's
+  steps.forEach(([{data, dims: [, heads, , length]}], step) => {
+    for (let at = 0; at < heads * length; at++) {
+      for (const word of to.words[step]) for (const other of from.words[at % length]) {
+        sums[word][other] = (sums[word][other] || 0) + data[at];
+      }
+    }
+  });
+  const alignment = sums.map((all, word) => [all.reduce((best, one, at) => one > (all[best] || 0) ? at : best, -1), word]);
+  const tokens = to.texts.map((piece, at) => ({text: piece, log_probability: sure[at]}));
+  return {text, target_words, alignment: alignment.filter(([best]) => best >= 0), tokens};
+}
+
+// Chinese, Japanese, Thai, Lao, Khmer, Burmese: each character is a word, with the punctuation beside it.
+const LETTER = "[\\p{sc=Han}\\p{sc=Hiragana}\\p{sc=Katakana}ー\\p{sc=Thai}\\p{sc=Laoo}\\p{sc=Khmr}\\p{sc=Mymr}]";
+const MARKS = "[\\p{M}\u200c\u200dー]*", BEFORE = "[\\p{Ps}\\p{Pi}]{0,3}";
+const WORD = new RegExp(`${BEFORE}${LETTER}${MARKS}[^\\p{L}\\p{N}\\s\\p{Ps}\\p{Pi}]*|(?:(?!${BEFORE}${LETTER})\\S)+`, "gu");
+const wordsOf = (text) => text.match(WORD) || [];
+
+/** The text of each token, and the numbers of the words that it has a part in; no offsets come from tokenizers here. */
+function placesOf(tokenizer, text, ids) {
+  const number = wordsOf(text).flatMap((word, at) => Array(word.replace(/\s/g, "").length).fill(at)); // of each letter
+  const texts = ids.map((_, at) => tokenizer.decode(ids.slice(0, at + 1), {skip_special_tokens: true}));
+  const ends = texts.map((one) => one.replace(/[\s\ufffd]/g, "").length), starts = [0, ...ends];
+  const isSame = ends.at(-1) === number.length; // which unknown characters and other forms of letters are not
+  return {texts: texts.map((one, at) => one.slice((texts[at - 1] || "").length)),
+    words: ends.map((end, at) => { // a space belongs to the word behind it
+      return isSame ? [...new Set(number.slice(starts[at], Math.max(end, starts[at] + 1)))] : [];
+    })};
 }
 
 addEventListener("message", ({data: {number, stop, text}}) => {

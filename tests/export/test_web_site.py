@@ -57,9 +57,7 @@ def test_it_translates_with_and_without_a_network(site, model, browser):
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    sources = [source for source, _ in PAIRS[:60]]
-    outputs = Translator(*load_model(model, "cpu"), num_beams=1).translate(sources)
-    pairs = [pair for pair in zip(sources, outputs, strict=True) if len(pair[1]) < 60 and pair[1].endswith(".")][:3]
+    pairs = greedy_pairs(model)
     browser.get(f"http://127.0.0.1:{server.server_address[1]}/")
     translated(browser, *(" ".join(side) for side in zip(*pairs, strict=True)))
     shown = browser.execute_script("return state.sentences.map((sentence) => sentence.shown)")
@@ -75,11 +73,33 @@ def test_it_translates_with_and_without_a_network(site, model, browser):
     assert [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
-def translated(browser, text: str, expected: str) -> None:
-    """What is typed comes out as this."""
+def greedy_pairs(model) -> list[tuple[str, str]]:
+    """Three sentences and what the model makes of them."""
+    sources = [source for source, _ in PAIRS[:60]]
+    outputs = Translator(*load_model(model, "cpu"), num_beams=1).translate(sources)
+    return [pair for pair in zip(sources, outputs, strict=True) if len(pair[1]) < 60 and pair[1].endswith(".")][:3]
+
+
+def test_a_static_space(site, model, hub, browser, capsys):
+    words = ["--space", "--static", "--language", "en", "--language", "de"]
+    for result in ("pushed to", "nothing was changed"):
+        assert main(["push", str(model), "tester/page", *words]) == 0
+        assert result in capsys.readouterr().out
+    browser.get(f"{hub.endpoint}/spaces/tester/page/resolve/main/index.html")
+    translated(browser, greedy_pairs(model)[0][0])  # in int8, which may have other words
+    hub.repositories["spaces/tester/page"].commit("main", "another program", {"app.py": b""})
+    assert main(["push", str(model), "tester/page", *words]) == 2
+    assert "tester/page has another program" in capsys.readouterr().err
+    assert main(["push", str(model), "tester/page", *words, "--license", "mit"]) == 2
+    assert "--license is for a model's card" in capsys.readouterr().err
+
+
+def translated(browser, text: str, expected: str | None = None) -> None:
+    """What is typed comes out as this, or as some sentence."""
     wait_for(lambda: browser.find_element("id", "from-name").text == "English")
     browser.find_element("id", "text").send_keys(text)
-    wait_for(lambda: browser.find_element("id", "output").text == expected)
+    output = browser.find_element("id", "output")
+    wait_for(lambda: output.text == expected if expected else output.text.endswith("."))
 
 
 def test_what_is_refused(model, tmp_path, monkeypatch, capsys):

@@ -7,6 +7,7 @@ Repositories are kept in memory as lists of commits. Each request is logged, and
 import base64
 import hashlib
 import json
+import mimetypes
 import os
 import re
 import secrets
@@ -77,7 +78,7 @@ class HubServer:
     """A Hub with a user, repositories and faults.
 
     Attributes:
-        repositories: `owner/name`, of a dataset `datasets/owner/name` -> Repository.
+        repositories: `owner/name`, `datasets/owner/name`, `spaces/owner/name` -> Repository.
         objects: SHA-256 -> content, of files stored by LFS.
         requests: (method, path, status) of each request, in the order of their ends.
         bodies: bytes of request bodies, in the same order, to search for what must not be sent.
@@ -244,7 +245,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def create(self):
         asked = json.loads(self.body)
-        name = f"{asked.get('organization') or self._user()}/{asked['name']}"
+        folder = "spaces/" if asked.get("type") == "space" and asked["sdk"] == "static" else ""
+        name = f"{folder}{asked.get('organization') or self._user()}/{asked['name']}"
         self._may_write(name)
         url = f"{self.hub.endpoint}/{name}"
         if name in self.hub.repositories:
@@ -269,7 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
             for path, data in sorted(commit.files.items())
         ]
         private = self.hub.repositories[name].private
-        name = name.removeprefix("datasets/")
+        name = name.removeprefix("datasets/").removeprefix("spaces/")
         return self._json({"id": name, "sha": commit.oid, "private": private, "siblings": siblings, "tags": []})
 
     def tree(self, name, revision, folder=""):
@@ -340,12 +342,13 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refusal(404, "Entry not found", "EntryNotFound")
         data = commit.files[path]
         headers = {"X-Repo-Commit": commit.oid, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
+        headers["Content-Type"] = mimetypes.guess_type(path)[0] or "application/octet-stream"
         if part := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or ""):
             return 206, data[int(part[1]) : int(part[2]) + 1], headers
         return 200, data, headers
 
 
-_NAME = r"((?:datasets/)?[^/]+/[^/]+)"  # of a model or a dataset
+_NAME = r"((?:datasets/|spaces/)?[^/]+/[^/]+)"  # of a model, a dataset or a Space
 _API = rf"/api/(?:models/)?{_NAME}"
 _ROUTES = [
     ("GET", r"/api/whoami-v2", _Handler.whoami),

@@ -5,6 +5,7 @@ import shlex
 import signal
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -75,18 +76,30 @@ class Push:
     """scores from `evaluate --json`; may be repeated"""
 
 
-def push(model: Model, repository: str, /, *, options: Push = Push()) -> None:  # noqa: B008 (of cyclopts)
-    """Put a trained model on the Hugging Face Hub, with a model card, in one commit.
+def push(
+    model: Model,
+    repository: str,
+    /,
+    *,
+    options: Push = Push(),  # noqa: B008 (of cyclopts)
+    space: Annotated[bool, Parameter(alias="--static")] = False,
+) -> None:
+    """Put a trained model on the Hugging Face Hub, with a model card, or as a page that translates, in one commit.
 
     The same command updates it, or resumes a push that was interrupted. The token is taken from `hf auth login` or the
     variable HF_TOKEN.
 
     Args:
         repository: OWNER/NAME on the Hub; created if it does not exist
+        space: a static Space in the model's place: the site of `export --format web`
     """
     from huggingface_hub.utils import logging as hub_logging
 
-    from ..hub.push import clear_staging, publish
+    from ..hub.push import clear_staging, publish, publish_site
+
+    settings, card = vars(options), ("overwrite_card", "languages", "license", "datasets", "evaluations")
+    of_card = {name: settings[name] for name in card}
+    require("a model's card", not space, {name: given for name, given in of_card.items() if name != "languages"})
 
     def stop(number, _):
         # Not by an exception: the client would wait for its threads to finish sending their files.
@@ -97,7 +110,11 @@ def push(model: Model, repository: str, /, *, options: Push = Push()) -> None:  
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     hub_logging.set_verbosity_error()  # not a line for every attempt: if the last one fails, our error explains it
     try:
-        result = publish(model, repository, **vars(options))
+        if space:
+            site = partial(_write_site, model, options.languages)
+            result = publish_site(site, repository, **{name: settings[name] for name in settings.keys() - of_card})
+        else:
+            result = publish(model, repository, **settings)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -181,12 +198,7 @@ def export(
 
     print(f"exporting {model} to {format}", file=sys.stderr)
     if format == "web":
-        from ..export.to_web import export_site
-        from ..hub.card_facts import known_languages
-
-        if not (languages := languages or tuple(known_languages(model))):
-            raise UserError(f"the languages of {model} are not known: give --languages SOURCE TARGET")
-        result = export_site(model, output, languages, quantization, overwrite)
+        result = _write_site(model, languages, output, quantization, overwrite)
     else:
         result = export_model(model, output, format, quantization, overwrite)
     print(f"exported: {output}, {result.bytes / 1e6:,.1f} MB, {result.positions:,} positions")
@@ -202,3 +214,12 @@ def export(
         if "int8" in (quantization or ""):
             print("on a processor without VNNI int8 differs more: give `translate` --precision float32 there")
         print(f"use it with: vaswani translate {shlex.quote(output)}")
+
+
+def _write_site(model: str, languages: tuple[str, ...] | None, output: str | Path, *options):
+    from ..export.to_web import export_site
+    from ..hub.card_facts import known_languages
+
+    if len(languages := languages or tuple(known_languages(model))) != 2:
+        raise UserError(f"the languages of {model} are not known: give that of the source and that of the target")
+    return export_site(model, output, languages, *options)

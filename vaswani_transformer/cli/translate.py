@@ -61,7 +61,7 @@ class Written:
     consistent_terms: bool = False
     """translate the terms of a catalogue as its translated entries, and near ones of --memory, all have them"""
     source_language: str | None = None
-    """code of the language, for the splitting of sentences (default: as the model was trained, or en)"""
+    """code of the language, for the splitting of sentences (default: as the model was trained, or en), or auto"""
     target_language: str | None = None
     """language whose code (fra: `>>fra<<`) comes before each sentence, of a model with several; also a tag: `<2fr>`"""
 

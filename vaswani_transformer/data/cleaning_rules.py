@@ -163,6 +163,14 @@ def likely_languages(text: str, number: int = 1000) -> dict[str, float]:
     return {entry["lang"]: entry["score"] for entry in _detector().detect(text, model="lite", k=number)}
 
 
+def language_of(text: str, given: str) -> str:
+    """Return the code that is given, or for `"auto"` that of the likeliest language of a text."""
+    if given != "auto":
+        return given
+    with reading("detection of languages (pip install 'vaswani_transformer[cleaning]')"):
+        return next(iter(likely_languages(" ".join(text.lower().split()), 1)), "en")
+
+
 def own_words(pairs: Iterable[tuple[str, str]], languages: tuple[str, str]) -> tuple[frozenset[str], ...]:
     """Return for each side of a text's pairs, as by `plain`, the words that are of its language, in lower case.
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from ..data.cleaning_rules import language_of
 from ..errors import items_of, texts_in
 from ..model.sentence_splitting_vaswani import split_into_sentences
 
@@ -177,8 +178,9 @@ def split_line(text: str, limit: int, count: Callable[[str], int], language: str
 
     Sentences stay alone, as a model knows them from training; smaller pieces are joined as far as they fit. Joined by
     spaces (characters by nothing) the pieces are the text but for its white space. A single character is a piece even
-    if it has more tokens. `count` counts the tokens of a text, `language` is the code of its language.
+    if it has more tokens. `count` counts the tokens of a text, `language` is the code of its language, or `"auto"`.
     """
+    language = language_of(text, language)
     return [piece for sentence in split_into_sentences(text, language) for piece in _divide(sentence, limit, count)]
 
 

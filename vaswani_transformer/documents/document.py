@@ -21,6 +21,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise, zip_longest
 
+from ..data.cleaning_rules import language_of
 from ..data.words import is_inner
 from ..model.language_codes_vaswani import typed_code
 from ..model.sentence_splitting_vaswani import sentence_parts, space_behind
@@ -118,7 +119,8 @@ class _Block:
         self.sentences: list[_Sentence] = []
         stack: Stack = ()
         pieces = with_points(pieces)
-        parts = sentence_parts("".join(piece.text for piece in pieces).replace(STAND_IN, "Xxxx"), language)
+        text = "".join(piece.text for piece in pieces).replace(STAND_IN, "Xxxx")
+        parts = sentence_parts(text, language_of(text, language))
         ends = accumulate(len(short) for part in parts for short in _SHORT.findall(part))
         for part in cut(pieces, list(ends)[:-1]):
             self.sentences.append(_Sentence(part, stack, document))

@@ -7,17 +7,27 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, ModelInfo, get_token, utils
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    ModelCard,
+    ModelInfo,
+    SpaceInfo,
+    get_token,
+    utils,
+)
 from huggingface_hub import errors as errors_of_hub
 
 from ..data.tokenization import SIDES, TOKENIZER_FILES, side_of, tokenizer_files
 from ..errors import UserError, one_line, reading, shortened
 from ..evaluation.records import is_weights_file, read_evaluation, weights_sha256
+from ..exported import FACTS
 from ..loading import load_model
 from ..model.configuration_vaswani import VaswaniConfig
 from .card_facts import facts_of, is_search_setting, results_of_record
@@ -57,6 +67,7 @@ class Published:
     commit: str | None = None  # of the branch after the push; None for a dry run
     changed: bool = False  # whether there is a new commit; False when the Hub had every file already
     removed: tuple[str, ...] = ()  # weight files of an earlier push that are no longer part of the model
+    kind: str = "model"  # or space, of the repository
 
 
 def publish(
@@ -98,8 +109,7 @@ def publish(
     """
     several = (languages, datasets, evaluations)
     languages, datasets, evaluations = ([one] if isinstance(one, str | Path) else list(one) for one in several)
-    with reading(repo_id):
-        utils.validate_repo_id(repo_id if "/" in repo_id else f"{repo_id}: give owner/name")
+    _check_name(repo_id)
     token = None if dry_run else token or get_token()
     with tempfile.TemporaryDirectory(prefix="vaswani-push-") as folder:
         _staging.add(folder)
@@ -142,6 +152,38 @@ def publish(
             return _push(api, plan, head, staging, private)
 
 
+def publish_site(
+    write: Callable[[Path], object], repo_id: str, *, private=False, revision=MAIN, token=None, dry_run=False
+) -> Published:
+    """Put a site, which `write` makes in a new folder, into a static Space of the Hub, in one commit.
+
+    Other arguments and errors as of `publish`. A Space that holds something else is not changed.
+    """
+    _check_name(repo_id)
+    token = None if dry_run else token or get_token()
+    with tempfile.TemporaryDirectory(prefix="vaswani-push-") as folder:
+        _staging.add(folder)
+        write(site := Path(folder) / "site")
+        paths = {path.relative_to(site).as_posix(): path for path in sorted(site.rglob("*")) if path.is_file()}
+        files = {name: path.stat().st_size for name, path in paths.items()}
+        plan = Published(repo_id, revision, files, paths[CARD].read_text("utf-8"), kind="space")
+        if dry_run:
+            return plan
+        with _hub_errors(repo_id, token):
+            api = HfApi(token=token)
+            api.whoami()
+            head = _find_head(api, repo_id, revision, plan.kind)
+            there = {sibling.rfilename for sibling in (head and head.siblings) or []}
+            if FACTS not in there and there - {CARD, ".gitattributes"}:
+                raise UserError(f"the Space {repo_id} has another program: give another name")
+            return _push(api, plan, head, site, private)
+
+
+def _check_name(repo_id: str) -> None:
+    with reading(repo_id):
+        utils.validate_repo_id(repo_id if "/" in repo_id else f"{repo_id}: give owner/name")
+
+
 def clear_staging() -> None:
     """Remove the files of pushes that are under way, for a process that is about to end without unwinding."""
     for folder in _staging:
@@ -179,11 +221,11 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> l
     return dropped
 
 
-def _find_head(api: HfApi, repo_id: str, revision: str | None = None) -> ModelInfo | None:
+def _find_head(api: HfApi, repo_id: str, revision: str | None = None, kind="model") -> ModelInfo | SpaceInfo | None:
     """Return the commit that a push builds on: the branch's last one, main's for a new branch, None for a new name."""
     for name in (revision, None):
         with contextlib.suppress(errors_of_hub.RepositoryNotFoundError, errors_of_hub.RevisionNotFoundError):
-            return api.model_info(repo_id, revision=name, files_metadata=True)
+            return api.repo_info(repo_id, repo_type=kind, revision=name, files_metadata=True)
     return None
 
 
@@ -196,16 +238,17 @@ def _read_card(api: HfApi, head: ModelInfo) -> str | None:
         return Path(path).read_text(encoding="utf-8", errors="replace")
 
 
-def _push(api: HfApi, plan: Published, head: ModelInfo | None, staging: Path, private: bool) -> Published:
+def _push(api: HfApi, plan: Published, head: ModelInfo | SpaceInfo | None, staging: Path, private: bool) -> Published:
     """Create repository and branch if they do not exist, upload the files, and commit them last."""
-    repo_id, revision = plan.repo_id, plan.revision
+    repo_id, revision, kind = plan.repo_id, plan.revision, plan.kind
     if head is None:
-        api.create_repo(repo_id, private=private or None, exist_ok=True)
-        head = _find_head(api, repo_id)
+        sdk = "static" if kind == "space" else None
+        api.create_repo(repo_id, repo_type=kind, space_sdk=sdk, private=private or None, exist_ok=True)
+        head = _find_head(api, repo_id, kind=kind)
     if private and not head.private:
         raise UserError(f"{repo_id} exists and is public: leave --private out, or make it private on its settings page")
     if revision != MAIN:
-        api.create_branch(repo_id, branch=revision, revision=head.sha, exist_ok=True)
+        api.create_branch(repo_id, repo_type=kind, branch=revision, revision=head.sha, exist_ok=True)
     # `from_pretrained` prefers weights in one file to shards, so those of the other kind have to go, and so have files
     # of a tokenizer of another kind, which would be read with those of this one.
     on_hub = {sibling.rfilename for sibling in head.siblings or []}
@@ -214,15 +257,16 @@ def _push(api: HfApi, plan: Published, head: ModelInfo | None, staging: Path, pr
     operations = [*map(CommitOperationDelete, removed)]
     operations += [CommitOperationAdd(name, staging / name) for name in plan.files]
     # `upload_folder` makes several commits of a large folder where hf_xet is installed.
-    options = {"commit_message": "Upload model with vaswani push", "revision": revision, "parent_commit": head.sha}
-    commit = api.create_commit(repo_id, operations, **options)
-    info = _find_head(api, repo_id, commit.oid)
+    options = {"commit_message": f"Upload {kind} with vaswani push", "revision": revision, "parent_commit": head.sha}
+    commit = api.create_commit(repo_id, operations, repo_type=kind, **options)
+    info = _find_head(api, repo_id, commit.oid, kind)
     sizes = {sibling.rfilename: sibling.size for sibling in info.siblings or []}
     if missing := sorted(name for name, size in plan.files.items() if sizes.get(name) != size):
         # The client skips what the repository ignores, silently.
         raise UserError(f"{repo_id} did not accept {', '.join(missing)}: remove them from its .gitignore")
     changed = commit.oid != head.sha
-    return replace(plan, url=f"{api.endpoint}/{repo_id}", commit=commit.oid, changed=changed, removed=removed)
+    url = f"{api.endpoint}/{'spaces/' if kind == 'space' else ''}{repo_id}"
+    return replace(plan, url=url, commit=commit.oid, changed=changed, removed=removed)
 
 
 @contextlib.contextmanager

@@ -67,8 +67,9 @@ async function translated({model, tokenizer}, source, inputs, max_new_tokens) {
 
 // Chinese, Japanese, Thai, Lao, Khmer, Burmese: each character is a word, with the punctuation beside it.
 const LETTER = "[\\p{sc=Han}\\p{sc=Hiragana}\\p{sc=Katakana}ー\\p{sc=Thai}\\p{sc=Laoo}\\p{sc=Khmr}\\p{sc=Mymr}]";
-const MARKS = "[\\p{M}\u200c\u200dー]*", BEFORE = "[\\p{Ps}\\p{Pi}]{0,3}";
-const WORD = new RegExp(`${BEFORE}${LETTER}${MARKS}[^\\p{L}\\p{N}\\s\\p{Ps}\\p{Pi}]*|(?:(?!${BEFORE}${LETTER})\\S)+`, "gu");
+const SIGN = "[^\\p{Alphabetic}\\p{M}\\p{N}\\p{Pc}\\s\u200c\u200d", BEFORE = `(?:(?<!\\S)${SIGN}]{1,3}|[\\p{Ps}\\p{Pi}]{0,3})`;
+const WORD = new RegExp(
+  `${BEFORE}${LETTER}[\\p{M}\u200c\u200dー]*${SIGN}\\p{Ps}\\p{Pi}]*|(?:(?!${BEFORE}${LETTER})\\S)+`, "gu");
 const wordsOf = (text) => text.match(WORD) || [];
 
 /** The text of each token, and the numbers of the words that it has a part in; no offsets come from tokenizers here. */

@@ -2,15 +2,22 @@
 
 import hashlib
 import json
+import os
+import re
 import shlex
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import exporting_models
 import pytest
 import torch
+from conftest import ROOT
 from exporting_models import PAIRS, SOURCES, exported_translator, save_model, save_trained_model, small_tokenizer
 from model_folders import change
 from passes import OTHER_TOOLKITS
+from test_docs import shell_commands
 
 from vaswani_transformer import Translator, export_model, load_model, score_pairs
 from vaswani_transformer.cli.main import main
@@ -293,3 +300,23 @@ def test_the_record_of_an_exported_models_scores(tmp_path, exported, capsys):
     expected = {"num_beams": 3, "length_penalty": 0.6, "max_extra_tokens": 5}
     assert record["generation"].items() >= expected.items()
     assert record["command"] == "vaswani evaluate float32 --source a.en --reference a.de --beams 3"
+
+
+@pytest.mark.slow
+def test_the_program_in_cpp(tmp_path):
+    """As documented; with CTRANSLATE2_SOURCE a folder of CTranslate2's source, of the version that is installed."""
+    source, header = os.environ.get("CTRANSLATE2_SOURCE"), Path("/usr/include/sentencepiece_processor.h")
+    if not (source and shutil.which("g++") and header.exists()):
+        pytest.skip("needs g++, libsentencepiece-dev, and CTRANSLATE2_SOURCE: a folder of CTranslate2's source")
+    folder = save_trained_model(tmp_path / "model", exporting_models.imported_tokenizer(tmp_path), steps=300)
+    translator = exported_translator(export_model(folder, tmp_path / "exported").folder, **GREEDY)
+    sources = [source for source, _ in PAIRS[:60]]
+    pairs = [pair for pair in zip(sources, translator.translate(sources), strict=True) if pair[1][-1:] in ".?!"]
+    for name, path in (("CTranslate2", source), ("scripts", ROOT / "scripts")):
+        (tmp_path / name).symlink_to(path)
+    build = [line for line in shell_commands(ROOT / "docs/how-to/export.md") if re.match(r"libraries=|g\+\+", line)]
+    command = ["bash", "-c", "; ".join([*build, "./translate exported source.spm target.spm 1"])]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    text = "".join(f"{source}\n" for source, _ in pairs)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, input=text, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [output for _, output in pairs] and len(pairs) > 20, done.stderr

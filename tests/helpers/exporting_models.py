@@ -1,11 +1,13 @@
 """What the tests of exported models share: model folders of a small real vocabulary."""
 
 import functools
+import json
 from pathlib import Path
 
 import torch
 from conftest import tiny_config, tiny_model
 from model_folders import save
+from sentencepiece_models import trained
 
 from vaswani_transformer import (
     PairCollator,
@@ -17,6 +19,8 @@ from vaswani_transformer import (
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.export.engine import int8_folder
 from vaswani_transformer.exported import is_exported
+from vaswani_transformer.importing.marianmt import marian_tokenizer
+from vaswani_transformer.importing.sentencepiece import read_model
 
 PAIRS = generate_corpus(400, 10, 10).train
 SOURCES = [source for source, _ in PAIRS[:12]] + ["A dog.", "Ünïcödé €."]
@@ -26,6 +30,17 @@ SOURCES = [source for source, _ in PAIRS[:12]] + ["A dog.", "Ünïcödé €."]
 def small_tokenizer():
     """285 tokens: most words are several."""
     return train_tokenizer((side for pair in PAIRS[:100] for side in pair), vocab_size=285)
+
+
+def imported_tokenizer(folder):
+    """Of a MarianMT model: two SentencePiece models, and one vocabulary, which lacks a piece that the first makes."""
+    pieces = ["<unk>", "<pad>", "</s>"]
+    for name, texts in zip(("source", "target"), zip(*PAIRS, strict=True), strict=True):
+        path = trained(folder, texts, name, vocab_size=150, character_coverage=1.0).rename(folder / f"{name}.spm")
+        pieces += [piece.piece for piece in read_model(path).pieces[3:]]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces)) if piece != "▁want"}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    return marian_tokenizer(folder)
 
 
 def save_model(folder: Path, tokenizer, max_extra_tokens: int = 5, **changes) -> Path:
@@ -48,16 +63,17 @@ def save_model_without_overflow(folder: Path, tokenizer) -> Path:
     return _save(model, folder, tokenizer, 5)
 
 
-def save_trained_model(folder: Path, tokenizer, steps: int = 80) -> Path:
+def save_trained_model(folder: Path, tokenizer, steps: int = 80, **changes) -> Path:
     """A model folder with weights that have learned a little: outputs end, and beams disagree about where.
 
     Trained in float64, so that the weights hardly depend on the processor.
     """
     torch.manual_seed(0)
-    config = tiny_config(vocab_size=len(tokenizer), d_model=48, d_ff=96, d_k=12, d_v=12, max_position_embeddings=100)
+    sizes = {"d_model": 48, "d_ff": 96, "d_k": 12, "d_v": 12, "max_position_embeddings": 100, **changes}
+    config = tiny_config(vocab_size=len(tokenizer), **sizes)
     model = VaswaniForConditionalGeneration(config).train().double()
     collator = PairCollator(model.config.pad_token_id)
-    examples = [{"input_ids": tokenizer(one)["input_ids"], "labels": tokenizer(two)["input_ids"]} for one, two in PAIRS]
+    examples = [tokenizer(one, text_target=two) for one, two in PAIRS]
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98))
     for step in range(steps):
         model(**collator(examples[step * 16 % len(examples) :][:16])).loss.backward()

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 from functools import partial
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
 
 import httpx
 import pytest
@@ -185,14 +187,21 @@ def test_pages_of_html(post, loaded):
     assert post("/translate", data=request) == (200, {"translatedText": expected[1]})
 
 
-def test_its_python_client(make, loaded):
-    name = "libretranslatepy"
+def test_its_clients(make, loaded):
+    name, key = "libretranslatepy", "secret"
     libretranslatepy = pytest.importorskip(name, reason=f"needs {name}: pip install 'vaswani_transformer[test]'")
-    with running(make(keys=["secret"])) as (host, port):
-        client = libretranslatepy.LibreTranslateAPI(f"http://{host}:{port}", api_key="secret")
-        assert client.translate(SENTENCES[0], "en", "de") == translated(loaded, SENTENCES[:1])[0]
+    with running(make(keys=[key])) as (host, port):
+        address, expected = f"http://{host}:{port}", translated(loaded, SENTENCES[:1])[0]
+        client = libretranslatepy.LibreTranslateAPI(address, api_key=key)
+        assert client.translate(SENTENCES[0], "en", "de") == expected
         assert [one["code"] for one in client.languages()] == ["en", "de"]
         assert client.detect(SENTENCES[0])[0]["language"] == "en"
+        # OmegaT's plugin (omegat-libre-translate 0.2.0), which knows no keys, and reads an answer as this does.
+        body = urlencode({"q": f"<b0>{SENTENCES[0]}</b0><t1/> – 3 & 4 €", **LANGUAGES}).encode()
+        asked = Request(f"{address}/translate?format=html&api_key={key}", body, {"Accept": "text/html, */*; q=0.2"})
+        with urlopen(asked) as answer:
+            text = json.loads(answer.read().decode(answer.headers.get_content_charset("iso-8859-1")))["translatedText"]
+        assert text == f"<b0>{expected}</b0><t1/> – 3 & 4 €"
 
 
 def test_keys(make):

@@ -90,33 +90,16 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
     # Example inputs; the exporter would take sizes of 0 and 1 for constants.
     sentences = torch.full((3, min(5, len(model.model.encoder.embed_positions.weight))), config.eos_token_id)
     mask = torch.ones_like(sentences)
-    widths = (config.d_k, config.d_v) * 2 * layers
-    cached = [torch.zeros(3, config.num_heads, 2, width) for width in widths]
-    options = {"dynamo": True, "opset_version": 18, "external_data": False, "verbose": False}
-    inputs = ["encoder_attention_mask", "input_ids", "encoder_hidden_states"]
+    cached = [torch.zeros(3, config.num_heads, 2, width) for width in (config.d_k, config.d_v) * 2 * layers]
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it remarks on packages that are missing
     (output / ENCODER).parent.mkdir()
-    torch.onnx.export(
-        encoder := _Encoder(model).eval(),
-        (sentences, mask),
-        dynamic_shapes=(of_source, of_source),
-        input_names=["input_ids", "attention_mask"],
-        output_names=["last_hidden_state"],
-        **options,
-    ).save(output / f"{ENCODER}.onnx")
-    torch.onnx.export(
-        _Decoder(model).eval(),
-        (mask, sentences[:, :2], encoder(sentences, mask), *cached),
-        dynamic_shapes=(
-            of_source,
-            {0: batch, 1: target},
-            of_source,
-            tuple({0: batch, 2: length} for length in lengths),
-        ),
-        input_names=[*inputs, *cache_names("past_key_values", layers)],
-        output_names=["logits", *cache_names("present", layers), f"cross_attentions.{layers - 1}"],
-        **options,
-    ).save(output / f"{DECODER}.onnx")
+    names, encoder = ["input_ids", "attention_mask"], _Encoder(model).eval()
+    _save(output / ENCODER, encoder, (sentences, mask), (of_source, of_source), names, ["last_hidden_state"])
+    names = ["encoder_attention_mask", "input_ids", "encoder_hidden_states", *cache_names("past_key_values", layers)]
+    inputs = (mask, sentences[:, :2], encoder(sentences, mask), *cached)
+    shapes = (of_source, {0: batch, 1: target}, of_source, tuple({0: batch, 2: length} for length in lengths))
+    results = ["logits", *cache_names("present", layers), f"cross_attentions.{layers - 1}"]
+    _save(output / DECODER, _Decoder(model).eval(), inputs, shapes, names, results)
     if quantization == "int8":
         for name in (ENCODER, DECODER):
             _quantize(output / f"{name}.onnx", output / f"{name}{QUANTIZED}.onnx")
@@ -127,6 +110,15 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
     facts |= {"decoder_vocab_size": config.target_vocab_size, "forced_eos_token_id": None}
     facts["max_position_embeddings"] = len(model.model.encoder.embed_positions.weight)
     MarianConfig(**facts, architectures=["MarianMTModel"]).save_pretrained(output)
+
+
+def _save(path: Path, module: nn.Module, inputs: tuple, shapes: tuple, names: list[str], results: list[str]) -> None:
+    options = {"dynamo": True, "opset_version": 18, "external_data": False, "verbose": False}
+    options |= {"dynamic_shapes": shapes, "input_names": names, "output_names": results}
+    program = torch.onnx.export(module, inputs, **options)
+    for node in program.model.graph:
+        node.metadata_props.clear()  # half a megabyte in all, with the names of folders on this machine
+    program.save(path.with_suffix(".onnx"))
 
 
 def _quantize(path: Path, output: Path) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl
 from babel import Locale
 from babel.core import get_global
 from fastapi import APIRouter, HTTPException, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from ..catalogues.formats import ENDINGS as CATALOGUES
@@ -25,7 +26,12 @@ _ALTERNATIVES = 10  # at most
 _SURE = 0.9  # of a text that stays, since it is in the target language
 _ALIGNED = 16  # sentences at once, between which others have their turn; more take as long each on a CPU
 
-router = APIRouter(tags=["LibreTranslate"])
+
+class _Json(JSONResponse):
+    media_type = "application/json; charset=utf-8"  # OmegaT reads Latin-1 where no charset is named
+
+
+router = APIRouter(tags=["LibreTranslate"], default_response_class=_Json)
 
 
 def _language_name(code: str) -> str:

@@ -55,6 +55,11 @@ def words_as_they_are(texts):
         ("python-brace-format", "{name} {0!r:>10} {} 5 %s", "{name} {0!r:>10} {}"),
         ("kde-format", "<filename>%1</filename> is %2%", "<filename> %1 </filename> %2"),
         ("qt-format", "%n file(s) in %L1", "%n %L1"),
+        ("kde-kuit-format", "%1 of %2", "%1 %2"),
+        ("scheme-format", "~D of ~{~a~}, ~5,2f~~~%", "~D ~{ ~a ~} ~5,2f ~~ ~%"),
+        ("object-pascal-format", "%0:s of %-8.2f, 5%%", "%0:s %-8.2f %%"),
+        ("boost-format", "%1% of %|2$+5d|", "%1% %|2$+5d|"),
+        ("smalltalk-format", "%1 of 5%.", "%1 %"),
         ("no-c-format", "100% sure", ""),
         ("", "Hi {{name}}, $t(key), @:a.key &amp; ${x} %{count} %s", "{{name}} $t(key) @:a.key &amp; ${x} %{count} %s"),
         ("", "{n, plural, one {# file} other {#s}} in {place}", "{n, plural, one {# file} other {#s}} {place}"),
@@ -74,6 +79,8 @@ def test_placeholders_by_flags(flags, text, expected):
         ("%1 of %2", "%2 von %1", "kde-format", "%2 von %1"),
         ("{a} of {b}", "{b} von {a}", "python-brace-format", "{b} von {a}"),
         ("%*d of %s", "%s von %*d", "c-format", ""),
+        ("%s of %<PRIu32>", "%<PRIu32>: %s", "c-format", "%2$<PRIu32>: %1$s"),
+        ("~a of ~d", "~d von ~a", "lisp-format", ""),
     ],
 )
 def test_arguments_in_another_order(source, target, flags, expected):
@@ -87,6 +94,9 @@ def test_arguments_in_another_order(source, target, flags, expected):
         ("E_xit", "Verlassen", "_Verlassen"),
         ("~Open...", "Öffnen...", "~Öffnen..."),
         ("&Save", "保存", "保存(&S)"),
+        ("&Save", "احفظ", "&احفظ"),
+        ("Is it?", "هل؟", "هل؟"),
+        ("Name: %s", "Nom\xa0: %s", "Nom\xa0: %s"),
         ("&Open:", "開く:", "開く(&O):"),
         ("snake_case_name", "snake_case_name", "snake_case_name"),
         ("AT&T or Q&A", "AT&T or Q&A", "AT&T or Q&A"),
@@ -102,10 +112,19 @@ def test_edges_follow_the_source(source, target, expected):
     assert filling.targets == (expected,)
 
 
-def test_accelerators_differ_within_a_menu():
-    entries = [Entry(str(number), ("&File",), context="menu") for number in range(4)]
+def test_accelerators_differ_within_a_menu_but_not_between_plural_forms():
+    entries = [Entry(str(number), ("&File", "&Files"), context="menu", counts=(1, 2)) for number in range(4)]
     fillings = filler(lambda texts: [["Datei"]] * len(texts))(entries)
     assert len({re.search("&(.)", filling.targets[0])[1].lower() for filling in fillings}) == 4
+    assert all(filling.targets[0] == filling.targets[1] for filling in fillings)
+
+
+def test_arguments_of_one_line_of_several_are_not_numbered_and_javas_apostrophes_do_not_quote():
+    reorder = filler(lambda texts: [["%s: %d" if "%d" in text else text] for text in texts])
+    [filling] = reorder([Entry("x", ("Error %d in %s\nat %s",), flags="c-format")])
+    assert "$" not in "".join(filling.targets)
+    [filling] = filler(lambda texts: [["d'ouvrir l''{0}"]])([Entry("x", ("open ''{0}''",), flags="java-format")])
+    assert filling.targets == ("d''ouvrir l''{0}",)
 
 
 def test_the_number_of_a_plural_form_is_shown_to_the_model():

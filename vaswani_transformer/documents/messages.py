@@ -9,7 +9,7 @@ import re
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -31,15 +31,19 @@ _PERCENT = (
     r"(?:<PRI\w+>|(?:hh|ll|[hljztLqw])?[a-zA-Z@%]))|%"
 )
 _GCC = r"%(?:[<>{}%]|(?:\d+\$)?[-+#0q]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:ll|[hlwzt])?[a-zA-Z@])|%(?!')"
-_BRACE, _QT = r"\{[^{}]*\}|[{}]", r"%L?\d{1,2}|%n"
-_STYLES = {"python-brace": _BRACE, "perl-brace": _BRACE, "csharp": _BRACE, "java": _BRACE, "qt": _QT, "qt-plural": _QT,
-           "kde": _QT, "gcc-internal": _GCC, "gfc-internal": _GCC, "sh": r"\$\w+"}  # fmt: skip
-_HAS_PLACE = re.compile(r"%(?!\d+\$|[({%<>}]|m?$)")  # printf placeholders that take the next argument
-_NUMBERING = {"c", "objc", "gcc-internal", "gfc-internal", "php", "perl", "java-printf"}  # whose arguments have numbers
+_STYLES = {"sh": r"\$\w+", "object-pascal": r"%(?:\d+:)?-?(?:\d+|\*)?(?:\.(?:\d+|\*))?[a-zA-Z]|%%?"}
+_STYLES |= {"boost": rf"%\|[^|]*\||%\d+%|{_PERCENT}"}
+_STYLES |= dict.fromkeys(("python-brace", "perl-brace", "csharp", "java"), r"\{[^{}]*\}|[{}]")
+_STYLES |= dict.fromkeys(("qt", "qt-plural", "kde", "kde-kuit"), r"%L?(?:\d{1,2}|n)")
+_STYLES |= dict.fromkeys(("gcc-internal", "gfc-internal"), _GCC) | dict.fromkeys(("ycp", "smalltalk"), r"%[\d%]?")
+_STYLES |= dict.fromkeys(("lisp", "scheme"), r"~(?:[-+]?\d+|'.|[vV\#])?(?:,(?:[-+]?\d+|'.|[vV\#])?)*[:@]*(?:.|$)")
+_HAS_PLACE = re.compile(r"%(?!\d+[$:]|[({%>}]|<(?!PRI)|\||L?\d+%?$|m?$)|~(?![%~\s]|$)|\{[:!}]")  # the next argument
+_NUMBERING = {"c", "objc", "gcc-internal", "gfc-internal", "php", "perl", "java-printf", "awk", "tcl", "ruby", "boost"}
 _NUMERIC = re.compile(r"%(?:\d\$)?[l\d]*[diu]|%n|%L?\d|%[{(]\w+[})]d?|\{+\s*\w*\s*\}+")
 _TAG = re.compile(r"<(/?)([A-Za-z][\w:.-]*)[^<>]*?(/?)>")
-_END = regex.compile(r"(?:\s*+(?:\.{3}|[….:!?。：！？]))?$")
-_ASCII_MARKS = str.maketrans({"…": "...", "。": ".", "：": ":", "！": "!", "？": "?"})
+_END = regex.compile(r"(?:\s*+(?:\.{3}|[….:!?。：！？؟۔।։።;;]))?$")
+_LETTERS = r"(?V1)[\pL\pN--[\p{Lo}--[\p{Arabic}\p{Hebrew}\p{Thai}]]]"  # that have accelerators on them
+_ASCII_MARKS = str.maketrans({"…": "..."} | dict(zip("。۔।։።：！？؟;;", ".....:!????", strict=True)))
 
 
 class _Segment(NamedTuple):
@@ -48,6 +52,7 @@ class _Segment(NamedTuple):
     text: str
     flags: str
     count: int | None  # of a plural form, an example of its numbers
+    is_alone: bool  # whether it is all of the message, so that arguments can be numbered
     context: str | None = None  # where a memory is asked
 
 
@@ -80,15 +85,15 @@ def _is_nested(text: str) -> bool:
     return not opened
 
 
-def in_order(source: str, target: str, flags: str = "") -> str:
+def in_order(source: str, target: str, flags: str = "", may_number: bool = True) -> str:
     """Return a valid translation with the arguments that changed places numbered, as `%2$s`; empty if they cannot be.
 
     C's way, which Python and what has no flag do not have.
     """
     places = [[part for part in pattern_of(flags).findall(text) if _HAS_PLACE.match(part)] for text in (source, target)]
-    if places[0] == places[1] or _QT in map(_STYLES.get, _kinds(flags)):
+    if places[0] == places[1]:
         return target
-    if _NUMBERING.isdisjoint(_kinds(flags)) or "*" in "".join(places[0]):
+    if not may_number or _NUMBERING.isdisjoint(_kinds(flags)) or "*" in "".join(places[0]):
         return ""
     left = dict(enumerate(places[0], 1))
 
@@ -102,9 +107,8 @@ def in_order(source: str, target: str, flags: str = "") -> str:
 def _with_end(source: str, target: str) -> str:
     """Return a translation that ends with the punctuation of its source, in its own script if it has it."""
     wanted, there = _END.search(source)[0], _END.search(target)[0]
-    if wanted.strip().translate(_ASCII_MARKS) == there.strip().translate(_ASCII_MARKS):
-        return target
-    return target.removesuffix(there) + wanted
+    is_same = wanted.strip().translate(_ASCII_MARKS) == there.strip().translate(_ASCII_MARKS)
+    return target if is_same else target.removesuffix(there) + wanted
 
 
 class Message:
@@ -113,7 +117,7 @@ class Message:
     def __init__(self, text: str, count: int | None, flags: str, context: str | None = None):
         text, self.mark, self.letter = read_label(text)
         self.parts = []  # of these each has lines, and a segment unless it has no words
-        pattern, lines = pattern_of(flags), []
+        pattern, lines, is_alone = pattern_of(flags), [], "\n" not in text.strip()
         for line in text.split("\n"):
             # A sentence was broken between two lines.
             if lines and len(lines[-1]) > 40 and re.search(r"[\w,)]$", lines[-1]) and line[:1].islower():
@@ -124,7 +128,7 @@ class Message:
         for part in self.parts:
             joined = " ".join(" ".join(part[0]).split())
             if any(map(str.isalpha, pattern.sub("", joined))):
-                part[1] = _Segment(joined, flags, count, context)
+                part[1] = _Segment(joined, flags, count, is_alone, context)
 
     def written(self, found: dict[_Segment, Filling], taken: set[str]) -> str:
         """Return the translation, with an accelerator that is not among those taken, and becomes one of them."""
@@ -143,7 +147,7 @@ class Message:
     def _with_accelerator(self, text: str, taken: set[str]) -> str:
         """Return a text with the mark before the source's letter, a word's first, or any; CJK has one in brackets."""
         plain = pattern_of("").sub(lambda match: "\0" * len(match[0]), text)
-        letters = [match.start() for match in regex.finditer(r"[\p{L}\p{N}--\p{Lo}]", plain, regex.V1)]
+        letters = [match.start() for match in regex.finditer(_LETTERS, plain)]
         if not letters:
             end = _END.search(text).start()
             return f"{text[:end]}({self.mark}{self.letter.upper()}){text[end:]}"
@@ -174,10 +178,10 @@ class Messages:
     confidence: Callable[[list[str], list[str]], Iterable[float]]
     origin: str
     memory: Memory | None = None
-
-    def __post_init__(self):
-        self._found: dict[_Segment, Filling] = {}
-        self._taken: dict[str, set[str]] = defaultdict(set)  # accelerators by context
+    _found: dict[_Segment, Filling] = field(default_factory=dict, init=False)
+    _taken: dict[str, set[str]] = field(
+        default_factory=partial(defaultdict, set), init=False
+    )  # accelerators by context
 
     def __call__(self, entries: list[Entry]) -> list[Filling]:
         """Return the translations of entries, or why there is none."""
@@ -191,8 +195,13 @@ class Messages:
     def _filling(self, entry: Entry, work: list[Message]) -> Filling:
         found = [self._found[segment] for message in work for _, segment in message.parts if segment]
         worst = min(found, key=lambda each: each.confidence, default=Filling((), 0.0, self.origin, NO_WORDS))
+        if worst.reason:
+            return worst
         taken = self._taken[entry.context] if entry.context else set()
-        return worst if worst.reason else worst._replace(targets=tuple(m.written(self._found, taken) for m in work))
+        letters = [set(taken) for _ in work]  # plural forms may share theirs
+        targets = tuple(message.written(self._found, each) for message, each in zip(work, letters, strict=True))
+        taken.update(*letters)
+        return worst._replace(targets=targets)
 
     def _fill(self, segments: list[_Segment]) -> None:
         """Translate segments: plural forms with a number first, then as they are, then without placeholders."""
@@ -200,8 +209,7 @@ class Messages:
             self._take(segment, self.memory.exact(segment.text, segment.context) or "", "the memory")
         made = [segment for segment in segments if segment not in self._found]
         for shown in (_with_number, lambda segment: segment.text):
-            left = {segment: shown(segment) for segment in made if segment not in self._found}
-            left = {segment: text for segment, text in left.items() if text is not None}
+            left = {each: text for each in made if each not in self._found and (text := shown(each))}
             for segment, targets in zip(left, self.translate(list(left.values())) if left else (), strict=True):
                 restore = str if left[segment] == segment.text else partial(_without_number, segment)
                 any(self._take(segment, restore(target), self.origin) for target in targets)
@@ -218,9 +226,11 @@ class Messages:
 
     def _take(self, segment: _Segment, target: str, origin: str) -> bool:
         """Take a translation if it is valid; returns whether it is."""
-        target = _with_end(segment.text, " ".join(target.split())) if target else ""
+        target = _with_end(segment.text, re.sub(r"[ \t\n]+", " ", target).strip()) if target else ""
+        if "java" in _kinds(segment.flags) and "'{" not in segment.text.replace("''", ""):  # one apostrophe quotes
+            target = re.sub("''?", "''", target)
         is_valid = target and not problem(segment.text, target, segment.flags)
-        if is_valid and (target := in_order(segment.text, target, segment.flags)):
+        if is_valid and (target := in_order(segment.text, target, segment.flags, segment.is_alone)):
             self._found[segment] = Filling((target,), 1.0, origin)
         return segment in self._found
 

@@ -59,10 +59,7 @@ def open_engine(folder: str | Path, device: str = "cpu", **options: Any) -> ctra
 
 
 class CTranslate2Model:
-    """Takes a model's place where it only has to search and to score.
-
-    Args and errors: as of `load_exported`.
-    """
+    """Takes a model's place where it only has to search and to score; arguments and errors as of `load_exported`."""
 
     def __init__(
         self, folder: str | Path, device: str, compute_type: str, threads: int = 0, patience: float | None = None

@@ -53,10 +53,7 @@ def type_of(model) -> str:
 
 
 def write(model, tokenizer, output: Path, quantization: str = "float32") -> None:
-    """Write a model in float32, and its tokenizer, into a folder.
-
-    Args and errors as of `type_of`; there is one quantization, float32.
-    """
+    """Write a model in float32, the one quantization, and its tokenizer into a folder; errors as of `type_of`."""
     type = type_of(model)
     with torch.no_grad():
         arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in _arrays(model, type).items()}

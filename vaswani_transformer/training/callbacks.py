@@ -296,9 +296,15 @@ class StopAndSaveCallback(TrainerCallback):
 
     def _end_by_the_clock(self, args, state: TrainerState) -> None:
         """Let a rate that declines end at zero at the limit of time: set the trainer's `max_steps` to what fits."""
-        if self.limit and args.decline_steps and state.global_step:
-            steps = state.global_step * (self.limit - self._needed(state, 3)) / self.log.seconds()
-            [state.max_steps] = over_processes(args, [min(args.max_steps, int(steps))], "MIN")
+        if args.decline_steps:
+            steps = min(args.max_steps, self.steps_that_fit(state))
+            [state.max_steps] = over_processes(args, [steps], "MIN")
+
+    def steps_that_fit(self, state: TrainerState) -> int:
+        """Return the steps of a whole training that fit into the time, by those so far."""
+        if not (self.limit and state.global_step):
+            return sys.maxsize
+        return int(state.global_step * (self.limit - self._needed(state, 3)) / self.log.seconds())
 
     def restore(self) -> None:
         """Restore the earlier signal handlers; for whoever called `Trainer.train`, since that may end in an error."""

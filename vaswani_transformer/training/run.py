@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -318,8 +319,9 @@ class TrainingRun:
         """Return whether a run with this state has nothing left to train, by the recipe's present limits."""
         recipe = self.recipe
         self.log.restore(state)
+        fitting = self.stopper.steps_that_fit(state) if recipe.decline_steps and state.best_global_step else math.inf
         return (
-            state.global_step >= recipe.max_steps
+            state.global_step >= min(recipe.max_steps, fitting)
             or 0 < recipe.early_stopping <= callbacks.stalled_validations(state, recipe.best_by)
             or (state.best_global_step is not None and self.stopper.must_end(state, 3))
         )

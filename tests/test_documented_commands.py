@@ -30,7 +30,6 @@ SKIPPED = {  # of these patterns each occurs: what is not run here, and why
     r"--engine ray": "needs a cluster",
     r"^srun": "needs a cluster",
     r"^g\+\+|^\./translate": "needs CTranslate2's headers",
-    r"wmt14": "needs a data set of the Hub",
     r"-text\b": "the text of other tasks needs further packages, and minutes",
 }
 _STEPS = "--max-steps 4 --warmup-steps 2 --evaluate-every 2"

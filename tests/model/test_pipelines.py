@@ -120,7 +120,7 @@ def test_beyond_a_table_of_positions_is_one_line(limited, tokenizer, batch_size,
     def inputs():
         return KeyDataset(rows, "en") if kind is KeyDataset else kind(texts)
 
-    with pytest.raises(ValueError, match=r"a text has 50 tokens and the model has 40 positions.*split_sent"):
+    with pytest.raises(ValueError, match=r"a text has 50 tokens and the model 40 positions.*split_sent"):
         list(limited(inputs(), batch_size=batch_size))
     assert len(list(limited(inputs(), batch_size=batch_size, truncation=True))) == 3
     warned = [record.getMessage() for record in caplog.records if record.name == pipeline_vaswani.__name__]

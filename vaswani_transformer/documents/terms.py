@@ -35,8 +35,11 @@ def find_terms(pairs: Iterable[tuple[str, str]]) -> list[FoundTerm]:
     pairs = list(dict.fromkeys(tuple(pattern.sub("|", text) for text in pair) for pair in pairs))[-_MOST:]
     targets = [frozenset(phrase.casefold() for phrase in _phrases(target)) for _, target in pairs]
     of_all, rows = Counter(phrase for phrases in targets for phrase in phrases), defaultdict(set)
+    having = defaultdict(set)
     targets = [[phrase for phrase in phrases if of_all[phrase] >= _LEAST] for phrases in targets]
     for row, (source, _) in enumerate(pairs):
+        for phrase in targets[row]:
+            having[phrase].add(row)
         for phrase in _phrases(source):
             words = phrase.lower().split()
             if min(len(words[0]), len(words[-1])) >= _LETTERS:
@@ -45,18 +48,20 @@ def find_terms(pairs: Iterable[tuple[str, str]]) -> list[FoundTerm]:
     for source, places in sorted(rows.items(), key=lambda pair: len(pair[0])):
         if len(places) < _LEAST:
             continue
-        counts = Counter(phrase for row in places for phrase in targets[row])
-        own = [(2 * n / (len(places) + of_all[phrase]), len(phrase), phrase) for phrase, n in counts.items()
-               if n >= max(_LEAST, _SHARE * len(places)) and n >= _OWN * of_all[phrase]]  # fmt: skip
-        known = [found[part] for part in set(_phrases(source)) - {source} if part in found]
+        least, most = max(_LEAST, _SHARE * len(places)), len(places) / _OWN
+        some = list(places)[: int(len(places) - least) + 1]  # of which one has what so many of them have
+        likely = {phrase for row in some for phrase in targets[row] if least <= of_all[phrase] <= most}
+        own = [(2 * n / (len(places) + of_all[phrase]), len(phrase), phrase, n) for phrase in likely
+               if (n := len(places & having[phrase])) >= max(least, _OWN * of_all[phrase])]  # fmt: skip
+        known = [found[part] for part in set(_phrases(source if own else "")) - {source} if part in found]
         if not own or any(max(own)[2] == term.targets[0].casefold() and term.total > len(places) for term in known):
             continue
         for term in known:
             if term.total == len(places):  # it occurs in this one only
                 del found[term.source]
-        best = max(own)[2]
+        *_, best, count = max(own)
         forms = Counter(phrase for row in places for phrase in _phrases(pairs[row][1]) if phrase.casefold() == best)
-        found[source] = FoundTerm(source, tuple(dict(forms.most_common())), counts[best], len(places))
+        found[source] = FoundTerm(source, tuple(dict(forms.most_common())), count, len(places))
     claims = Counter(term.targets[0].casefold() for term in found.values())  # words of one text that comes often
     unique = [term for term in found.values() if claims[term.targets[0].casefold()] == 1]
     return sorted(unique, key=lambda term: -term.count)

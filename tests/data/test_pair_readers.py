@@ -183,4 +183,6 @@ def test_catalogues_are_read_in_either_direction_and_line_breaks_are_spaces(tmp_
     assert read(data=tmp_path / "*.po", **REVERSED) == SWAPPED
     assert "no column 'en'; the columns are: source, target" in read(data=tmp_path / "a.po", **GERMAN)
     assert "empty, no pair" in read(data=write(tmp_path / "d.po", 'msgid "a"\nmsgstr ""\n'))
+    write(tmp_path / "e.po", 'msgid "a"\nmsgstr "b"\n')  # one of several may be
+    assert read(data=tmp_path / "[de].po") == [("a", "b")]
     assert "none of the endings" in read(data=write(tmp_path / "d.po.gz", 'msgid "a"\nmsgstr "b"\n'))

@@ -7,7 +7,7 @@ import csv
 import locale
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -120,18 +120,20 @@ _READERS = {
 
 
 def read_pairs(
-    kind: str, shards: Iterable[tuple[str | Path, ...]], columns: tuple[str, str] = DEFAULT_COLUMNS
+    kind: str, shards: Sequence[tuple[str | Path, ...]], columns: tuple[str, str] = DEFAULT_COLUMNS
 ) -> Pairs:
     """Yield the pairs of shards, each one file, or a source and a target file, of a kind of `_READERS`.
 
     Raises:
-        UserError: naming file and line; also for a file without any pair.
+        UserError: naming file and line; also for a file without any pair, unless it is one of several catalogues.
     """
     for files in shards:
         pair = None
         for pair in _READERS[kind](*map(to_path, files), columns):
             yield pair
-        if pair is None:
+        if pair is None and kind in CATALOGUES and len(shards) > 1:
+            logger.warning("%s: nothing in it is translated", files[0])
+        elif pair is None:
             raise UserError(f"{' and '.join(dict.fromkeys(map(str, files)))}: empty, no pair; give at least one pair")
 
 

@@ -4,6 +4,7 @@ import contextlib
 import gettext
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import regex
@@ -131,6 +132,11 @@ class PropertiesFile(StringsFile):
             if re.search("[\udc80-\udcff]", path.read_text("utf-8", "surrogateescape")):  # bytes that are not UTF-8
                 self.encoding, self.errors = "latin-1", "backslashreplace"
         super().__init__(path, *arguments, **options)
+
+    def _entries(self, match: regex.Match) -> list[Entry]:
+        """Return the entry, of Java's MessageFormat if it has arguments such as `{0}`."""
+        entries = super()._entries(match)
+        return [replace(e, flags="java-format" if re.search(r"\{\d", "".join(e.sources)) else "") for e in entries]
 
     def _escaped(self, text: str) -> str:
         is_ascii = self.head.isascii() or self.encoding == "latin-1"

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vaswani_transformer.catalogues.catalogue import Entry
-from vaswani_transformer.catalogues.formats import fill, pairs
+from vaswani_transformer.catalogues.formats import fill, pairs, read
+from vaswani_transformer.data.memory import read_memory
 from vaswani_transformer.documents import messages
 from vaswani_transformer.documents.formats import translate_parts
 from vaswani_transformer.documents.messages import Messages
@@ -35,11 +36,11 @@ def careless(seed=0):
     return translate
 
 
-def filler(translate):
+def filler(translate, memory=None):
     def place(documents):
         return translate_parts(documents, lambda texts: [each[0] for each in translate(texts)])
 
-    return Messages(translate, place, lambda sources, targets: [0.5] * len(sources), "careless")
+    return Messages(translate, place, lambda sources, targets: [0.5] * len(sources), "careless", memory)
 
 
 def words_as_they_are(texts):
@@ -80,6 +81,8 @@ def test_placeholders_by_flags(flags, text, expected):
         ("{a} of {b}", "{b} von {a}", "python-brace-format", "{b} von {a}"),
         ("%*d of %s", "%s von %*d", "c-format", ""),
         ("%s of %<PRIu32>", "%<PRIu32>: %s", "c-format", "%2$<PRIu32>: %1$s"),
+        ("%d of %s", "%2$s von %1$d", "c-format", "%2$s von %1$d"),
+        ("%d of %s", "%1$s von %2$d", "c-format", ""),
         ("~a of ~d", "~d von ~a", "lisp-format", ""),
     ],
 )
@@ -97,6 +100,8 @@ def test_arguments_in_another_order(source, target, flags, expected):
         ("&Save", "احفظ", "&احفظ"),
         ("Is it?", "هل؟", "هل؟"),
         ("Name: %s", "Nom\xa0: %s", "Nom\xa0: %s"),
+        ("  -r, --all   list it\n", "auf", "  -r, --all   auf\n"),
+        ("y - " + "yes, " * 8 + "all\nn - " + "no " * 20, "a", "a\na "),
         ("&Open:", "開く:", "開く(&O):"),
         ("snake_case_name", "snake_case_name", "snake_case_name"),
         ("AT&T or Q&A", "AT&T or Q&A", "AT&T or Q&A"),
@@ -119,12 +124,38 @@ def test_accelerators_differ_within_a_menu_but_not_between_plural_forms():
     assert all(filling.targets[0] == filling.targets[1] for filling in fillings)
 
 
+def test_a_memory_gives_back_the_catalogue_that_it_was_made_of(tmp_path):
+    rule = "nplurals=4; plural=(n%100==1 ? 1 : n%100==2 ? 2 : n%100==3 || n%100==4 ? 3 : 0)"  # Slovenian's
+    parts = [f'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\nPlural-Forms: {rule};\\n"\n',
+             'msgid "%d _hour"\nmsgid_plural "%d _hours"\nmsgstr[0] "%d _ur"\nmsgstr[1] "%d _ura"\n'
+             'msgstr[2] "%d _uri"\nmsgstr[3] "%d _ure"\n',
+             'msgid "One line.\\nAnother  line:\\n"\nmsgstr "Ena vrstica.\\nDruga\xa0 vrstica\\n"\n',
+             '#, c-format\nmsgid "%s of %s, <file>"\nmsgstr "%2$s: %1$s, <dat>"\n',
+             'msgid "\'"\nmsgstr "«"\n']  # fmt: skip
+    (tmp_path / "a.po").write_text("\n".join(parts), encoding="utf-8")
+    (tmp_path / "b.po").write_text(
+        re.sub(r'(msgstr(?:\[\d\])?) "[^C].*"', r'\1 ""', "\n".join(parts)), encoding="utf-8"
+    )
+    known = list(read(tmp_path / "a.po"))[1:]
+    made = filler(words_as_they_are, read_memory([str(tmp_path / "a.po")]))(list(read(tmp_path / "b.po"))[1:])
+    assert [filling.targets for filling in made] == [entry.targets for entry in known]
+    assert list(pairs(tmp_path / "a.po"))[:2] == [("%d hour", "%d ura"), ("%d hours", "%d ur")]
+
+
 def test_arguments_of_one_line_of_several_are_not_numbered_and_javas_apostrophes_do_not_quote():
     reorder = filler(lambda texts: [["%s: %d" if "%d" in text else text] for text in texts])
     [filling] = reorder([Entry("x", ("Error %d in %s\nat %s",), flags="c-format")])
     assert "$" not in "".join(filling.targets)
     [filling] = filler(lambda texts: [["d'ouvrir l''{0}"]])([Entry("x", ("open ''{0}''",), flags="java-format")])
     assert filling.targets == ("d''ouvrir l''{0}",)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "is_valid"),
+    [("add <file>...", "<文件>...", True), ("<b>a</b>", "<i>a</i>", False), ("a<br>", "a<hr>", False)],
+)
+def test_names_in_angle_brackets_are_no_tags(source, target, is_valid):
+    assert (messages.problem(source, target) == "") is is_valid
 
 
 def test_the_number_of_a_plural_form_is_shown_to_the_model():
@@ -198,7 +229,8 @@ def test_what_has_no_words_says_so():
 
 def test_training_pairs_leave_accelerators_out(tmp_path):
     lines = [("&File", "&Datei"), ("_Save A_s", "Speichern"), ("Search & Find", "&Suche"), ("~Open", "~Öffnen")]
+    lines += [("_Undo", "Ann_uler"), ("_Run", "运行(_R)")]
     text = "".join(f'msgid "{source}"\nmsgstr "{target}"\n\n' for source, target in lines)
     (tmp_path / "a.po").write_text(text, encoding="utf-8")
-    expected = [("File", "Datei"), lines[1], lines[2], ("Open", "Öffnen")]
+    expected = [("File", "Datei"), lines[1], lines[2], ("Open", "Öffnen"), ("Undo", "Annuler"), ("Run", "运行")]
     assert list(pairs(tmp_path / "a.po")) == expected

@@ -1,6 +1,7 @@
 """Catalogues by the names of their formats: read, filled, and as pairs to train on."""
 
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -68,14 +69,19 @@ def pairs(path: str | Path) -> Iterator[tuple[str, str]]:
     return chain.from_iterable(pairs_of(entry) for entry in read(path) if entry.state == "translated")
 
 
-def pairs_of(entry: Entry) -> Iterator[tuple[str, str]]:
+def pairs_of(entry: Entry, all_forms: bool = False) -> Iterator[tuple[str, str]]:
     """Yield sources and targets of a translated entry, with inline elements as the file has them.
 
-    Of a plural these are the text for one with the first form, and that for many with the last. Accelerators are left
-    out where both sides have one.
+    Of a plural these are the texts for one and for many; with `all_forms` also that of each form, with EOT and an
+    example of its numbers behind the source. The mark of an accelerator is left out where both sides have one.
     """
-    targets = (entry.targets[0], entry.targets[-1]) if entry.counts else entry.targets
-    for pair in zip(entry.sources, targets, strict=True):
-        texts = [with_codes(text, entry.codes) for text in pair]
-        (source, mark, _), (target, other, _) = map(read_label, texts)
-        yield (source, target) if mark == other else tuple(texts)
+    targets, forms = entry.targets, dict(zip(entry.counts, entry.targets, strict=False))
+    if forms:
+        is_many = lambda count: (count % 10 != 1 or count == 11, count)  # noqa: E731
+        targets = [forms[choose(forms, key=is_many)] for choose in (min, max)]
+    every = [(f"{text}\4{count}", forms[count]) for text, count in entry.texts() if all_forms and count in forms]
+    for pair in [*zip(entry.sources, targets, strict=True), *every]:
+        source, target = (with_codes(text, entry.codes) for text in pair)
+        plain, mark, _ = read_label(source)
+        other, number = re.subn(rf"\s?\({mark}\w\)|{mark}(?=\w)(?!\w+;)", "", target) if mark else ("", 0)
+        yield (plain, other) if number == 1 else (source, target)

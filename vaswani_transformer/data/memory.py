@@ -156,7 +156,7 @@ def read_memory(paths: Iterable[str], languages: Sequence[str] = ()) -> Memory:
             yield from text.stream()
             for file in text.files:  # the path may be a folder or a pattern
                 for entry in read(file) if suffix(file.name) in CATALOGUES else ():
-                    for source, target in pairs_of(entry) if entry.state == "translated" else ():
+                    for source, target in pairs_of(entry, all_forms=True) if entry.state == "translated" else ():
                         contexts.setdefault(_normalized(source), {})[entry.context] = target
 
     return Memory(pairs(), contexts)

@@ -22,8 +22,8 @@ from .pieces import Document, Kind, Piece, text_piece
 
 NO_WORDS = "it has no words"
 _MARKUP = (
-    rf"[{chr(CODE)}-\U0010fffd] | </?[A-Za-z][^<>]*> | < | &\#?\w+; | \$t\([^()]*\) | @:[\w.]+ | \$\{{[^{{}}]*\}}"
-    r" | \{\{.*?\}\} | \{\s*\w+\s*,(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # the last: ICU's
+    rf"[{chr(CODE)}-\U0010fffd] | </?[A-Za-z\xaa-\uffff][^<>]*> | < | &\#?\w+; | \$t\([^()]*\) | @:[\w.]+"
+    r" | \$\{[^{}]*\} | \{\{.*?\}\} | \{\s*\w+\s*,(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # the last: ICU's
 )
 # As of C, Objective C, PHP, Perl, Python and Ruby; a sign alone, which programs may refuse, counts as one too.
 _PERCENT = (
@@ -38,12 +38,15 @@ _STYLES |= dict.fromkeys(("qt", "qt-plural", "kde", "kde-kuit"), r"%L?(?:\d{1,2}
 _STYLES |= dict.fromkeys(("gcc-internal", "gfc-internal"), _GCC) | dict.fromkeys(("ycp", "smalltalk"), r"%[\d%]?")
 _STYLES |= dict.fromkeys(("lisp", "scheme"), r"~(?:[-+]?\d+|'.|[vV\#])?(?:,(?:[-+]?\d+|'.|[vV\#])?)*[:@]*(?:.|$)")
 _HAS_PLACE = re.compile(r"%(?!\d+[$:]|[({%>}]|<(?!PRI)|\||L?\d+%?$|m?$)|~(?![%~\s]|$)|\{[:!}]")  # the next argument
+_NUMBER = re.compile(r"(?<!%)%(\d+)\$")
 _NUMBERING = {"c", "objc", "gcc-internal", "gfc-internal", "php", "perl", "java-printf", "awk", "tcl", "ruby", "boost"}
 _NUMERIC = re.compile(r"%(?:\d\$)?[l\d]*[diu]|%n|%L?\d|%[{(]\w+[})]d?|\{+\s*\w*\s*\}+")
 _TAG = re.compile(r"<(/?)([A-Za-z][\w:.-]*)[^<>]*?(/?)>")
 _END = regex.compile(r"(?:\s*+(?:\.{3}|[….:!?。：！？؟۔।։።;;]))?$")
-_LETTERS = r"(?V1)[\pL\pN--[\p{Lo}--[\p{Arabic}\p{Hebrew}\p{Thai}]]]"  # that have accelerators on them
 _ASCII_MARKS = str.maketrans({"…": "..."} | dict(zip("。۔।։።：！？؟;;", ".....:!????", strict=True)))
+# Letters that have accelerators on them, and what is between lines or columns.
+_LETTERS = regex.compile(r"(?V1)[\pL\pN--[\p{Lo}--[\p{Arabic}\p{Hebrew}\p{Thai}]]]")
+_GAPS = re.compile(r"(\n|(?<=[^\s.!?:;,])(?: {2,}|\t+)(?=\S))")
 
 
 class _Segment(NamedTuple):
@@ -53,7 +56,6 @@ class _Segment(NamedTuple):
     flags: str
     count: int | None  # of a plural form, an example of its numbers
     is_alone: bool  # whether it is all of the message, so that arguments can be numbered
-    context: str | None = None  # where a memory is asked
 
 
 def _kinds(flags: str) -> list[str]:
@@ -70,10 +72,18 @@ def pattern_of(flags: str) -> regex.Pattern:
 
 def problem(source: str, target: str, flags: str = "") -> str:
     """Return why a translation is not valid; empty if it is."""
-    wanted, there = (Counter(pattern_of(flags).findall(text)) for text in (source, target))
+    target = target if _NUMBER.search(source) else _NUMBER.sub("%", target)
+    find = pattern_of(flags).findall
+    wanted, there = (Counter(_generic(part, text) for part in find(text)) for text in (source, target))
     for part in (wanted - there) | (there - wanted):
         return f"{part}: {wanted[part]} in the source, {there[part]} in the translation"
     return "its tags do not nest" if _is_nested(source) and not _is_nested(target) else ""
+
+
+def _generic(part: str, text: str) -> str:
+    """Return a placeholder of a text; `<file>`, which is no tag and may be translated, as `<>`."""
+    name = re.fullmatch(r"<(?!(?:br|hr|img|li|p|wbr)\b)([^<>=/]+)>", part)
+    return "<>" if name and f"</{name[1]}" not in text else part
 
 
 def _is_nested(text: str) -> bool:
@@ -90,18 +100,22 @@ def in_order(source: str, target: str, flags: str = "", may_number: bool = True)
 
     C's way, which Python and what has no flag do not have.
     """
-    places = [[part for part in pattern_of(flags).findall(text) if _HAS_PLACE.match(part)] for text in (source, target)]
-    if places[0] == places[1]:
-        return target
-    if not may_number or _NUMBERING.isdisjoint(_kinds(flags)) or "*" in "".join(places[0]):
-        return ""
-    left = dict(enumerate(places[0], 1))
+    places = [part for part in pattern_of(flags).findall(source) if _HAS_PLACE.match(part)]
+    left, numbers = dict(enumerate(places, 1)), []
 
     def numbered(match: regex.Match) -> str:
-        number = next((number for number, part in left.items() if part == match[0]), 0)
-        return f"%{number}${match[0][1:]}" if left.pop(number, "") else match[0]
+        part, number = _NUMBER.sub("%", match[0]), _NUMBER.match(match[0])
+        if not _HAS_PLACE.match(part):
+            return match[0]
+        number = int(number[1]) if number else next((number for number, other in left.items() if other == part), 0)
+        numbers.append(number if left.pop(number, "") == part else 0)
+        return f"%{number}${part[1:]}"
 
-    return pattern_of(flags).sub(numbered, target)
+    result = pattern_of(flags).sub(numbered, target)
+    if _NUMBER.search(source) or (numbers == sorted(numbers) and not _NUMBER.search(target)):
+        return target
+    may_number &= all(numbers) and not _NUMBERING.isdisjoint(_kinds(flags)) and "*" not in "".join(places)
+    return result if may_number else ""
 
 
 def _with_end(source: str, target: str) -> str:
@@ -114,40 +128,49 @@ def _with_end(source: str, target: str) -> str:
 class Message:
     """A text as segments, and what is around them: white space, line breaks, an accelerator."""
 
-    def __init__(self, text: str, count: int | None, flags: str, context: str | None = None):
-        text, self.mark, self.letter = read_label(text)
-        self.parts = []  # of these each has lines, and a segment unless it has no words
-        pattern, lines, is_alone = pattern_of(flags), [], "\n" not in text.strip()
-        for line in text.split("\n"):
-            # A sentence was broken between two lines.
-            if lines and len(lines[-1]) > 40 and re.search(r"[\w,)]$", lines[-1]) and line[:1].islower():
-                lines.append(line)
-                continue
-            lines = [line]
-            self.parts.append([lines, None])
+    def __init__(self, text: str, count: int | None, entry: Entry, memory: Memory | None):
+        self.text, self.mark, self.letter = read_label(text)
+        self.remembered = self._remembered(count, entry, memory) if memory else ""
+        self.parts: list[list] = []  # of each its lines, a segment unless it is kept, and what is behind it
+        pieces, width = [] if self.remembered else _GAPS.split(self.text), max(map(len, self.text.split("\n")))
+        for line, behind in zip(pieces[::2], [*pieces[1::2], ""], strict=False):
+            lines, _, gap = self.parts[-1] if self.parts else ([""], None, "")
+            is_sentence = gap == "\n" and re.search(r"[\w,)]$", lines[-1]) and line[:1].islower()
+            if is_sentence and len(lines[-1]) > 40 and len(f"{lines[-1]} {line.split()[0]}") > width - 10:
+                self.parts[-1] = [[*lines, line], None, behind]  # it was broken, as its next word had no room
+            else:
+                self.parts.append([[line], None, behind])
+        pattern, is_alone = pattern_of(entry.flags), not _GAPS.search(self.text.strip())
         for part in self.parts:
-            joined = " ".join(" ".join(part[0]).split())
-            if any(map(str.isalpha, pattern.sub("", joined))):
-                part[1] = _Segment(joined, flags, count, is_alone, context)
+            joined, is_name = " ".join(" ".join(part[0]).split()), part[2].strip("\n") and part[0][0][:1] in " -"
+            if not is_name and any(map(str.isalpha, pattern.sub("", joined))):
+                part[1] = _Segment(joined, entry.flags, count, is_alone)
+
+    def _remembered(self, count: int | None, entry: Entry, memory: Memory) -> str:
+        """Return a memory's translation of all of the text, or of its plural form, if it is valid."""
+        known = (memory.exact(text, entry.context) for text in (f"{self.text}\4{count}", self.text))
+        target = next(filter(None, known), "").strip()
+        if not target or ("\n" in self.text.strip()) > ("\n" in target) or problem(self.text, target, entry.flags):
+            return ""
+        target = in_order(self.text, target, entry.flags)
+        return target and re.sub(r"(?s)\S(?:.*\S)?", lambda _: target, self.text)
 
     def written(self, found: dict[_Segment, Filling], taken: set[str]) -> str:
         """Return the translation, with an accelerator that is not among those taken, and becomes one of them."""
-        texts = []
-        for lines, segment in self.parts:
-            if segment is None:
-                texts += lines
-                continue
-            [target] = found[segment].targets
-            width, last = max(map(len, lines)), lines[-1]
-            target = textwrap.fill(target, width, break_long_words=False) if len(lines) > 1 else target
-            texts.append(re.match(r"\s*", lines[0])[0] + target + last[len(last.rstrip()) :])
-        text = "\n".join(texts)
+        text = self.remembered
+        for lines, segment, behind in self.parts:
+            target = "\n".join(lines)
+            if segment:
+                [target], width, last = found[segment].targets, max(map(len, lines)), lines[-1]
+                target = textwrap.fill(target, width, break_long_words=False) if len(lines) > 1 else target
+                target = re.match(r"\s*", lines[0])[0] + target + last[len(last.rstrip()) :]
+            text += target + behind
         return self._with_accelerator(text, taken) if self.mark else text
 
     def _with_accelerator(self, text: str, taken: set[str]) -> str:
         """Return a text with the mark before the source's letter, a word's first, or any; CJK has one in brackets."""
         plain = pattern_of("").sub(lambda match: "\0" * len(match[0]), text)
-        letters = [match.start() for match in regex.finditer(_LETTERS, plain)]
+        letters = [match.start() for match in _LETTERS.finditer(plain)]
         if not letters:
             end = _END.search(text).start()
             return f"{text[:end]}({self.mark}{self.letter.upper()}){text[end:]}"
@@ -185,15 +208,14 @@ class Messages:
 
     def __call__(self, entries: list[Entry]) -> list[Filling]:
         """Return the translations of entries, or why there is none."""
-        contexts = [entry.context if self.memory else None for entry in entries]
-        both = zip(entries, contexts, strict=True)
-        works = [[Message(*text, entry.flags, context) for text in entry.texts()] for entry, context in both]
-        segments = (segment for work in works for message in work for _, segment in message.parts if segment)
+        works = [[Message(*text, entry, self.memory) for text in entry.texts()] for entry in entries]
+        segments = (segment for work in works for message in work for _, segment, _ in message.parts if segment)
         self._fill([segment for segment in dict.fromkeys(segments) if segment not in self._found])
         return [self._filling(*pair) for pair in zip(entries, works, strict=True)]
 
     def _filling(self, entry: Entry, work: list[Message]) -> Filling:
-        found = [self._found[segment] for message in work for _, segment in message.parts if segment]
+        found = [self._found[segment] for message in work for _, segment, _ in message.parts if segment]
+        found += [Filling((), 1.0, "the memory") for message in work if message.remembered]
         worst = min(found, key=lambda each: each.confidence, default=Filling((), 0.0, self.origin, NO_WORDS))
         if worst.reason:
             return worst
@@ -205,33 +227,31 @@ class Messages:
 
     def _fill(self, segments: list[_Segment]) -> None:
         """Translate segments: plural forms with a number first, then as they are, then without placeholders."""
-        for segment in segments if self.memory else ():
-            self._take(segment, self.memory.exact(segment.text, segment.context) or "", "the memory")
-        made = [segment for segment in segments if segment not in self._found]
         for shown in (_with_number, lambda segment: segment.text):
-            left = {each: text for each in made if each not in self._found and (text := shown(each))}
+            left = {each: text for each in segments if each not in self._found and (text := shown(each))}
             for segment, targets in zip(left, self.translate(list(left.values())) if left else (), strict=True):
                 restore = str if left[segment] == segment.text else partial(_without_number, segment)
-                any(self._take(segment, restore(target), self.origin) for target in targets)
-        left = [segment for segment in made if segment not in self._found]
+                any(self._take(segment, restore(target)) for target in targets)
+        left = [segment for segment in segments if segment not in self._found]
         for segment, target in zip(left, self.place(list(map(_document, left))) if left else (), strict=True):
             target = _without_surplus(segment, target)
-            if not self._take(segment, target, self.origin):
-                reason = problem(segment.text, target, segment.flags) or "its arguments would come in another order"
+            if not self._take(segment, target):
+                reason = "its arguments would come in another order" if target else "nothing valid was written"
+                reason = problem(segment.text, target, segment.flags) or reason
                 self._found[segment] = Filling((), 0.0, self.origin, reason)
-        made = [segment for segment in made if self._found[segment].targets]
+        made = [segment for segment in segments if self._found[segment].targets]
         pairs = [segment.text for segment in made], [self._found[segment].targets[0] for segment in made]
         for segment, confidence in zip(made, self.confidence(*pairs) if made else (), strict=True):
             self._found[segment] = self._found[segment]._replace(confidence=confidence)
 
-    def _take(self, segment: _Segment, target: str, origin: str) -> bool:
+    def _take(self, segment: _Segment, target: str) -> bool:
         """Take a translation if it is valid; returns whether it is."""
         target = _with_end(segment.text, re.sub(r"[ \t\n]+", " ", target).strip()) if target else ""
         if "java" in _kinds(segment.flags) and "'{" not in segment.text.replace("''", ""):  # one apostrophe quotes
             target = re.sub("''?", "''", target)
         is_valid = target and not problem(segment.text, target, segment.flags)
         if is_valid and (target := in_order(segment.text, target, segment.flags, segment.is_alone)):
-            self._found[segment] = Filling((target,), 1.0, origin)
+            self._found[segment] = Filling((target,), 1.0, self.origin)
         return segment in self._found
 
 
@@ -268,7 +288,13 @@ def _document(segment: _Segment) -> Document:
     for match in pattern_of(segment.flags).finditer(segment.text):
         pieces += [text_piece(segment.text[end : match.start()])] if match.start() > end else []
         tag, end = _TAG.fullmatch(match[0]), match.end()
-        kind = Kind.POINT if not tag or tag[3] else Kind.CLOSE if tag[1] else Kind.OPEN
+        kind = (
+            Kind.POINT
+            if not tag or tag[3] or _generic(match[0], segment.text) == "<>"
+            else Kind.CLOSE
+            if tag[1]
+            else Kind.OPEN
+        )
         pieces.append(Piece(match[0], kind, STAND_IN * (kind is Kind.POINT), tag[2] if tag else ""))
     rest = segment.text[end:]
     return Document([*pieces, text_piece(rest)] if rest else pieces)

@@ -242,3 +242,8 @@ def test_empty_files_and_other_files(tmp_path, ending):
         open_catalogue(tmp_path / "a.xml")
     with pytest.raises(UserError, match=r"none\.po: No such file"):
         open_catalogue(tmp_path / "none.po")
+
+
+def test_texts_with_arguments_are_of_javas_message_format(tmp_path):
+    (path := tmp_path / "a.properties").write_text("a = Open {0}\nb = Open\n", encoding="utf-8")
+    assert [entry.flags for entry in read(path)] == ["java-format", ""]

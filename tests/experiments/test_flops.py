@@ -1,12 +1,13 @@
 """Operations of a training: against torch's counter."""
 
+import numpy as np
 import pytest
 import torch
 from conftest import tiny_config
 from torch.utils.flop_counter import FlopCounterMode
 
-from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
-from vaswani_transformer.experiments.translation import training_flops
+from vaswani_transformer import TokenBatchSampler, VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani_transformer.experiments.translation import EXPECTED_FILL, training_flops
 
 
 def small(preset: str) -> VaswaniConfig:
@@ -33,3 +34,12 @@ def test_flops_are_those_that_torch_counts(name):
             model(input_ids=sources, decoder_input_ids=targets).logits.sum().backward()
         sides = [[length] * 3 for length in lengths]
         assert training_flops(config, *sides) == counter.get_total_flops()
+
+
+def test_batches_are_filled_as_expected():
+    random = np.random.default_rng(0)
+    sources = np.exp(random.normal(np.log(29.5) - 0.18, 0.6, 200_000)).round().clip(2, 256).astype(np.int64)
+    targets = (sources * np.exp(random.normal(0, 0.2, 200_000)) * 1.02).round().clip(2, 256).astype(np.int64)
+    batches = len(TokenBatchSampler(sources, targets, 25_000))
+    pairs_per_step = EXPECTED_FILL * 25_000 / max(sources.mean(), targets.mean())
+    assert len(sources) / pairs_per_step == pytest.approx(batches, rel=0.04)

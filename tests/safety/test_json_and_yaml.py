@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vaswani_transformer import UserError
 from vaswani_transformer.json_and_yaml import parse_json, parse_yaml, read_json, read_yaml
-from vaswani_transformer.recipes.recipe import load_recipe
+from vaswani_transformer.recipes.recipe import convert, load_recipe
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -101,3 +101,9 @@ def test_text_in_quotes_stays_text(tmp_path):
     (tmp_path / "mine.yaml").write_text("source_column: 'no'\ntarget_column: \"on\"\ntrain_split: '2014.10'\n")
     recipe = load_recipe(str(tmp_path / "mine.yaml"))
     assert (recipe.source_column, recipe.target_column, recipe.train_split) == ("no", "on", "2014.10")
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63), "1" + "0" * 5000, 1e300])
+def test_whole_numbers_fit_64_bits(value):
+    with pytest.raises(UserError, match="whole number"):
+        convert("max_steps", value)

@@ -1,5 +1,6 @@
 """Settings that `auto` leaves to the text and the time, and the decline of the rate that goes with them."""
 
+import json
 import random
 from dataclasses import fields, replace
 
@@ -11,7 +12,7 @@ from test_schedule import equation_3
 from training_runs import stop_after
 from translating import run
 
-from vaswani_transformer import VaswaniForConditionalGeneration, load_recipe, prepare
+from vaswani_transformer import VaswaniForConditionalGeneration, load_recipe, prepare, train
 from vaswani_transformer.data.prepared import check_recipe_matches, open_prepared
 from vaswani_transformer.json_and_yaml import read_yaml
 from vaswani_transformer.recipes.recipe import AUTO, CHOSEN, Recipe
@@ -170,3 +171,14 @@ def test_a_step_is_dealt_out_evenly_and_in_as_few_parts_as_fit(tokens, per_devic
     assert parts % processes == 0
     assert tokens / parts <= per_device
     assert parts == processes or tokens / (parts - processes) > per_device
+
+
+def test_the_rate_declines_to_zero(data, tmp_path):
+    steps = {"max_steps": 9, "warmup_steps": 3, "decline_steps": 4, "evaluate_every": 9, "log_every": 1}
+    places = {"train_data": str(data), "output": str(tmp_path / "out")}
+    recipe = load_recipe("auto", SMALL | steps | places | {"learning_rate_scale": 1})
+    train(recipe, progress=False)
+    log = map(json.loads, (tmp_path / "out" / "training_log.jsonl").read_text().splitlines())
+    rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
+    decline = [1, 1, 1, 1, 1, 1, 3 / 4, 2 / 4, 1 / 4]
+    assert rates == pytest.approx([equation_3(n, 16, 3) * share for n, share in enumerate(decline, 1)], rel=1e-9)

@@ -99,6 +99,8 @@ def test_arguments_in_another_order(source, target, flags, expected):
         ("&Save", "保存", "保存(&S)"),
         ("&Save", "احفظ", "&احفظ"),
         ("Is it?", "هل؟", "هل؟"),
+        ("Is it?", "هل", "هل؟"),
+        ("It is.", "完了しました", "完了しました。"),
         ("Name: %s", "Nom\xa0: %s", "Nom\xa0: %s"),
         ("  -r, --all   list it\n", "auf", "  -r, --all   auf\n"),
         ("y - " + "yes, " * 8 + "all\nn - " + "no " * 20, "a", "a\na "),

@@ -44,6 +44,8 @@ _NUMERIC = re.compile(r"%(?:\d\$)?[l\d]*[diu]|%n|%L?\d|%[{(]\w+[})]d?|\{+\s*\w*\
 _TAG = re.compile(r"<(/?)([A-Za-z][\w:.-]*)[^<>]*?(/?)>")
 _END = regex.compile(r"(?:\s*+(?:\.{3}|[….:!?。：！？؟۔।։።;;]))?$")
 _ASCII_MARKS = str.maketrans({"…": "..."} | dict(zip("。۔।։።：！？؟;;", ".....:!????", strict=True)))
+# Behind letters of these scripts the mark of their own, where the source's would be added.
+_OWN_MARKS = {(r"[\p{Han}\p{Hiragana}\p{Katakana}ー]$", "."): "。", (r"\p{Arabic}$", "?"): "؟"}
 # Letters that have accelerators on them, and what is between lines or columns.
 _LETTERS = regex.compile(r"(?V1)[\pL\pN--[\p{Lo}--[\p{Arabic}\p{Hebrew}\p{Thai}]]]")
 _GAPS = re.compile(r"(\n|(?<=[^\s.!?:;,])(?: {2,}|\t+)(?=\S))")
@@ -122,7 +124,9 @@ def _with_end(source: str, target: str) -> str:
     """Return a translation that ends with the punctuation of its source, in its own script if it has it."""
     wanted, there = _END.search(source)[0], _END.search(target)[0]
     is_same = wanted.strip().translate(_ASCII_MARKS) == there.strip().translate(_ASCII_MARKS)
-    return target if is_same else target.removesuffix(there) + wanted
+    text = target.removesuffix(there)
+    own = (mark for (letters, other), mark in _OWN_MARKS.items() if wanted == other and regex.search(letters, text))
+    return target if is_same else text + next(own, wanted)
 
 
 class Message:

@@ -203,7 +203,7 @@ def test_errors_are_shown_in_words_and_what_helps_is_tried(browser, make, expect
                 wait_for(lambda: text_of(browser, "#error") == "Invalid API key.")
         wait_for(lambda: output_of(browser) == expected[0])
         write(browser, "a" * 61)
-        wait_for(lambda: text_of(browser, "#error") == "The text is 1 characters too long for this server.")
+        wait_for(lambda: text_of(browser, "#error") == "The text is 1 characters too long.")
         assert [line.rpartition("status of ")[2][:3] for line in problems(browser)] == ["503", "403"]
         # A server that is away, at first behind a proxy; and one that comes back, also when the page is new.
         browser.execute_script("""window.own = window.fetch;

@@ -117,7 +117,7 @@ async function work() {
   }
   if (size > state.limit) {
     clear();
-    return fail(`The text is ${(size - state.limit).toLocaleString("en")} characters too long for this server.`);
+    return fail(`The text is ${(size - state.limit).toLocaleString("en")} characters too long.`);
   }
   const patience = setTimeout(() => $("status").textContent = "Working …", PATIENCE);
   $("output").classList.add("old");

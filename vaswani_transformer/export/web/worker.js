@@ -87,6 +87,8 @@ function placesOf(tokenizer, text, ids) {
 addEventListener("message", ({data: {number, stop, text}}) => {
   if (stop) return stopped.add(number);
   turn = turn.then(() => stopped.has(number) || work(number, text)).catch((error) => {
+    // In words of transformers.js, or of browsers.
+    if (/not found locally|fetch|network/i.test(error.message)) error.message = "one of its files did not arrive";
     postMessage({number, error: `the model does not work here: ${error.message}`});
   });
 });

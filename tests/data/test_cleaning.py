@@ -99,6 +99,9 @@ def test_parts_that_are_there_are_not_judged_again(text, tmp_path, monkeypatch):
     sources = [source for source, _ in text[1]]
     expected = [*sources[:251], *sources[200:]]
     assert judged[: len(expected)] == expected  # then the few that the report shows
+    (tmp_path / "out" / ".tasks").mkdir()  # as if it had been killed right after its last file
+    make(text[0], tmp_path / "out", length_ratio=0)
+    assert not (tmp_path / "out" / ".tasks").exists()
 
 
 def test_the_report_has_counts_and_samples_and_nothing_that_a_reader_would_obey(text, tmp_path):

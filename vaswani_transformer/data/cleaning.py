@@ -84,6 +84,7 @@ def clean(
             if manifest.get("settings") != settings or not all(part.is_file() for part in parts):
                 problem = "was cleaned with other settings or of other text, or lacks a part"
                 raise UserError(f"{output.path} {problem}: give another --output, or --overwrite")
+            shutil.rmtree(output.path / TASKS, ignore_errors=True)  # of a run that was killed after its last file
             return manifest
         train = replace(train, kind=UNDECODED) if train.kind == "text" else train
         text, validation = train.load(), validation and validation.load()

@@ -247,3 +247,50 @@ def test_empty_files_and_other_files(tmp_path, ending):
 def test_texts_with_arguments_are_of_javas_message_format(tmp_path):
     (path := tmp_path / "a.properties").write_text("a = Open {0}\nb = Open\n", encoding="utf-8")
     assert [entry.flags for entry in read(path)] == ["java-format", ""]
+
+
+def test_yaml_keys_that_are_no_strings(tmp_path):
+    """To Ruby `no:` is false and `404:` a number; with quotation marks a key would be another one."""
+    text = 'en:\n  yes: "Yes"\n  no: "No"\n  404: Lost\n  "no": A word\n  deep:\n    on: Going\n'
+    tree = {True: "Yes", False: "No", 404: "Lost", "no": "A word", "deep": {True: "Going"}}
+    (source := tmp_path / "en.yml").write_text(text, encoding="utf-8")
+    assert loaded(filled(source, upper), "yaml") == {"en": translated(tree)}
+    (target := tmp_path / "de.yml").write_text("de:\n  yes: Ja\n  other: Da\n", encoding="utf-8")
+    assert loaded(filled(target, upper, source=source), "yaml")["de"] == translated(tree) | {True: "Ja", "other": "Da"}
+
+
+@pytest.mark.parametrize("prefix", ["", "key_"])
+def test_a_text_for_zero_is_one_of_its_own_where_the_language_has_no_such_plural(tmp_path, prefix):
+    texts = {"zero": "No files", "one": "One file", "other": "{{count}} files"}
+    (path := tmp_path / "a.json").write_text(json.dumps({"n": {prefix + form: text for form, text in texts.items()}}))
+    upper_texts = {prefix + form: f"<{text}>" for form, text in texts.items()}
+    assert json.loads(filled(path, upper, language="de")) == {"n": upper_texts}
+    (target := tmp_path / "de.json").write_text("{}")
+    assert json.loads(filled(target, upper, source=path, language="de")) == {"n": upper_texts}
+    forms = {
+        form: texts["one" if form == "one" else "other"] for form in ("zero", "one", "two", "few", "many", "other")
+    }
+    assert json.loads(filled(path, language="ar"))["n"] == {prefix + form: text for form, text in forms.items()}
+
+
+def test_metadata_of_json_is_kept_but_for_the_language(tmp_path):
+    tree = {"@@locale": "en", "@@context": "Main page", "$schema": "./a.json", "@metadata": {"authors": ["Ann Other"]}}
+    tree |= {"files": "My files", "@files": {"description": "A title", "placeholders": {"n": {"type": "int"}}}}
+    tree |= {"@you": "You there", "in": {"@in": {"a": "Inner text"}}}
+    (path := tmp_path / "app_en.arb").write_text(json.dumps(tree))
+    made = {"files": "<My files>", "@you": "<You there>", "in": {"@in": {"a": "<Inner text>"}}}
+    assert json.loads(filled(path, upper, language="de")) == tree | made | {"@@locale": "de"}
+    (target := tmp_path / "app_de.arb").write_text('{"@@locale": "de"}')
+    assert json.loads(filled(target, upper, source=path, language="de")) == {"@@locale": "de"} | made
+
+
+def test_android_references_and_spaces_in_quotation_marks(tmp_path):
+    (path := tmp_path / "strings.xml").write_text(
+        '<resources><string name="a">@string/b</string><string name="c"> "  and\\u0020" </string>'
+        '<string-array name="d"><item>?attr/e</item><item>\\@home</item></string-array></resources>'
+    )
+    first, second, third = read(path)
+    assert first.codes == ("@string/b",) and second.sources == ("  and ",)
+    texts = etree.fromstring(filled(path)).xpath("//string/text() | //item/text()")
+    assert texts == ["@string/b", '"  and "', "?attr/e", "\\@home"]
+    assert len(third.sources[0]) == 1 and third.sources[1] == "@home"

@@ -63,6 +63,7 @@ def words_as_they_are(texts):
         ("smalltalk-format", "%1 of 5%.", "%1 %"),
         ("no-c-format", "100% sure", ""),
         ("", "Hi {{name}}, $t(key), @:a.key &amp; ${x} %{count} %s", "{{name}} $t(key) @:a.key &amp; ${x} %{count} %s"),
+        ("", "%#@files@ in %2$#@n_x@, 5#@a@", "%#@files@ %2$#@n_x@"),  # Apple's
         ("", "{n, plural, one {# file} other {#s}} in {place}", "{n, plural, one {# file} other {#s}} {place}"),
     ],
 )  # fmt: skip

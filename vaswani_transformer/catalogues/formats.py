@@ -24,7 +24,8 @@ _READERS = {  # the class of each format, whose module is imported when it is ne
 FORMATS = tuple(_READERS)
 #: The formats by the ends of files' names.
 ENDINGS = {".po": "po", ".pot": "po", ".xlf": "xliff", ".xliff": "xliff", "strings.xml": "android", ".ts": "ts"}
-ENDINGS |= {".properties": "properties", ".strings": "strings", ".json": "i18next", ".yml": "yaml", ".yaml": "yaml"}
+ENDINGS |= {".properties": "properties", ".strings": "strings", ".yml": "yaml", ".yaml": "yaml"}
+ENDINGS |= dict.fromkeys((".json", ".arb"), "i18next")
 
 
 def open_catalogue(

@@ -46,6 +46,9 @@ class JsonFile(Catalogue):
                 is_quoted = text[key.start] in "\"'" or self.language == "no"  # which is false in YAML
                 name = _written(self.language) if is_quoted else self.language
                 entries.append(Entry("", state="header", place=(*key[:2], name)))
+        for key, value in self.root.members:
+            if key.text == "@@locale" and value.text and self.source is None and self.language:
+                entries.append(Entry("", state="header", place=(*value[:2], _written(self.language))))
         for key, form, node in self._texts(self.root, ()):
             groups.setdefault(key, {})[form] = node
         for key, nodes in groups.items():
@@ -62,11 +65,13 @@ class JsonFile(Catalogue):
         """Yield the texts below a node: an entry's id, the plural form or the number of the item, the text's node."""
         names = {key.text for key, value in node.members if value.text is not None}
         for key, value in node.members:
+            if not path and re.match(r"@@|\$schema$" if value.text else "@", key.text or ""):
+                continue  # metadata of the file, in Flutter's and MediaWiki's also of each message
             name, plural, form = key.text or " ", _PLURAL.fullmatch(key.text or ""), ""
             yield from self._texts(value, (*path, name))
             if key.start < 0 and len(names) == len(node.members):
                 name, form = "[]", name
-            elif plural and f"{plural[1]}other" in names:
+            elif plural and f"{plural[1]}other" in names and (plural[2] != "zero" or "zero" in self.plurals):
                 name, form = f"{plural[1]}*", plural[2]
             if value.text is not None:
                 yield "\4".join([*path, name]), form, value
@@ -107,6 +112,7 @@ class JsonFile(Catalogue):
         space = self.text[len(self.text[: key.start].rstrip()) : key.start] if key else ""
         space = space if comma else self.newline + space.rpartition("\n")[2]
         members = (comma + space).join(f"{_written(key)}: {_written(value)}" for key, value in new.items())
+        members = re.sub(r'"\\u0000([^"]*)"(?=:)', r"\1", members)  # keys that have no quotation marks
         place = value.end if value else node.end - 1
         return [*edits, (place, place, (comma if value else "") + space + members)]
 
@@ -126,6 +132,8 @@ class JsonFile(Catalogue):
         members = []
         for key, value in enumerate(part.value) if isinstance(part, yaml.SequenceNode) else part.value:
             name = Node(-1, start, f"[{key}]", []) if isinstance(key, int) else self._node(key, text, start)
+            if name.text is None and isinstance(key, yaml.ScalarNode):  # such as `no` and 404, which are no strings
+                name = name._replace(text="\0" + text[name.start : name.end])
             members.append((name, self._node(value, text, name.end)))
         is_flow = not members or text[start] in "{["
         return Node(start, end if is_flow else members[-1][1].end, None, members)  # else the end is behind comments

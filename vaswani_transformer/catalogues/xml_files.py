@@ -216,9 +216,13 @@ class AndroidFile(_XmlFile):
         return [(start, end, f"{space}<!-- {filling.note} -->{space}<{name}{attributes}>{''.join(parts)}</{name}>")]
 
     def _text(self, element: regex.Match | None, codes: list[str], is_target: bool = False) -> str:
-        """Return text without Android's escapes; white space counts in quotation marks alone."""
+        """Return text without Android's escapes; white space counts in quotation marks alone, references are codes."""
+        if re.fullmatch(r"\s*[@?][\w.:/+]+\s*", inner := (element["inner"] or "") if element else ""):
+            codes.append(inner.strip())
+            return chr(CODE + len(codes) - 1)
         parts = re.findall(r'(?s)"((?:[^"\\]|\\.)*)"|((?:[^"\\]|\\.)+)', super()._text(element, codes, is_target))
-        return unescaped("".join(quoted or re.sub(r"(?a)\s+", " ", plain) for quoted, plain in parts).strip(" "))
+        shown = (quoted.replace(" ", "\0") or re.sub(r"(?a)\s+", " ", plain) for quoted, plain in parts)
+        return unescaped("".join(shown).strip(" ")).replace("\0", " ")
 
     def _xml(self, text: str, codes: tuple[str, ...] = ()) -> str:
         """Return text with Android's escapes."""

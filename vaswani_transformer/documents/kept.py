@@ -11,7 +11,7 @@ INVISIBLE = regex.compile(r"(?V1)([\p{Default_Ignorable_Code_Point}--[\p{L}\p{M}
 _LETTER = r"a-zA-Z\u00aa-\u1fff\u2c00-\u2fff\u3040-\ud7ff"  # all others of the patterns below are ASCII's
 _IN_URL = r"[^\s\xa0\u2000-\u200a\u202f\u3000-\u303f\uff00-\uff65<>"
 _URL = rf'{_IN_URL}"]*{_IN_URL}"\'.,;:!?)\]}}*_]'
-# URLs; handles and tags; addresses; templates and ICU's messages; printf; variables; Pandoc's marks; shortcodes.
+# URLs; handles and tags; addresses; Apple's variables; templates, ICU; printf; variables; Pandoc's marks; shortcodes.
 KEPT = regex.compile(
     rf"""(?:
       \b(?:[a-zA-Z][\w+.-]{{1,20}}+://|www\.|(?:mailto|tel):){_URL}
@@ -19,7 +19,7 @@ KEPT = regex.compile(
     | (?<![\w@/&\#.])(?:@\w[\w-]*+(?:[.@]\w[\w-]*+)*|\#[{_LETTER}][{_LETTER}\w]*+)"""
     r"""
     | (?<![\w.+-])[\w.+-]{1,64}+@[\w-]{1,63}+(?:\.[\w-]{1,63}+)+
-    | \{\{.{0,200}?\}\} | \{%.{0,200}?%\} | \[\[[^\[\]\n]{1,200}\]\] | \{[\#.:][^{}\n]{0,200}\}
+    | %(?:\d\$)?\#@\w+@ | \{\{.{0,200}?\}\} | \{%.{0,200}?%\} | \[\[[^\[\]\n]{1,200}\]\] | \{[\#.:][^{}\n]{0,200}\}
     | \{\s*[\w.-]{1,60}\s*,\s*(?:plural|select(?:ordinal)?|number|date|time|duration|spellout|ordinal|choice)\b
       (?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]{0,200}+\}){0,200}+\}){0,200}+\}){0,1000}+\}
     | [\#$%]?\{\s{0,3}[^{}\s]{0,100}+\s{0,3}\}

@@ -206,9 +206,8 @@ class Messages:
     origin: str
     memory: Memory | None = None
     _found: dict[_Segment, Filling] = field(default_factory=dict, init=False)
-    _taken: dict[str, set[str]] = field(
-        default_factory=partial(defaultdict, set), init=False
-    )  # accelerators by context
+    # Accelerators by context.
+    _taken: dict[str, set[str]] = field(default_factory=partial(defaultdict, set), init=False)
 
     def __call__(self, entries: list[Entry]) -> list[Filling]:
         """Return the translations of entries, or why there is none."""
@@ -292,13 +291,8 @@ def _document(segment: _Segment) -> Document:
     for match in pattern_of(segment.flags).finditer(segment.text):
         pieces += [text_piece(segment.text[end : match.start()])] if match.start() > end else []
         tag, end = _TAG.fullmatch(match[0]), match.end()
-        kind = (
-            Kind.POINT
-            if not tag or tag[3] or _generic(match[0], segment.text) == "<>"
-            else Kind.CLOSE
-            if tag[1]
-            else Kind.OPEN
-        )
+        is_point = not tag or tag[3] or _generic(match[0], segment.text) == "<>"
+        kind = Kind.POINT if is_point else Kind.CLOSE if tag[1] else Kind.OPEN
         pieces.append(Piece(match[0], kind, STAND_IN * (kind is Kind.POINT), tag[2] if tag else ""))
     rest = segment.text[end:]
     return Document([*pieces, text_piece(rest)] if rest else pieces)

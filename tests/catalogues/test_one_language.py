@@ -255,6 +255,8 @@ def test_yaml_keys_that_are_no_strings(tmp_path):
     tree = {True: "Yes", False: "No", 404: "Lost", "no": "A word", "deep": {True: "Going"}}
     (source := tmp_path / "en.yml").write_text(text, encoding="utf-8")
     assert loaded(filled(source, upper), "yaml") == {"en": translated(tree)}
+    (marked := tmp_path / "b.yml").write_text(text, encoding="utf-8-sig")
+    assert filled(marked, upper) == b"\xef\xbb\xbf" + filled(source, upper)
     (target := tmp_path / "de.yml").write_text("de:\n  yes: Ja\n  other: Da\n", encoding="utf-8")
     assert loaded(filled(target, upper, source=source), "yaml")["de"] == translated(tree) | {True: "Ja", "other": "Da"}
 
@@ -293,4 +295,10 @@ def test_android_references_and_spaces_in_quotation_marks(tmp_path):
     assert first.codes == ("@string/b",) and second.sources == ("  and ",)
     texts = etree.fromstring(filled(path)).xpath("//string/text() | //item/text()")
     assert texts == ["@string/b", '"  and "', "?attr/e", "\\@home"]
+    items = (
+        '<plurals name="n"><!-- a --><item quantity="one" b="c">One</item> <item quantity="other">All</item></plurals>'
+    )
+    path.write_text(f'<resources>{items}<string-array name="l">{items[18:-10]}</string-array></resources>')
+    result = filled(path, upper, language="de").decode()
+    assert result.count('<!-- a --><item quantity="one" b="c">&lt;One&gt;</item> <item') == 1 and "<!-- a -->" in result
     assert len(third.sources[0]) == 1 and third.sources[1] == "@home"

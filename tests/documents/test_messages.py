@@ -63,6 +63,7 @@ def words_as_they_are(texts):
         ("smalltalk-format", "%1 of 5%.", "%1 %"),
         ("no-c-format", "100% sure", ""),
         ("", "Hi {{name}}, $t(key), @:a.key &amp; ${x} %{count} %s", "{{name}} $t(key) @:a.key &amp; ${x} %{count} %s"),
+        ("", "See <0>{{n}} <1/></0>, 3<5", "<0> {{n}} <1/> </0> <"),  # of react-i18next
         ("", "%#@files@ in %2$#@n_x@, 5#@a@", "%#@files@ %2$#@n_x@"),  # Apple's
         ("", "{n, plural, one {# file} other {#s}} in {place}", "{n, plural, one {# file} other {#s}} {place}"),
     ],
@@ -218,6 +219,7 @@ def test_placeholders_that_a_model_makes_up_are_left_out():
     [
         ("%d of %s", "python-format", "%s von %d", ["%d", "%s"]),
         ("<b>a</b> of <i>b</i>", "", "<b>x", ["<b>", "<i>", "</i>", "</b>"]),  # and no other sign of a tag
+        ("<0>a</0> of b", "", "<0>x von y</0", ["<0>", "</0>"]),
     ],
 )
 def test_what_no_candidate_keeps_is_placed(source, flags, written, expected):

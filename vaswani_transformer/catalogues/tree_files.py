@@ -32,23 +32,22 @@ class JsonFile(Catalogue):
     """
 
     comment = ""
+    unread = 0  # characters that the parser does not count: YAML's byte order mark
 
     def _read(self, text: str, is_last: bool) -> tuple[list[Entry], int]:
         if not is_last:
             return [], 0
         self.root, self.counted = self._parse(text), 0
         entries, groups = [], {}  # by ids the nodes of each entry
+        header = next((value for key, value in self.root.members if key.text == "@@locale" and value.text), None)
         key, below = self.root.members[0] if len(self.root.members) == 1 else (self.root, self.root)
         is_language = re.split("[-_]", key.text or "")[0] in {re.split("[_.@]", name)[0] for name in locale_alias}
         if below.members and is_language and (self.comment or f"{key.text}." in self.path.name):  # as in Rails' YAML
-            self.root = below
-            if self.source is None and self.language:
-                is_quoted = text[key.start] in "\"'" or self.language == "no"  # which is false in YAML
-                name = _written(self.language) if is_quoted else self.language
-                entries.append(Entry("", state="header", place=(*key[:2], name)))
-        for key, value in self.root.members:
-            if key.text == "@@locale" and value.text and self.source is None and self.language:
-                entries.append(Entry("", state="header", place=(*value[:2], _written(self.language))))
+            self.root, header = below, key
+        if header and self.source is None and self.language:
+            is_quoted = text[header.start] in "\"'" or self.language == "no"  # which is false in YAML
+            name = _written(self.language) if is_quoted else self.language
+            entries.append(Entry("", state="header", place=(*header[:2], name)))
         for key, form, node in self._texts(self.root, ()):
             groups.setdefault(key, {})[form] = node
         for key, nodes in groups.items():
@@ -123,7 +122,7 @@ class JsonFile(Catalogue):
         return self._node(_composed(masked), text)
 
     def _node(self, part: yaml.Node, text: str, place: int = 0) -> Node:
-        start, end = part.start_mark.index, part.end_mark.index
+        start, end = (mark.index + self.unread for mark in (part.start_mark, part.end_mark))
         if start < place:  # it is what an alias behind `place` stands for
             return Node(place, re.compile(r"\*[^\s,\[\]{}]+").search(text, place).end(), None, [])
         if isinstance(part, yaml.ScalarNode):
@@ -148,7 +147,7 @@ class YamlFile(JsonFile):
     comment = "# {}"
 
     def _parse(self, text: str) -> Node:
-        root = _composed(text)
+        self.unread, root = int(text[:1] == "\ufeff"), _composed(text)
         return self._node(root, text) if root else Node(0, len(text) + 1, None, [])
 
     def _value(self, part: yaml.ScalarNode, written: str) -> str | None:

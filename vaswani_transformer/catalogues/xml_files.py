@@ -199,19 +199,23 @@ class AndroidFile(_XmlFile):
             texts = [of.get("one", of.get("other", "")), of.get("other", "")]
         key = f"{match['name']} {_attribute(match, 'name')}"
         state = "kept" if _attribute(match, "translatable") == "false" else ""
-        place = (*match.span(), match["space"], match["attributes"])
-        return [self._own(key, tuple(texts), place, is_plural, tuple(codes), state)]
+        return [self._own(key, tuple(texts), match, is_plural, tuple(codes), state)]
 
     def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:
-        """Return the element with its texts, a comment before it."""
-        if entry.place:
-            start, end, space, attributes = entry.place
+        """Return the element with its texts, a comment before it; items stay where they are if they are the same."""
+        if match := entry.place:
+            (start, end), space, attributes = match.span(), match["space"], match["attributes"]
         else:
             start = end = len(self.text[: self.text.rindex("</")].rstrip())
             space, attributes = f"{self.newline}    ", f' name="{entry.id.split(" ", 1)[1]}"'
         name, parts = entry.id.split(" ")[0], [self._xml(target, entry.codes) for target in filling.targets]
+        forms = list(self.plurals) if entry.counts else [""] * len(parts)
+        items = [item for item in _children(match, "item") if item["inner"]] if match and name != "string" else ()
+        if [_attribute(item, "quantity") for item in items] == forms:
+            spans = ((*item.span("inner"), part) for item, part in zip(items, parts, strict=True))
+            return [(start, start, f"{space}<!-- {filling.note} -->"), *spans]
         if name != "string":
-            tags = [f' quantity="{name}"' for name in self.plurals] if entry.counts else [""] * len(parts)
+            tags = (f' quantity="{form}"' if form else "" for form in forms)
             parts = [*(f"{space}    <item{tag}>{part}</item>" for tag, part in zip(tags, parts, strict=True)), space]
         return [(start, end, f"{space}<!-- {filling.note} -->{space}<{name}{attributes}>{''.join(parts)}</{name}>")]
 

@@ -22,7 +22,7 @@ from .pieces import Document, Kind, Piece, text_piece
 
 NO_WORDS = "it has no words"
 _MARKUP = (
-    rf"[{chr(CODE)}-\U0010fffd] | </?[A-Za-z\xaa-\uffff][^<>]*> | < | &\#?\w+; | \$t\([^()]*\) | @:[\w.]+"
+    rf"[{chr(CODE)}-\U0010fffd] | </?(?:\d+\s*/?|[A-Za-z\xaa-\uffff][^<>]*)> | < | &\#?\w+; | \$t\([^()]*\) | @:[\w.]+"
     r" | \$\{[^{}]*\} | \{\{.*?\}\} | \{\s*\w+\s*,(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # the last: ICU's
 )
 # As of C, Objective C, PHP, Perl, Python and Ruby; a sign alone, which programs may refuse, counts as one too.
@@ -41,7 +41,7 @@ _HAS_PLACE = re.compile(r"%(?!\d+[$:]|[({%>}]|<(?!PRI)|\||L?\d+%?$|m?$)|~(?![%~\
 _NUMBER = re.compile(r"(?<!%)%(\d+)\$")
 _NUMBERING = {"c", "objc", "gcc-internal", "gfc-internal", "php", "perl", "java-printf", "awk", "tcl", "ruby", "boost"}
 _NUMERIC = re.compile(r"%(?:\d\$)?[l\d]*[diu]|%n|%L?\d|%[{(]\w+[})]d?|\{+\s*\w*\s*\}+")
-_TAG = re.compile(r"<(/?)([A-Za-z][\w:.-]*)[^<>]*?(/?)>")
+_TAG = re.compile(r"<(/?)([A-Za-z][\w:.-]*|\d+)[^<>]*?(/?)>")
 _END = regex.compile(r"(?:\s*+(?:\.{3}|[….:!?。：！？؟۔।։።;;]))?$")
 _ASCII_MARKS = str.maketrans({"…": "..."} | dict(zip("。۔।։።：！？؟;;", ".....:!????", strict=True)))
 # Behind letters of these scripts the mark of their own, where the source's would be added.

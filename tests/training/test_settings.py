@@ -4,6 +4,7 @@ import json
 import random
 from dataclasses import fields, replace
 
+import finetuning
 import pytest
 from conftest import error_of
 from hypothesis import given
@@ -22,6 +23,7 @@ from vaswani_transformer.training.settings import ROWS, choose_settings, micro_b
 
 SMALL = {"d_model": 16, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
 SMALL |= {"validation_bleu": 0, "best_by": "loss"}
+folder = finetuning.folder
 
 
 def write_pairs(path, pairs):
@@ -96,6 +98,14 @@ def test_the_trial_computes_what_the_training_does(data, tmp_path, monkeypatch):
     for attention in ("auto", "eager", "sdpa"):
         chosen(data, tmp_path / "out", max_minutes=1, attention=attention, **SMALL)
     assert list(dict.fromkeys(kinds)) == (["eager", "sdpa"] if rules.on_cpu() else ["sdpa", "eager"])
+
+
+def test_a_small_text_is_enough_to_finetune_on_and_prepared_as_before(data, folder, tmp_path, capsys):
+    given = {"from_model": str(folder), "train_data": str(data), "output": str(tmp_path / "out")}
+    assert choose_settings(load_recipe("finetune", given)) == load_recipe("finetune", given | {"validation_size": 40})
+    command = ["prepare", "finetune", "--from", folder, "--train-data", data, "--output", tmp_path / "prepared"]
+    assert run(*command) == 2 and "cannot hold validation_size 1000 pairs out of 400" in capsys.readouterr().err
+    assert run(*command, "--validation-size", "20") == 0 and len(open_prepared(tmp_path / "prepared").validation) == 20
 
 
 def test_few_times_through_the_text_make_a_smaller_model(tmp_path, monkeypatch):

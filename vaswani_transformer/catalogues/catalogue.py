@@ -185,9 +185,8 @@ class Catalogue:
             from babel import Locale
 
             rule = Locale.parse((self.language or "en").replace("-", "_")).plural_form
-        names = [rule(number) for number in NUMBERS]
-        used = (name for name in CATEGORIES if name in {*rule.tags, "other"})
-        return {name: NUMBERS[names.index(name)] if name in names else 2 for name in used}
+        examples = {rule(number): number for number in reversed(NUMBERS)}
+        return {name: examples.get(name, 2) for name in CATEGORIES if name in {*rule.tags, "other"}}
 
 
 def with_codes(text: str, codes: tuple[str, ...]) -> str:

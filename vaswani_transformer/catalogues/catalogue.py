@@ -173,8 +173,7 @@ class Catalogue:
         """Return an entry of a format with one language."""
         is_own = self.source is None  # in the source language
         known, targets = (Entry(key, texts, codes=codes), ()) if is_own else (self.missing.pop(key, Entry(key)), texts)
-        is_left = not targets or not all(targets)
-        state = state or ("kept" if not any(known.sources) else "untranslated" if is_left else "translated")
+        state = state or ("kept" if not any(known.sources) else "translated" if all(targets or [0]) else "untranslated")
         counts = tuple(self.plurals.values()) if is_plural else ()
         return replace(known, targets=targets, state=state, line=self.line, counts=counts, place=place)
 

@@ -13,7 +13,7 @@ from .catalogue import CATEGORIES, Catalogue, Edit, Entry, Filling
 _DEEPEST = 200  # maps and lists in each other
 _PLURAL = re.compile(rf"(.*_|)({'|'.join(CATEGORIES)})")
 # Of YAML, before the first value in it: any other may be behind the end of a text that started on an earlier line.
-_START_OF_LINE = re.compile(r"""([ \t]*)(?:(?:- +)*(?:"[^"]*"|'[^']*')[ \t]*:[ \t]*|[^"'{}\[\],]*)""")
+_LINE_START = re.compile(r"""([ \t]*)(?:(?:- +)*(?:"[^"]*"|'[^']*')[ \t]*:[ \t]*|[^"'{}\[\],]*)""")
 
 
 class Node(NamedTuple):
@@ -80,8 +80,7 @@ class JsonFile(Catalogue):
         edits, texts = [], dict(zip(self.plurals if entry.counts else entry.place, filling.targets, strict=True))
         for form, (start, end, *_) in entry.place.items():
             edits.append((start, end, _written(texts.get(form, filling.targets[-1]))))
-            line = self.comment and _START_OF_LINE.fullmatch(self.text, self.text.rfind("\n", 0, start) + 1, start)
-            if line:
+            if self.comment and (line := _LINE_START.fullmatch(self.text, self.text.rfind("\n", 0, start) + 1, start)):
                 edits.append((line.start(), line.start(), line[1] + self.comment.format(filling.note) + self.newline))
         return edits
 

@@ -269,6 +269,9 @@ def test_a_text_for_zero_is_one_of_its_own_where_the_language_has_no_such_plural
     assert json.loads(filled(path, upper, language="de")) == {"n": upper_texts}
     (target := tmp_path / "de.json").write_text("{}")
     assert json.loads(filled(target, upper, source=path, language="de")) == {"n": upper_texts}
+    target.write_text(json.dumps({"n": {f"{prefix}other": "Mine", f"{prefix}one": ""}}))
+    mine = json.loads(filled(target, upper, source=path, language="de"))["n"]
+    assert mine == upper_texts | {f"{prefix}other": "Mine"}
     forms = {
         form: texts["one" if form == "one" else "other"] for form in ("zero", "one", "two", "few", "many", "other")
     }

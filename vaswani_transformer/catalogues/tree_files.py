@@ -76,9 +76,11 @@ class JsonFile(Catalogue):
                 yield "\4".join([*path, name]), form, value
 
     def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:
-        """Return the texts in the places of those that are there, with comments where the format has them."""
+        """Return the texts where one is to be replaced, with comments; plural forms that are translated stay."""
         edits, texts = [], dict(zip(self.plurals if entry.counts else entry.place, filling.targets, strict=True))
-        for form, (start, end, *_) in entry.place.items():
+        for form, (start, end, text, _) in entry.place.items():
+            if text and self.source is not None:
+                continue
             edits.append((start, end, _written(texts.get(form, filling.targets[-1]))))
             if self.comment and (line := _LINE_START.fullmatch(self.text, self.text.rfind("\n", 0, start) + 1, start)):
                 edits.append((line.start(), line.start(), line[1] + self.comment.format(filling.note) + self.newline))

@@ -96,10 +96,10 @@ def test_each_room_says_what_lives_there(room):
 ROOM_LINES = {
     "model": 4037, "data": 3196, "training": 2508, "importing": 1297, "cli": 2014, "decoding": 1860,
     "experiments": 691, "serving": 1534, "hub": 684, "export": 1022, "parsing": 882, "documents": 1676,
-    "attention": 397, "catalogues": 855, "recipes": 405, "evaluation": 339,
+    "attention": 397, "catalogues": 857, "recipes": 405, "evaluation": 339,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1591, 25000, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27816, 3500, 18961
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27819, 3500, 18961
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

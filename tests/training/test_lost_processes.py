@@ -205,15 +205,15 @@ def losses(folder):
     return {entry["step"]: entry["loss"] for entry in entries}, tokens
 
 
-def assert_same_run(folder, other):
-    """Losses, tokens of every step, and the weights that are kept."""
+def assert_same_run(folder, other, rel=1e-5):
+    """Losses, tokens of every step, and the weights that are kept, ten times as far apart."""
     (one, tokens), (two, other_tokens) = losses(folder), losses(other)
     assert one.keys() == two.keys() and tokens == other_tokens
     for step in one:
-        assert one[step] == pytest.approx(two[step], rel=1e-5)
+        assert one[step] == pytest.approx(two[step], rel=rel)
     weights, others = load_file(folder / "model.safetensors"), load_file(other / "model.safetensors")
     for name, weight in weights.items():
-        assert (weight - others[name]).abs().max() <= 1e-4 * weight.abs().max(), name
+        assert (weight - others[name]).abs().max() <= 10 * rel * weight.abs().max(), name
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ def test_two_machines_start_anew_when_one_loses(start, tmp_path, victim):
     # As many processes: of one alone, other roundings would have grown in so many steps.
     others = start.by_hand(4, *options, "--output", str(tmp_path / "undisturbed"))
     assert [process.wait(timeout=200) for process, _ in others] == [0] * 4, said(others)
-    assert_same_run(tmp_path / "undisturbed", tmp_path / "run")
+    assert_same_run(tmp_path / "undisturbed", tmp_path / "run", rel=1e-3)
 
 
 @pytest.mark.slow

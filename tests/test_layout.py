@@ -99,7 +99,7 @@ ROOM_LINES = {
     "attention": 397, "catalogues": 857, "recipes": 405, "evaluation": 339,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1591, 25000, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27819, 3500, 18970
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27819, 3500, 19024
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

@@ -221,5 +221,5 @@ def _write_site(model: str, languages: tuple[str, ...] | None, output: str | Pat
     from ..hub.card_facts import known_languages
 
     if len(languages := languages or tuple(known_languages(model))) != 2:
-        raise UserError(f"the languages of {model} are not known: give that of the source and that of the target")
+        raise UserError(f"the languages of {model} are not known: give --languages (or push two --language)")
     return export_site(model, output, languages, *options)

@@ -56,6 +56,8 @@ def clean(
     `counts`, pairs by the name of the rule that dropped them, `kept` first.
 
     Args:
+        recipe: data, and the seed of samples.
+        folder: the folder to make, or to resume in.
         workers: as of `run_tasks`, and so is `engine`; by default one per CPU.
         overwrite: replace what an earlier cleaning has written there, once all is done.
 

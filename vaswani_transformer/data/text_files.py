@@ -57,6 +57,7 @@ def read_lines(path: Path, digest: Any = None, stamp: Stamp = None, errors: str 
     Args:
         digest: of `hashlib`, fed with all bytes, unpacked.
         stamp: the `file_stamp` of an earlier reading, which the file must still have.
+        errors: as of `decode_lines`.
 
     Raises:
         UserError: a file that cannot be read, is cut off, or is not UTF-8, with the number of the line; a line of more

@@ -32,6 +32,7 @@ def run_tasks(
 
     Args:
         make: makes the function that does a task; called once in each worker, so it has to be picklable.
+        numbers: of the tasks.
         workers: processes of this machine, or actors of Ray, each on a GPU of its own if there are any; one local
             worker is this process. A script that asks for several needs `if __name__ == "__main__":`.
         engine: `local`, or `ray` for the cluster that `RAY_ADDRESS` names or this machine belongs to.

@@ -12,17 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import (
-    CommitOperationAdd,
-    CommitOperationDelete,
-    HfApi,
-    ModelCard,
-    ModelInfo,
-    SpaceInfo,
-    get_token,
-    utils,
-)
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, ModelInfo, SpaceInfo, get_token
 from huggingface_hub import errors as errors_of_hub
+from huggingface_hub.utils import validate_repo_id
 
 from ..data.tokenization import SIDES, TOKENIZER_FILES, side_of, tokenizer_files
 from ..errors import UserError, one_line, reading, shortened
@@ -181,7 +173,7 @@ def publish_site(
 
 def _check_name(repo_id: str) -> None:
     with reading(repo_id):
-        utils.validate_repo_id(repo_id if "/" in repo_id else f"{repo_id}: give owner/name")
+        validate_repo_id(repo_id if "/" in repo_id else f"{repo_id}: give owner/name")
 
 
 def clear_staging() -> None:

@@ -9,6 +9,7 @@ def noam_learning_rate(step: int, d_model: int, warmup_steps: int, scale: float 
 
     Args:
         step: the optimizer step that uses the rate, counted from 1.
+        d_model: width of the model.
         warmup_steps: optimizer steps of linear growth; the paper used 4000.
         scale: factor on the whole schedule; 1 in the paper.
     """

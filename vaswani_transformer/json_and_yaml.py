@@ -1,7 +1,7 @@
 """Strict readers of JSON and YAML: in files that people edit and strangers send, nothing is guessed.
 
 Both formats let a key occur twice (the last one wins) and name numbers that no program can use. YAML also has aliases,
-by which a kilobyte grows to gigabytes, octal numbers (`010`) and sexagesimal ones (`1:30`).
+by which a kilobyte grows to gigabytes.
 """
 
 import json
@@ -80,8 +80,8 @@ def parse_yaml(text: str) -> Any:
     """Return the value of a YAML text of plain types; dates and other tags of YAML that need no code are understood.
 
     Raises:
-        YAMLError: naming the line, for text that is not YAML, a key that occurs twice, an alias (`*name`), and a number
-            in octal or sexagesimal notation. Nonsense such as `!!int []` raises errors of other kinds.
+        YAMLError: naming the line, for text that is not YAML, a key that occurs twice and an alias (`*name`). Nonsense
+            such as `!!int []` raises errors of other kinds.
     """
     return yaml.load(text, _StrictLoader)
 
@@ -102,21 +102,9 @@ class _StrictLoader(yaml.SafeLoader):
             keys.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
 
-    def construct_number(self, node):
-        """Return the value of an int or float in decimal notation."""
-        digits, is_int = node.value.lstrip("+-").replace("_", ""), node.tag.endswith(":int")
-        if ":" in digits or (is_int and digits[:1] == "0" and digits[1:2].isdigit()):
-            kind = "a sexagesimal" if ":" in digits else "an octal"
-            _refuse(f"{node.value} is {kind} number in YAML: write it as a decimal one, or as text in quotes", node)
-        return (self.construct_yaml_int if is_int else self.construct_yaml_float)(node)
-
 
 def _refuse(problem: str, node: yaml.Node | yaml.Event) -> NoReturn:
     raise yaml.MarkedYAMLError(None, None, problem, node.start_mark)
-
-
-for _tag in ("int", "float"):
-    _StrictLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _StrictLoader.construct_number)
 
 
 def read_yaml(path: str | Path) -> Any:

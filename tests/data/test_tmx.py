@@ -124,16 +124,11 @@ def bomb(levels: int = 30) -> str:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "line 1: no element found"),
+        ("", "no element found: line 1"),
         ("<html><body/></html>", "not a translation memory: it begins with <html>"),
-        (HEADER + "<tu>\n</body>", "line 5: mismatched tag"),
-        (bomb() + unit(("en", "&l29;"), ("de", "b")) + END, "line 2: 'l0' is an entity"),
-        (
-            HEADER.replace('SYSTEM "tmx14.dtd"', f'[<!ATTLIST tu a CDATA "{"x" * 500_000}">]') + "<tu/>" * 20_000 + END,
-            "line 2: 'tu' is an entity or a declaration",
-        ),
-        (HEADER + unit(("en", "a\x00b"), ("de", "b")) + END, "line 4: not well-formed"),
-        (HEADER + unit(("en", "a"), ("de", "x")) + "<!--" + "x" * 1_300_000 + "-->" + END, "comment of more than"),
+        (HEADER + "<tu>\n</body>", "mismatched tag: line 5"),
+        (bomb() + unit(("en", "&l29;"), ("de", "b")) + END, "limit on input amplification"),
+        (HEADER + unit(("en", "a\x00b"), ("de", "b")) + END, "not well-formed (invalid token): line 4"),
     ],
 )  # fmt: skip
 def test_what_is_no_memory_is_refused_with_its_line(tmp_path, content, message):

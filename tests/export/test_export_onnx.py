@@ -13,7 +13,7 @@ from exporting_models import PAIRS, SOURCES, imported_tokenizer, save_model, sav
 from model_folders import change
 from passes import OTHER_TOOLKITS
 
-from vaswani_transformer import Translator, export_model, load_model
+from vaswani_transformer import Translator, export_model, load_model, train_tokenizer
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.export.engine import load_exported
 from vaswani_transformer.export.exporting import TRANSFORMERS_JS
@@ -97,12 +97,17 @@ def test_the_script_translates_greedily_without_torch(folder, exported, tmp_path
     assert done.returncode == 1 and done.stderr.startswith(f"error: the tokenizer of {other} needs more than")
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "imported"])
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "one vocabulary", "two vocabularies", "two of our own"])
 def test_transformers_js_translates_as_the_model_does(tmp_path, kind):
     """With TRANSFORMERS_JS the folder in which `npm install @huggingface/transformers@4` was run."""
     if "TRANSFORMERS_JS" not in os.environ or not shutil.which("node"):
         pytest.skip("needs node, and TRANSFORMERS_JS: a folder with npm's @huggingface/transformers")
-    tokenizer = imported_tokenizer(tmp_path) if kind == "imported" else small_tokenizer()
+    tokenizer = small_tokenizer()
+    if "vocabular" in kind:
+        tokenizer = imported_tokenizer(tmp_path, 1 + (kind == "two vocabularies"))
+    if kind == "two of our own":
+        target = train_tokenizer([target for _, target in PAIRS], vocab_size=300).backend_tokenizer
+        tokenizer = two_sided(tokenizer.backend_tokenizer, target)
     changes = {"position_encoding": kind} if kind == "learned" else {}
     folder = save_trained_model(tmp_path / "model", tokenizer, steps=400, **changes)
     exported = export_model(folder, tmp_path / "exported", TRANSFORMERS_JS).folder
@@ -116,12 +121,15 @@ def test_transformers_js_translates_as_the_model_does(tmp_path, kind):
     assert done.stdout.split("\n")[: len(pairs)] == [output for _, output in pairs] and len(pairs) > 20
 
 
+def two_sided(source, target=None, **options):
+    tokens = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    return VaswaniTokenizer(tokenizer_object=source, target_tokenizer_object=target, **tokens, **options)
+
+
 def test_what_transformers_js_cannot_follow_is_refused(tmp_path):
-    two_sided = VaswaniTokenizer(
-        tokenizer_object=small_tokenizer().backend_tokenizer, eos_token="</s>", pad_token="<pad>"
-    )
-    model = save_model(tmp_path / "two", two_sided)
-    assert "one tokenizer.json for both" in error_of(export_model, model, tmp_path / "exported", TRANSFORMERS_JS)
+    moses = two_sided(small_tokenizer().backend_tokenizer, moses={"languages": ["en", "de"]})
+    model = save_model(tmp_path / "two", moses)
+    assert "reads a tokenizer.json and no more" in error_of(export_model, model, tmp_path / "exported", TRANSFORMERS_JS)
 
 
 def test_int8_is_near(tmp_path):

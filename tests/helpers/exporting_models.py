@@ -17,6 +17,7 @@ from vaswani_transformer import (
     train_tokenizer,
 )
 from vaswani_transformer.data.synthetic import generate_corpus
+from vaswani_transformer.data.tokenization import vocabulary_sizes
 from vaswani_transformer.export.engine import int8_folder
 from vaswani_transformer.exported import is_exported
 from vaswani_transformer.importing.marianmt import marian_tokenizer
@@ -32,14 +33,17 @@ def small_tokenizer():
     return train_tokenizer((side for pair in PAIRS[:100] for side in pair), vocab_size=285)
 
 
-def imported_tokenizer(folder):
-    """Of a MarianMT model: two SentencePiece models, and one vocabulary, which lacks a piece that the first makes."""
-    pieces = ["<unk>", "<pad>", "</s>"]
+def imported_tokenizer(folder, vocabularies=1):
+    """Of a MarianMT model: two SentencePiece models, and a vocabulary, which lacks a piece that the first makes."""
+    pieces, special = [], ["<unk>", "<pad>", "</s>"]
     for name, texts in zip(("source", "target"), zip(*PAIRS, strict=True), strict=True):
         path = trained(folder, texts, name, vocab_size=150, character_coverage=1.0).rename(folder / f"{name}.spm")
-        pieces += [piece.piece for piece in read_model(path).pieces[3:]]
-    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces)) if piece != "▁want"}
-    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+        pieces.append([piece.piece for piece in read_model(path).pieces[3:]])
+    names = ("vocab.json", "target_vocab.json")[:vocabularies]
+    for name, tokens in zip(names, pieces if vocabularies == 2 else [pieces[0] + pieces[1]], strict=True):
+        tokens = dict.fromkeys(special + tokens)
+        (folder / name).write_text(json.dumps({piece: n for n, piece in enumerate(tokens) if piece != "▁want"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": vocabularies == 2}))
     return marian_tokenizer(folder)
 
 
@@ -70,7 +74,9 @@ def save_trained_model(folder: Path, tokenizer, steps: int = 80, **changes) -> P
     """
     torch.manual_seed(0)
     sizes = {"d_model": 48, "d_ff": 96, "d_k": 12, "d_v": 12, "max_position_embeddings": 100, **changes}
-    config = tiny_config(vocab_size=len(tokenizer), **sizes)
+    source, target = vocabulary_sizes(tokenizer)
+    sizes |= {} if source == target else {"decoder_vocab_size": target}
+    config = tiny_config(vocab_size=source, **sizes)
     model = VaswaniForConditionalGeneration(config).train().double()
     collator = PairCollator(model.config.pad_token_id)
     examples = [tokenizer(one, text_target=two) for one, two in PAIRS]

@@ -1,23 +1,20 @@
-"""Translation memories: pairs of segments of a TMX file, as CAT tools exchange them.
+"""Translation memories: pairs of segments of a TMX file, as CAT tools exchange them (TMX 1.4b, GALA, 2005).
 
-Read by expat as a stream, so that a file of any size takes little memory: no tree is built, a segment is forgotten when
-its unit has ended, and nothing outside of the file is fetched. The format: TMX 1.4b Specification (GALA, 2005).
+Read as a stream: a variant is forgotten when it has ended, so that a file of any size takes little memory.
 """
 
-import io
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from xml.parsers import expat
+from xml.etree.ElementTree import Element, iterparse
 
 from ..errors import UserError, reading
 from .text_files import LONGEST_LINE, check_unchanged, file_stamp, open_bytes
 
 logger = logging.getLogger(__name__)
 
-_CHUNK = 1 << 16  # bytes that are parsed at once
-_MOST_BYTES = 1 << 20  # of a tag or a comment, which expat holds as a whole
 _CODE = {"bpt", "ept", "it", "ph", "ut"}  # inline elements that hold codes of a format; the text in <hi> is a text's
+_LANGUAGES = "{http://www.w3.org/XML/1998/namespace}lang", "lang"  # attributes
 
 
 def matches(language: str, range_: str) -> bool:
@@ -30,65 +27,43 @@ def matches(language: str, range_: str) -> bool:
     return language == range_ or language.startswith(range_ + "-")
 
 
-class _Reader:
-    """Collects, as the handlers of expat, the segments in two languages, unit by unit."""
-
-    def __init__(self, languages: tuple[str, str]):
-        self.languages = languages
-        self.pairs: list[tuple[str, str]] = []  # of units that have ended
-        self.found_languages: set[str] = set()
-        self.units = 0
-        self._depth = 0
-        self._unit: list[str | None] = [None, None]
-        self._side: int | None = None  # of the variant that is read
-        self._inside: list[bool] = []  # whether text counts, of the segment and each element in it
-        self._text = io.StringIO()
-        self.parser = parser = expat.ParserCreate()
-        parser.buffer_text = True
-        parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
-        parser.CharacterDataHandler = self._data
-        # A few lines of these can stand for more text than the memory holds.
-        parser.EntityDeclHandler = parser.SkippedEntityHandler = parser.AttlistDeclHandler = self._declaration
-
-    def _declaration(self, name: str, *_facts) -> None:
-        raise UserError(f"{name!r:.100} is an entity or a declaration, and TMX has none; write it as text")
-
-    def _start(self, name: str, attributes: dict[str, str]) -> None:
-        if not self._depth and name != "tmx":
-            raise UserError(f"not a translation memory: it begins with <{name:.100}> and not with <tmx>")
-        self._depth += 1
-        if self._inside:
-            self._inside.append(name not in _CODE and (name == "sub" or self._inside[-1]))
+def _units(stream, languages: tuple[str, str], found: set[str]) -> Iterator[list[str | None]]:
+    """Yield each unit's texts in two languages, None where there is none; all languages that it has go to `found`."""
+    above: list[Element] = []
+    for event, element in iterparse(stream, ("start", "end")):
+        name = _name(element)
+        if event == "start":
+            if not above and name != "tmx":
+                raise ValueError(f"not a translation memory: it begins with <{name:.100}> and not with <tmx>")
+            above.append(element)
+            if name == "tu":
+                unit: list[str | None] = [None, None]
+            continue
+        above.pop()
+        if name == "tuv":
+            language = next(filter(None, map(element.get, _LANGUAGES)), "")
+            if len(found) < 50:
+                found.add(language[:50])
+            sides = [side for side in (0, 1) if matches(language, languages[side])]
+            if sides and (segments := element.findall("{*}seg")):
+                side = max(sides, key=lambda side: len(languages[side]))  # of en and en-GB the latter is meant
+                lines = (line.strip() for segment in segments for line in _text(segment).split("\n"))
+                unit[side] = unit[side] or " ".join(filter(None, lines))  # the first that has text
+                if len(unit[side]) > LONGEST_LINE:
+                    raise ValueError(f"a segment has more than {LONGEST_LINE:,} characters: {unit[side]:.60}")
         elif name == "tu":
-            self.units += 1
-            self._unit = [None, None]
-        elif name == "tuv":
-            language = attributes.get("xml:lang") or attributes.get("lang") or ""
-            sides = [side for side in (0, 1) if matches(language, self.languages[side])]
-            # Of English and British English the latter is meant by the longer tag.
-            self._side = max(sides, key=lambda side: len(self.languages[side]), default=None)
-            if len(self.found_languages) < 50:
-                self.found_languages.add(language[:50])
-        elif name == "seg":
-            self._inside, self._text = [self._side is not None], io.StringIO()
+            yield unit
+        if above and _name(above[-1]) in ("tmx", "body", "tu"):
+            above[-1].remove(element)
 
-    def _data(self, text: str) -> None:
-        if self._inside and self._inside[-1]:
-            self._text.write(text)
-            if self._text.tell() > LONGEST_LINE:
-                raise UserError(f"a segment of more than {LONGEST_LINE:,} characters; split it")
 
-    def _end(self, name: str) -> None:
-        self._depth -= 1
-        if self._inside:
-            self._inside.pop()
-            if not self._inside and self._side is not None and not self._unit[self._side]:  # the first that has text
-                lines = (line.strip() for line in self._text.getvalue().split("\n"))
-                self._unit[self._side] = " ".join(filter(None, lines))
-        elif name == "tuv":
-            self._side = None
-        elif name == "tu" and None not in self._unit:
-            self.pairs.append(tuple(self._unit))
+def _name(element: Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+def _text(element: Element) -> str:
+    inner = "".join(_text(child) + (child.tail or "" if _name(element) not in _CODE else "") for child in element)
+    return inner if _name(element) in _CODE else (element.text or "") + inner
 
 
 def read_tmx(path: Path, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
@@ -99,32 +74,23 @@ def read_tmx(path: Path, languages: tuple[str, str]) -> Iterator[tuple[str, str]
     is what the first bytes or the declaration name; languages are such as ``("en", "pt-BR")``.
 
     Raises:
-        UserError: for a file that cannot be read, is cut off, no TMX, declares entities or changes while it is read,
-            with the line; if no unit has both languages, naming those that there are.
+        UserError: for a file that cannot be read, is cut off, no TMX or changes while it is read; if no unit has both
+            languages, naming those that there are.
     """
-    reader, parsed, pairs, chunk = _Reader(languages), 0, 0, b" "
+    units, pairs, found = 0, 0, set()
     with reading(path), open_bytes(path) as stream:
         stamp = file_stamp(path)
-        while chunk:
-            chunk = stream.read(_CHUNK)
-            parsed += len(chunk)
-            try:
-                reader.parser.Parse(chunk, not chunk)
-                if parsed - reader.parser.CurrentByteIndex > _MOST_BYTES:
-                    raise UserError(f"a tag or comment of more than {_MOST_BYTES:,} bytes; remove it")
-            except (UserError, expat.ExpatError, ValueError, LookupError) as error:  # the latter: an unknown encoding
-                raise UserError(f"{path}, line {reader.parser.CurrentLineNumber}: {error}") from None
-            pairs += len(reader.pairs)
-            yield from reader.pairs
-            reader.pairs.clear()
+        for unit in _units(stream, languages, found):
+            units += 1
+            if None not in unit:
+                pairs += 1
+                yield tuple(unit)
         check_unchanged(path, stamp)
-    if reader.units and not pairs:
-        source, target = languages
-        fix = f"the languages are: {', '.join(sorted(reader.found_languages)):.400}; name them by --source-column and"
-        fix += " --target-column"
-        if all(any(matches(language, name) for language in reader.found_languages) for name in languages):
+    if units and not pairs:
+        fix = f"the languages are: {', '.join(sorted(found)):.400}; name them by --source-column and --target-column"
+        if all(any(matches(language, name) for language in found) for name in languages):
             fix = "both are there, but without a <seg>, or never in one <tu>"
-        raise UserError(f"{path}: no unit has segments in both {source!r} and {target!r}; {fix}")
-    if pairs < reader.units:
-        missing = f"{reader.units - pairs:,} of {reader.units:,} units"
+        raise UserError(f"{path}: no unit has segments in both {languages[0]!r} and {languages[1]!r}; {fix}")
+    if pairs < units:
+        missing = f"{units - pairs:,} of {units:,} units"
         logger.info("%s: %s have no segments in both %s and %s: dropped", path, missing, *languages)

@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from tokenizers import pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from ..data.batching import PairCollator
-from ..data.tokenization import SIDES, has_two_sides
+from ..data.tokenization import has_two_sides
 from ..errors import UserError, reading
-from ..exported import FACTS, NUMBERS, QUANTIZATIONS, NotExpressibleError
+from ..exported import FACTS, NUMBERS, QUANTIZATIONS
 from ..loading import load_model
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..model.sentencepiece_vaswani import SentencePieceText
 from ..output_folder import written_at_once
+from .one_tokenizer import with_one_tokenizer
 
 TRANSFORMERS_JS = "transformers.js"  # a format: ONNX, with int8 beside float32
 _TOLERANCE = 0.01  # of log-probabilities and logits in float32; differences seen are below 0.001
@@ -94,10 +92,7 @@ def _write(writer, format: str, model, tokenizer, staging: Path, rows: int, quan
 
     config = model.config
     if format == TRANSFORMERS_JS and (has_two_sides(tokenizer) or not tokenizer.is_fast):
-        tokenizer = _one_sided(tokenizer)
-        table = model.model.encoder.embed_tokens.weight  # it gives pieces that the model lacks a number of their own
-        unknown = table[[tokenizer.unk_token_id] * (len(tokenizer) - len(table))]
-        model.model.encoder.embed_tokens = torch.nn.Embedding.from_pretrained(torch.cat([table, unknown]))
+        tokenizer = with_one_tokenizer(model, tokenizer)
     numbers, known, end = random.Random(0), min(config.vocab_size, config.target_vocab_size), config.eos_token_id
     sentences = [[*(numbers.randrange(known) for _ in range(min(n, rows) - 1)), end] for n in (12, 5, 20)]
     sample = PairCollator(config.pad_token_id)([{"input_ids": ids, "labels": ids} for ids in sentences])
@@ -119,22 +114,6 @@ def _write(writer, format: str, model, tokenizer, staging: Path, rows: int, quan
         fix = "give another --quantization, or report this where it is float32"
         raise UserError(f"{problem}, so nothing was written: {fix}")
     return difference
-
-
-def _one_sided(tokenizer) -> PreTrainedTokenizerFast:
-    """Return a tokenizer that encodes by the source's SentencePiece model and decodes as the target, with the same ids.
-
-    Raises:
-        NotExpressibleError: for any other tokenizer of two sides.
-    """
-    if tokenizer.is_fast and not tokenizer.moses:
-        source, target = (tokenizer.side(side).backend_tokenizer for side in SIDES)
-        pairs = ([number, number] for number in range(len(tokenizer.side("target"))))
-        if SentencePieceText.for_backend(source) and all(source.decode(two) == target.decode(two) for two in pairs):
-            # Its splitting at spaces saves time alone; transformers.js would cut the space off.
-            source.pre_tokenizer = pre_tokenizers.Split("<", "isolated")
-            return PreTrainedTokenizerFast(tokenizer_object=source, **tokenizer.special_tokens_map)
-    raise NotExpressibleError("transformers.js has one tokenizer.json for both sides: give --format onnx")
 
 
 def set_positions(model: VaswaniForConditionalGeneration) -> int:

@@ -81,11 +81,7 @@ def read(source: Path, positions: str | None = None) -> Imported:
 
 
 def _config_of(folder: Path) -> MarianConfig:
-    """Return the folder's configuration, with the defaults of its class in transformers.
-
-    Raises:
-        UserError: for values of a wrong kind, and a decoder of other heads than the encoder's.
-    """
+    """Return the folder's configuration; `UserError` for a decoder of other heads than the encoder's."""
     path = folder / "config.json"
     values = read_json(path)
     with reading(path):
@@ -98,12 +94,9 @@ def _config_of(folder: Path) -> MarianConfig:
 
 
 def _matrices(weights: dict[str, torch.Tensor], is_shared: bool) -> list[torch.Tensor]:
-    """Return the embeddings of encoder and decoder and the output projection, `(tokens, d_model)`.
+    """Return embeddings of encoder and decoder and the output projection, `(tokens, d_model)`; `KeyError` without one.
 
     A tied matrix may be stored under another of its names; one that `is_shared` has four.
-
-    Raises:
-        KeyError: a matrix is missing.
     """
     shared = (_SHARED, _ENCODER, _DECODER, _OUTPUT) if is_shared else ()
     sides = (_ENCODER, *shared), (_DECODER, *shared, _OUTPUT), (_OUTPUT, _DECODER, *shared)

@@ -117,11 +117,7 @@ def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) 
 
 
 def _earlier(folder: Path, settings: dict) -> dict | None:
-    """Return the manifest of a finished preparation with these settings; None for an interrupted one, and for none.
-
-    Raises:
-        UserError: for a folder that holds something else, other settings or other text.
-    """
+    """Return the manifest of a finished preparation with these settings, if any; `UserError` for one of others."""
     notes = next((folder / name for name in (MANIFEST, UNFINISHED) if (folder / name).exists()), None)
     if notes is None:
         if {path.name for path in folder.glob("[!.]*")} - {TOKENIZER}:
@@ -188,12 +184,7 @@ class _ShardWriter:
         self._length_type = np.uint16 if limits["max_length"] < 2**16 else np.int32
 
     def __call__(self, number: int) -> dict[str, Any]:
-        """Write a shard unless it is there.
-
-        Returns:
-            Its `part`; its `facts` for the manifest; `status`, the number of pairs of each; and `lengths`, the tokens
-            of sources and targets, `(2, pairs)`.
-        """
+        """Write a shard unless it is there; returns its part, facts, pairs of each status and lengths `(2, pairs)`."""
         part, train_shards = TRAIN, -(-len(self.texts[TRAIN]) // self.shard_pairs)
         if number >= train_shards:
             part, number = VALIDATION, number - train_shards

@@ -1,11 +1,12 @@
 """Strict readers of JSON and YAML: in files that people edit and strangers send, nothing is guessed.
 
 Both formats let a key occur twice (the last one wins) and name numbers that no program can use. YAML also has aliases,
-by which a kilobyte grows to gigabytes.
+by which a kilobyte grows to gigabytes, octal numbers (`010`) and sexagesimal ones (`1:30`).
 """
 
 import json
 import math
+import re
 import stat
 from pathlib import Path
 from typing import Any, NoReturn
@@ -80,8 +81,8 @@ def parse_yaml(text: str) -> Any:
     """Return the value of a YAML text of plain types; dates and other tags of YAML that need no code are understood.
 
     Raises:
-        YAMLError: naming the line, for text that is not YAML, a key that occurs twice and an alias (`*name`). Nonsense
-            such as `!!int []` raises errors of other kinds.
+        YAMLError: naming the line, for text that is not YAML, a key that occurs twice, an alias (`*name`), and a number
+            in octal or sexagesimal notation. Nonsense such as `!!int []` raises errors of other kinds.
     """
     return yaml.load(text, _StrictLoader)
 
@@ -105,6 +106,16 @@ class _StrictLoader(yaml.SafeLoader):
 
 def _refuse(problem: str, node: yaml.Node | yaml.Event) -> NoReturn:
     raise yaml.MarkedYAMLError(None, None, problem, node.start_mark)
+
+
+def _decimal(loader: _StrictLoader, node: yaml.ScalarNode) -> int | float:
+    if re.match(r"[-+]?0_*\d|.*:", node.value):
+        _refuse(f"{node.value} is octal or sexagesimal in YAML: write it in decimal, or as text in quotes", node)
+    return (loader.construct_yaml_int if node.tag.endswith(":int") else loader.construct_yaml_float)(node)
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _decimal)
+_StrictLoader.add_constructor("tag:yaml.org,2002:float", _decimal)
 
 
 def read_yaml(path: str | Path) -> Any:

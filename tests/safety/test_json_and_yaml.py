@@ -73,6 +73,9 @@ ALIASES = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" f
     ("text", "words"),
     [
         ("seed: 1\nmax_steps: 5\nseed: 2\n", ["line 3", "'seed'"]),
+        ("seed: 1\nmax_steps: 010\n", ["line 2", "octal"]),
+        ("seed: 1\nmax_steps: -1:30\n", ["line 2", "sexagesimal"]),
+        ("seed: 1\nmax_minutes: 1:30.5\n", ["line 2", "sexagesimal"]),
         (ALIASES, ["alias"]),
         ("train_source: " + "[" * 100_000, ["recursion"]),
         ("max_steps: " + "9" * 5000, ["mine.yaml"]),

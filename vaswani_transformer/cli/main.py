@@ -104,10 +104,9 @@ def _explain(error: BaseException) -> str:
 
 
 def _report(error: BaseException, debug: bool) -> int:
-    """Print an error, in one line unless `debug`; returns the exit status.
+    """Print an error, in one line unless `debug`, by the first of the processes that fail; returns the exit status.
 
-    One of several processes ends here: ending together could wait for the others without end. Of those that fail
-    together the first reports it.
+    One of several processes ends here: ending together could wait for the others without end.
     """
     status = EXIT_USAGE if isinstance(error, UserError | CycloptsError) else EXIT_FAILURE
     # Files of strangers, which a message may quote, do not control the terminal.

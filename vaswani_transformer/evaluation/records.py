@@ -48,11 +48,7 @@ def model_sha256(folder: str | Path) -> str:
 
 
 def name_of_test_set(source: str | Path, reference: str | Path) -> str:
-    """Return a name for two aligned files: what their names have in common.
-
-    >>> name_of_test_set("data/test_2016_flickr.en.gz", "data/test_2016_flickr.de.gz")
-    'test_2016_flickr'
-    """
+    """Return a name for two aligned files: `flickr` of `data/flickr.en.gz` and `data/flickr.de.gz`."""
     names = [Path(path).name.removesuffix(".gz") for path in (source, reference)]
     stems = [name.rpartition(".")[0] or name for name in names]
     return stems[0] if stems[0] == stems[1] else " / ".join(names)

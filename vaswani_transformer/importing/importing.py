@@ -135,11 +135,7 @@ def _write(imported: Imported, staging: Path, name: str) -> int:
 
 
 def _with_ties(weights: dict[str, torch.Tensor], model) -> dict[str, torch.Tensor]:
-    """Return copies of the weights, with tied ones under each of their names; none of them share memory.
-
-    Raises:
-        UserError: for weights that differ although the configuration ties them.
-    """
+    """Return copies of the weights, tied ones, which must be equal, under each of their names; none share memory."""
     ties = model.all_tied_weights_keys
     copies: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():

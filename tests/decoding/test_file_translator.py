@@ -64,10 +64,10 @@ def test_a_seed_repeats_a_sample_and_windows_do_not_repeat_each_other(model, tmp
     (tmp_path / "in").write_text("A dog.\n" * 14)
     command = ["translate", model, "--input", tmp_path / "in", *OPTIONS[:2], "--window", "7", "--sample"]
     texts = []
-    for name, seed in (("one", ["--seed", "5"]), ("two", ["--seed", "5"]), ("three", ["--seed", "6"]), ("four", [])):
+    for name, seed in (("one", ["--seed", "5"]), ("two", ["--seed", "5"]), ("three", ["--seed", "6"])):
         assert run(*command, *seed, "--output", tmp_path / name) == 0
         texts.append((tmp_path / name).read_text().split("\n"))
-    assert texts[0] == texts[1] and texts[0] != texts[2] != texts[3] != texts[0]
+    assert texts[0] == texts[1] and texts[0] != texts[2]
     assert texts[0][:7] != texts[0][7:14]
     assert run(*command, "--seed", "5", "--top-k", "1", "--output", tmp_path / "greedy") == 0
     assert run(*command[:-1], "--beams", "1", "--output", tmp_path / "plain") == 0

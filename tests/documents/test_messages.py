@@ -239,3 +239,49 @@ def test_training_pairs_leave_accelerators_out(tmp_path):
     (tmp_path / "a.po").write_text(text, encoding="utf-8")
     expected = [("File", "Datei"), lines[1], lines[2], ("Open", "Öffnen"), ("Undo", "Annuler"), ("Run", "运行")]
     assert list(pairs(tmp_path / "a.po")) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "expected"),
+    [
+        (
+            "You have {n, plural, one {# new message} other {# new messages}} here.", "ru",
+            "{n, plural, one {You have # new messages here.} few {You have # new messages here.} "
+            "many {You have # new messages here.} other {You have # new messages here.}}",
+        ),
+        (
+            "{count, plural, =0{No items} one{{name} has one item} other{{name} has {count} items}}", "de",
+            "{count, plural, =0 {No items} one {{name} has one item} other {{name} has {count} items}}",
+        ),
+        (
+            "{g, select, one {He} other {They}} sent {n, plural, offset:1 one {a photo} other {# photos}}.", "ja",
+            "{g, select, one {{n, plural, offset:1 other {He sent # photos.}}} "
+            "other {{n, plural, offset:1 other {They sent # photos.}}}}",
+        ),
+        ("Copy {n, plural, one {d'{x}} other {d'{x}s}}", "de", None),  # quoted, for ICU
+        ("The {n, selectordinal, one {#st} other {#th}} place", "de", None),
+        ("Issue #5: {n, plural, one {# file} other {# files}}", "de", None),
+        ("{a, plural, one {# file} other {# files}}, {b, plural, one {# dog} other {# dogs}}", "de", None),
+    ],
+)  # fmt: skip
+def test_the_cases_of_icu_are_messages_of_their_own(text, language, expected):
+    messages = filler(words_as_they_are)
+    messages.language = language
+    [filling] = messages([Entry("a", (text,))])
+    assert filling.targets == (expected or text,) or (not expected and filling.reason == "it has no words")
+
+
+def test_plural_forms_of_icu_are_translated_with_their_numbers():
+    """Russian: 21, 2 and 5, and 2 for fractions, as the texts of other plurals are; an apostrophe does not quote."""
+    shown = []
+
+    def translate(texts):
+        shown.extend(texts)
+        return [[text.replace("of {", "d'{")] for text in texts]
+
+    messages = filler(translate)
+    messages.language = "ru"
+    texts = "{n, plural, one {One} other {# files}}", "{g, select, other {of {x}}}"
+    [plural, choice] = messages([Entry("a", (text,)) for text in texts])
+    assert {text.split()[0] for text in shown if text[0].isdigit()} == {"21", "2", "5"}
+    assert plural.targets[0].count("{# files}") == 4 and choice.targets == ("{g, select, other {d’{x}}}",)

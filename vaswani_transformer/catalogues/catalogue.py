@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.parsers import expat
@@ -177,15 +177,18 @@ class Catalogue:
         counts = tuple(self.plurals.values()) if is_plural else ()
         return replace(known, targets=targets, state=state, line=self.line, counts=counts, place=place)
 
-    @cached_property
-    def plurals(self) -> dict[str, int]:
-        """Return the target language's plural categories, each with an example; 2 for those of fractions."""
-        with reading("plural forms (pip install 'vaswani_transformer[documents]')"):
-            from babel import Locale
+    plurals = property(lambda self: plural_forms(self.language))  # of the target language
 
-            rule = Locale.parse((self.language or "en").replace("-", "_")).plural_form
-        examples = {rule(number): number for number in reversed(NUMBERS)}
-        return {name: examples.get(name, 2) for name in CATEGORIES if name in {*rule.tags, "other"}}
+
+@cache
+def plural_forms(language: str | None) -> dict[str, int]:
+    """Return a language's plural categories, each with an example; 2 for those of fractions."""
+    with reading("plural forms (pip install 'vaswani_transformer[documents]')"):
+        from babel import Locale
+
+        rule = Locale.parse((language or "en").replace("-", "_")).plural_form
+    examples = {rule(number): number for number in reversed(NUMBERS)}
+    return {name: examples.get(name, 2) for name in CATEGORIES if name in {*rule.tags, "other"}}
 
 
 def with_codes(text: str, codes: tuple[str, ...]) -> str:

@@ -61,7 +61,7 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
         words = word_confidences(translator.model, translator.tokenizer, coded(sources), targets)
         return list(map(mean_confidence, words))
 
-    messages = Messages(translate, place, confidence, Path(model).resolve().name, translator.memory)
+    messages = Messages(translate, place, confidence, Path(model).resolve().name, translator.memory, target)
     rows, stopped = [], False
 
     def answer(entries: list) -> Iterator:

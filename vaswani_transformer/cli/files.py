@@ -177,7 +177,6 @@ def open_output(
     scans: Mapping[str, TextScan],
     settings: Callable[[], Mapping[str, Any]],
     lines_per_record: int = 1,
-    drawn: dict[str, Any] | None = None,
 ) -> Iterator["StreamOutput | ResumableOutput"]:
     """Open the output of a command; where Ctrl-C ends the body, print how to resume.
 
@@ -193,7 +192,7 @@ def open_output(
     else:
         values = {flag(name): scan.sha256 for name, scan in scans.items()} | settings()
         resume = writing.resume or writing.has_workers
-        output = ResumableOutput(Path(writing.output), values, lines_per_record, resume, drawn)
+        output = ResumableOutput(Path(writing.output), values, lines_per_record, resume)
     with contextlib.closing(output):
         try:
             yield output

@@ -48,7 +48,6 @@ def average(
     steps = "steps " if of_a_run else ""
     print(f"averaged {len(chosen)} checkpoint{'s' if len(chosen) > 1 else ''}: {steps}{', '.join(names)}")
     print(f"model: {folder}")
-    print(f"evaluate it with: vaswani evaluate {folder} --source FILE --reference FILE")
 
 
 @Parameter(name="*")

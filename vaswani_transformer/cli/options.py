@@ -85,7 +85,7 @@ class Sampling:
     top_p: Annotated[float | None, setting("top_p")] = None
     """draw only from the likeliest tokens that make up X of the probability"""
     seed: Annotated[int | None, within(0, 2**62)] = None
-    """the same seed gives the same translations"""
+    """another seed gives other translations (default: 0)"""
 
 
 @group("model")

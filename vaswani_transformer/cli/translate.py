@@ -1,7 +1,6 @@
 """The command that translates: `vaswani translate`."""
 
 import functools
-import random
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -122,8 +121,6 @@ def _translate_lines(model: str, sentences: tuple[str, ...], request: Request) -
     # Loaded here too where workers are elsewhere: what is wrong with model or options is known at once.
     computing = replace(request.computing, device="cpu", precision=None) if work.has_workers else request.computing
     worker = load(model, replace(request, computing=computing))
-    translator, seed = worker.translator, request.sampling.seed
-    drawn = {"--seed": translator.seed} if seed is None and translator.seed is not None else {}
 
     def settings() -> dict[str, Any]:
         glossary = files.glossary and file_sha256(files.glossary)
@@ -133,14 +130,10 @@ def _translate_lines(model: str, sentences: tuple[str, ...], request: Request) -
         return settings_of(model, *groups, **limits, glossary=glossary, **memory)
 
     lines_per_record = 1 if request.written.format == "json" else request.written.nbest or 1
-    with open_output(work, scans, settings, lines_per_record, drawn) as output:
-        if drawn:  # a resumed output goes on with the seed that it was begun with
-            translator.seed = getattr(output, "settings", drawn)["--seed"]
-        sampling = replace(request.sampling, seed=translator.seed)
-        make = functools.partial(load, model, replace(request, sampling=sampling))
+    with open_output(work, scans, settings, lines_per_record) as output:
         if work.has_workers:
-            translator.model = None  # each worker loads its own
-        do_lines(worker, output, work, read, scans, sentences, make)
+            worker.translator.model = None  # each worker loads its own
+        do_lines(worker, output, work, read, scans, sentences, functools.partial(load, model, request))
 
 
 def _translate_document(model: str, request: Request) -> None:
@@ -189,9 +182,6 @@ def load(folder: str, request: Request):
     memory = read_memory(files.memory, _languages(folder, request)) if files.memory else None
     model, tokenizer = request.computing.load(folder, **needs, glossary=files.glossary, prefix=files.prefix)
     settings = options.generate_options(model, request.search, request.sampling, written.nbest)
-    seed = request.sampling.seed
-    if seed is None and (request.sampling.sample or model.generation_config.do_sample):
-        seed = random.SystemRandom().randrange(2**32)
     # What looks at a line and its translation afterwards needs positions for all of it.
     is_whole = model.config.position_encoding == "learned" and (written.alignments or written.confidence)
     translator = Translator(
@@ -203,7 +193,7 @@ def load(folder: str, request: Request):
         scores=written.scores or written.nbest is not None,
         glossary=glossary,
         memory=memory,
-        seed=seed,
+        seed=request.sampling.seed or 0,
         source_language=_languages(folder, request)[0],
         target_language=written.target_language,
         **settings,

@@ -42,8 +42,7 @@ def _units(stream, languages: tuple[str, str], found: set[str]) -> Iterator[list
         above.pop()
         if name == "tuv":
             language = next(filter(None, map(element.get, _LANGUAGES)), "")
-            if len(found) < 50:
-                found.add(language[:50])
+            found.add(language[:50])
             sides = [side for side in (0, 1) if matches(language, languages[side])]
             if sides and (segments := element.findall("{*}seg")):
                 side = max(sides, key=lambda side: len(languages[side]))  # of en and en-GB the latter is meant

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from tqdm.auto import tqdm
 
-from ..errors import UserError, reading
+from ..errors import UserError
 from ..files import sync, write_text
 from ..json_and_yaml import read_json
 
@@ -67,8 +67,6 @@ class ResumableOutput:
         settings: what the records depend on, as JSON; all of it has to be the same to resume.
         lines_per_record: lines of each record; the attribute `done` counts the records that are in the file already.
         resume: continue after the last whole record of an unfinished file; else an earlier file is replaced.
-        drawn: further settings that were chosen at random, such as a seed; the attribute `settings` has those of the
-            first start.
 
     Raises:
         UserError: for an unfinished output without `resume`, one that cannot be resumed, or one that another process
@@ -76,17 +74,15 @@ class ResumableOutput:
         OSError: if it cannot be written.
     """
 
-    def __init__(
-        self, path: Path, settings: dict, lines_per_record: int = 1, resume: bool = False, drawn: dict | None = None
-    ):
+    def __init__(self, path: Path, settings: dict, lines_per_record: int = 1, resume: bool = False):
         self.path = self.unfinished = path
         self._notes, self.done = notes_path(path), 0
-        self.settings = json.loads(json.dumps(settings | (drawn or {})))
+        self.settings = json.loads(json.dumps(settings))
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._file.close)
             self._lock()
-            self._start(lines_per_record, resume, drawn or {})
+            self._start(lines_per_record, resume)
             on_error.pop_all()
 
     def _lock(self) -> None:
@@ -99,11 +95,11 @@ class ResumableOutput:
         except (ImportError, OSError):  # Windows, or a file system without locks
             pass
 
-    def _start(self, lines_per_record: int, resume: bool, drawn: dict) -> None:
+    def _start(self, lines_per_record: int, resume: bool) -> None:
         if not resume:
             _check_finished(self.path)
         if self._notes.exists():
-            self._resume(lines_per_record, drawn)
+            self._resume(lines_per_record)
             return
         if resume and self.path.stat().st_size:
             problem = f"it has no {self._notes.name} beside it, so it is finished or another program's"
@@ -112,11 +108,9 @@ class ResumableOutput:
         self._file.truncate(0)
         write_text(self._notes, json.dumps(self.settings, indent=1) + "\n")
 
-    def _resume(self, lines_per_record: int, drawn: dict) -> None:
+    def _resume(self, lines_per_record: int) -> None:
         """Find the end of the last whole record, after which the file is written on."""
         notes, now = read_json(self._notes), self.settings
-        with reading(self._notes):
-            now |= {name: type(value)(notes[name]) for name, value in drawn.items()}
         for name in dict.fromkeys([*now, *notes]):
             if notes.get(name) != now.get(name):
                 change = f"{name} was {notes.get(name)!s:.20} and is {now.get(name)!s:.20} now"

@@ -11,11 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import regex
 
-from ..catalogues.catalogue import CODE, Entry, Filling, read_label
+from ..catalogues.catalogue import CODE, Entry, Filling, plural_forms, read_label
 from ..data.memory import Memory
 from .kept import KEPT, STAND_IN
 from .pieces import Document, Kind, Piece, text_piece
@@ -40,7 +40,12 @@ _STYLES |= dict.fromkeys(("lisp", "scheme"), r"~(?:[-+]?\d+|'.|[vV\#])?(?:,(?:[-
 _HAS_PLACE = re.compile(r"%(?!\d+[$:]|[({%>}]|<(?!PRI)|\||L?\d+%?$|m?$)|~(?![%~\s]|$)|\{[:!}]")  # the next argument
 _NUMBER = re.compile(r"(?<!%)%(\d+)\$")
 _NUMBERING = {"c", "objc", "gcc-internal", "gfc-internal", "php", "perl", "java-printf", "awk", "tcl", "ruby", "boost"}
-_NUMERIC = re.compile(r"%(?:\d\$)?[l\d]*[diu]|%n|%L?\d|%[{(]\w+[})]d?|\{+\s*\w*\s*\}+")
+_NUMERIC = re.compile(r"%(?:\d\$)?[l\d]*[diu]|%n|%L?\d|%[{(]\w+[})]d?|\{+\s*[#\w]*\s*\}+")
+# ICU's plurals and choices, whose cases are messages of their own.
+_CHOICE = regex.compile(
+    r"""(?sx)(?(DEFINE)(?P<block>\{(?:[^{}]|(?&block))*\}))
+    (?P<head>\{\s*\w+\s*,\s*(?P<kind>plural|select)\s*,(?:\s*offset:\d+)?)(?:\s*(?P<key>=?\w+)\s*(?P<case>(?&block)))+\s*\}"""
+)
 _TAG = re.compile(r"<(/?)([A-Za-z][\w:.-]*|\d+)[^<>]*?(/?)>")
 _END = regex.compile(r"(?:\s*+(?:\.{3}|[….:!?。：！？؟۔।։።;;]))?$")
 _ASCII_MARKS = str.maketrans({"…": "..."} | dict(zip("。۔।։።：！？؟;;", ".....:!????", strict=True)))
@@ -188,33 +193,57 @@ class Message:
         return text[:place] + self.mark + text[place:]
 
 
+class _Choice:
+    """A text with ICU's plural or choice: a message for each case, and each plural form of the language."""
+
+    remembered = ""
+
+    def __init__(self, match: regex.Match, read: Callable[[str, int | None], Any], language: str | None):
+        texts = dict(zip(match.captures("key"), match.captures("case"), strict=True))
+        cases = dict.fromkeys(texts)
+        if match["kind"] == "plural":
+            cases = {key: int(key[1:]) for key in texts if key[0] == "="} | plural_forms(language)
+            texts = {key: text.replace("#", "{#}") for key, text in texts.items()}  # a placeholder as others are
+        self.head, self.cases = match["head"], {}
+        for key, count in cases.items():
+            text = texts["other"] if key == "one" and count not in (None, 1) else texts.get(key, texts["other"])
+            self.cases[key] = read(match.string.replace(match[0], text[1:-1]), count)
+        self.parts = [part for case in self.cases.values() for part in case.parts]
+
+    def written(self, found: dict[_Segment, Filling], taken: set[str]) -> str:
+        """Return the translation; an apostrophe before a brace would quote it."""
+        cases = (f" {key} {{{case.written(found, taken)}}}" for key, case in self.cases.items())
+        return re.sub("(?<!')'(?=[{}])", "’", f"{self.head}{''.join(cases)}}}").replace("{#}", "#")
+
+
 @dataclass
 class Messages:
-    """Translations of the entries of a catalogue; equal texts get one.
+    """Translations of the entries of a catalogue; equal texts get one."""
 
-    Args:
-        translate: gives translations of each of some texts, the best first.
-        place: translates documents, of which a message is a small one.
-        confidence: gives the model's confidence, 0 to 1, in translations of some texts.
-        origin: what is noted as where translations come from.
-        memory: whose translation of a text is taken, if it is valid.
-    """
-
-    translate: Callable[[list[str]], Iterable[list[str]]]
-    place: Callable[[list[Document]], Iterable[str]]
-    confidence: Callable[[list[str], list[str]], Iterable[float]]
-    origin: str
-    memory: Memory | None = None
+    translate: Callable[[list[str]], Iterable[list[str]]]  # translations of each of some texts, the best first
+    place: Callable[[list[Document]], Iterable[str]]  # translates documents, of which a message is a small one
+    confidence: Callable[[list[str], list[str]], Iterable[float]]  # the model's, 0 to 1, in translations of texts
+    origin: str  # what is noted as where translations come from
+    memory: Memory | None = None  # whose translation of a text is taken, if it is valid
+    language: str | None = None  # code of the target language, for ICU's plurals
     _found: dict[_Segment, Filling] = field(default_factory=dict, init=False)
     # Accelerators by context.
     _taken: dict[str, set[str]] = field(default_factory=partial(defaultdict, set), init=False)
 
     def __call__(self, entries: list[Entry]) -> list[Filling]:
         """Return the translations of entries, or why there is none."""
-        works = [[Message(*text, entry, self.memory) for text in entry.texts()] for entry in entries]
+        works = [[self._read(entry, *text) for text in entry.texts()] for entry in entries]
         segments = (segment for work in works for message in work for _, segment, _ in message.parts if segment)
         self._fill([segment for segment in dict.fromkeys(segments) if segment not in self._found])
         return [self._filling(*pair) for pair in zip(entries, works, strict=True)]
+
+    def _read(self, entry: Entry, text: str, count: int | None) -> Message | _Choice:
+        message, match = Message(text, count, entry, self.memory), _CHOICE.search(text)
+        if message.remembered or not match or "other" not in match.captures("key") or "'{" in text:
+            return message
+        is_single = len(re.findall(r",\s*plural\s*,", text)) == 1 and "#" not in text.replace(match[0], "")
+        is_clear = is_single or match["kind"] == "select"  # whose number "#" is
+        return _Choice(match, partial(self._read, entry), self.language) if is_clear else message
 
     def _filling(self, entry: Entry, work: list[Message]) -> Filling:
         found = [self._found[segment] for message in work for _, segment, _ in message.parts if segment]

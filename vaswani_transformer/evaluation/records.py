@@ -16,14 +16,12 @@ from ..json_and_yaml import read_json
 # Settings that change no output: versions, the tokens that every model has, what `generate()` returns beside it.
 _NO_SETTINGS = {"transformers_version", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
 _NO_SETTINGS |= {"use_cache", "return_dict_in_generate"}
-_CONFIGURATIONS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-_REQUIRED = {"test_set": str, "weights_sha256": str, "command": str, "generation": dict}  # the rest is checked if shown
-_EXPORTED_FILES = ("export.json", "model.bin", "shared_vocabulary.json")  # of an export to CTranslate2
-# Of tokenizers with two sides. Other folders have none, and the sums that they had before these were known.
-_OF_TWO_SIDES = (
-    "target_tokenizer.json", "source.spm", "target.spm", "vocab.json", "target_vocab.json",
-    "source_vocabulary.json", "target_vocabulary.json",
+# What outputs depend on besides weights, of a model or an export to CTranslate2.
+_FILES = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "target_tokenizer.json",
+    "source.spm", "target.spm", "vocab.json", "target_vocab.json", "export.json", "model.bin",
 )  # fmt: skip
+_REQUIRED = {"test_set": str, "weights_sha256": str, "command": str, "generation": dict}  # the rest is checked if shown
 
 
 def is_weights_file(name: str) -> bool:
@@ -41,9 +39,8 @@ def weights_sha256(folder: str | Path) -> str | None:
 
 def model_sha256(folder: str | Path) -> str:
     """Return one SHA-256 over every file of a folder, exported or not, that outputs depend on."""
-    paths = [Path(folder) / name for name in (*_CONFIGURATIONS, *_EXPORTED_FILES)]
-    parts = [str(weights_sha256(folder)), *(file_sha256(path) if path.is_file() else "" for path in paths)]
-    parts += [f"{name} {file_sha256(path)}" for name in _OF_TWO_SIDES if (path := Path(folder) / name).is_file()]
+    paths = [path for name in _FILES if (path := Path(folder) / name).is_file()]
+    parts = [str(weights_sha256(folder)), *(f"{path.name} {file_sha256(path)}" for path in paths)]
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 

@@ -74,17 +74,14 @@ class Experiment:
     """A table of the paper as cells to run; subclasses have these methods too.
 
     `cells(setup)` returns all cells of a scale, in the order of the paper's table; raises `UserError` for unknown
-    settings. `measure(setup, cell, folder)` returns the figures of a cell, once it is trained. `report(setup, cells,
-    results)` returns the table in Markdown, the paper's figures beside ours; `results` holds finished cells by name.
+    settings. `check(setup, cells)` raises `UserError` if data of cells is missing, before any of them runs.
+    `train(setup, cell, folder)` trains a cell, or resumes it, with all processes of a launcher; raises
+    `TrainingStopped` after a signal. `measure(setup, cell, folder)` returns the figures of a cell, once it is trained.
+    `report(setup, cells, results)` returns the table in Markdown, the paper's figures beside ours; `results` holds
+    finished cells by name.
     """
 
     name: str
-
-    def check(self, setup: Setup, cells: Sequence[Cell]) -> None:
-        """Raise `UserError` if data of these cells is missing, before any of them runs."""
-
-    def train(self, setup: Setup, cell: Cell, folder: Path) -> None:
-        """Train a cell, or resume it, with all processes of a launcher; raises `TrainingStopped` after a signal."""
 
 
 def run_experiment(

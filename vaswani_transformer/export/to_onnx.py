@@ -81,13 +81,13 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
 
     The model is in float32 on the CPU, in evaluation mode, with `TablePositions`. The tokenizer is not looked at.
     """
-    config, layers = model.config, model.config.decoder_layers
+    config, layers, rows = model.config, model.config.decoder_layers, len(model.model.encoder.embed_positions.weight)
     model.set_attn_implementation("eager")  # which forms the weights of attention
     names = ("batch_size", "source_length", "target_length", "past_length", "past_source_length")
     batch, source, target, past, known = map(torch.export.Dim, names)
     of_source, lengths = {0: batch, 1: source}, (past, past, known, known) * layers
     # Example inputs; the exporter would take sizes of 0 and 1 for constants.
-    sentences = torch.full((3, min(5, len(model.model.encoder.embed_positions.weight))), config.eos_token_id)
+    sentences = torch.full((3, min(5, rows)), config.eos_token_id)
     mask = torch.ones_like(sentences)
     cached = [torch.zeros(3, config.num_heads, 2, width) for width in (config.d_k, config.d_v) * 2 * layers]
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it remarks on packages that are missing
@@ -106,9 +106,8 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
     facts = {name: getattr(config, name) for name in (*same, "decoder_start_token_id")}
     facts |= {f"{side}_attention_heads": config.num_heads for side in ("encoder", "decoder")}
     facts |= {f"{side}_ffn_dim": config.d_ff for side in ("encoder", "decoder")}
-    facts |= {"decoder_vocab_size": config.target_vocab_size, "forced_eos_token_id": None}
-    facts["max_position_embeddings"] = len(model.model.encoder.embed_positions.weight)
-    MarianConfig(**facts, architectures=["MarianMTModel"]).save_pretrained(output)
+    facts |= {"decoder_vocab_size": config.target_vocab_size, "max_position_embeddings": rows}
+    MarianConfig(**facts, forced_eos_token_id=None, architectures=["MarianMTModel"]).save_pretrained(output)
 
 
 def _save(path: Path, module: nn.Module, inputs: tuple, shapes: tuple, names: list[str], results: list[str]) -> None:

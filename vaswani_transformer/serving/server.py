@@ -47,11 +47,7 @@ def make_server(app, seconds: float, root: str = "") -> uvicorn.Server:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket for `uvicorn.Server.run`; port 0 takes any that is free.
-
-    Raises:
-        UserError: for an address that cannot be listened at.
-    """
+    """Return a socket for `uvicorn.Server.run`, for port 0 any that is free; `UserError` if it cannot listen there."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

@@ -94,12 +94,12 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4037, "data": 3158, "training": 2509, "importing": 1286, "cli": 2013, "decoding": 1860,
-    "experiments": 691, "serving": 1534, "hub": 676, "export": 1094, "parsing": 882, "documents": 1676,
-    "attention": 397, "catalogues": 857, "recipes": 405, "evaluation": 335,
+    "model": 4037, "data": 3157, "training": 2509, "importing": 1286, "cli": 2001, "decoding": 1854,
+    "experiments": 688, "serving": 1530, "hub": 676, "export": 1093, "parsing": 882, "documents": 1705,
+    "attention": 397, "catalogues": 860, "recipes": 405, "evaluation": 332,
 }  # fmt: skip
-TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1590, 25000, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27829, 3500, 19035
+TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1587, 25000, 11.5
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27876, 3500, 19071
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

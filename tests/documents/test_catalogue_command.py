@@ -1,5 +1,6 @@
 """`vaswani translate --format po` and its page: files as they were but for what is filled."""
 
+import json
 import re
 import shutil
 
@@ -107,12 +108,16 @@ def test_a_memory_knows_contexts(model, po, tmp_path, capsys):
 
 
 def test_a_catalogue_with_one_language(model, tmp_path):
-    (tmp_path / "en.json").write_text('{"dogs": "Two dogs", "menu": {"bird": "The red {{bird}}"}}')
+    birds = "{n, plural, one {A red bird} other {# red birds}}"
+    content = json.dumps({"dogs": "Two dogs", "menu": {"bird": "The red {{bird}}"}, "birds": birds})
+    (tmp_path / "en.json").write_text(content)
     (tmp_path / "de.json").write_text('{\n  "dogs": "Zwei Hunde"\n}\n')
     command = ["translate", model, "--device", "cpu", "--format", "i18next", "--input", tmp_path / "de.json"]
-    assert run(*command, "--source-catalogue", tmp_path / "en.json", "--output", tmp_path / "new.json") == 0
+    command += ["--source-catalogue", tmp_path / "en.json", "--output", tmp_path / "new.json"]
+    assert run(*command, "--target-language", "lv") == 0  # of its plural forms: the model has no code of it
     text = (tmp_path / "new.json").read_text(encoding="utf-8")
     assert text.startswith('{\n  "dogs": "Zwei Hunde",\n') and text.count("{{bird}}") == 1
+    assert re.match(r"\{n, plural, zero \{.+\} one \{.+\} other \{.+\}\}$", json.loads(text)["birds"])
 
 
 @pytest.mark.parametrize(

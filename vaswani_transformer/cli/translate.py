@@ -13,6 +13,7 @@ from ..data.text_files import has_undecoded
 from ..documents.formats import FORMATS, OFFICE
 from ..errors import UserError, reading
 from ..files import file_sha256
+from ..model.language_codes_vaswani import LanguageCodes
 from . import options
 from .files import Work, check_work, do_lines, open_output, scan_files, settings_of, timed, write_result
 from .options import SEVERAL, AnyModel, Path_, Sampling, Search, Together, group, within
@@ -182,6 +183,7 @@ def load(folder: str, request: Request):
     memory = read_memory(files.memory, _languages(folder, request)) if files.memory else None
     model, tokenizer = request.computing.load(folder, **needs, glossary=files.glossary, prefix=files.prefix)
     settings = options.generate_options(model, request.search, request.sampling, written.nbest)
+    has_codes = written.format not in CATALOGUES or LanguageCodes(tokenizer).known  # else it names plural forms alone
     # What looks at a line and its translation afterwards needs positions for all of it.
     is_whole = model.config.position_encoding == "learned" and (written.alignments or written.confidence)
     translator = Translator(
@@ -195,7 +197,7 @@ def load(folder: str, request: Request):
         memory=memory,
         seed=request.sampling.seed or 0,
         source_language=_languages(folder, request)[0],
-        target_language=written.target_language,
+        target_language=written.target_language if has_codes else None,
         **settings,
     )
 

@@ -41,8 +41,7 @@ def with_one_tokenizer(model, tokenizer) -> PreTrainedTokenizerFast:
     source, target = (tokenizer.side(side).backend_tokenizer for side in SIDES)
     if SentencePieceText.for_backend(source):  # its splitting saves time alone; transformers.js would cut spaces off
         source.pre_tokenizer = pre_tokenizers.Split("<", "isolated")
-    known = range(model.config.target_vocab_size)
-    first = 1 + max(source.get_vocab().values())
+    known, first = range(model.config.target_vocab_size), 1 + max(source.get_vocab().values())
     if len(known) > first or any(source.decode([number] * 2) != target.decode([number] * 2) for number in known):
         source = _joined(source, target, first, len(known))
         decoder, config = model.model.decoder, model.config

@@ -14,7 +14,6 @@ from .text_files import LONGEST_LINE, check_unchanged, file_stamp, open_bytes
 logger = logging.getLogger(__name__)
 
 _CODE = {"bpt", "ept", "it", "ph", "ut"}  # inline elements that hold codes of a format; the text in <hi> is a text's
-_LANGUAGES = "{http://www.w3.org/XML/1998/namespace}lang", "lang"  # attributes
 
 
 def matches(language: str, range_: str) -> bool:
@@ -41,7 +40,7 @@ def _units(stream, languages: tuple[str, str], found: set[str]) -> Iterator[list
             continue
         above.pop()
         if name == "tuv":
-            language = next(filter(None, map(element.get, _LANGUAGES)), "")
+            language = element.get("{http://www.w3.org/XML/1998/namespace}lang") or element.get("lang") or ""
             found.add(language[:50])
             sides = [side for side in (0, 1) if matches(language, languages[side])]
             if sides and (segments := element.findall("{*}seg")):

@@ -123,7 +123,7 @@ class Recipe:
     evaluate_every: AutoInt = _checks(1000, "optimizer steps between validations, each with a checkpoint")
     log_every: int = _checks(50, "optimizer steps between lines of the training log")
     report_to: str = _checks("none", "what else gets the log, comma-separated: tensorboard, wandb, ...")
-    validation_bleu: int = _checks(500, "pairs to validate on, a fixed sample translated greedily; 0: loss on all")
+    validation_bleu: AutoInt = _checks(500, "pairs to validate on, a fixed sample translated greedily; 0: loss on all")
     bleu_tokenizer: str | None = _checks(
         None, f"sacreBLEU's: {', '.join(BLEU_TOKENIZERS)}; if none, by the target's language or script"
     )
@@ -176,7 +176,7 @@ class Recipe:
 CHOSEN = (
     "validation_size", "augmentation", "vocab_size", "d_model", "d_ff", "num_heads", "encoder_layers",
     "decoder_layers", "dropout", "tokens_per_batch", "max_steps", "warmup_steps", "decline_steps",
-    "learning_rate_scale", "evaluate_every",
+    "learning_rate_scale", "evaluate_every", "validation_bleu",
 )  # fmt: skip
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 PATHS = (

@@ -1,7 +1,7 @@
 """Choice of the settings that a recipe leaves to the text and the time: `auto`.
 
-The rules are in `ROWS`, `vocabulary_size` and the constants below. `scripts/benchmarks/small_text.py` is there to
-measure them; so far the rates of the first two rows, `FEW_PASSES` and the augmentation were, each by a training or two.
+The rules are in `ROWS`, `vocabulary_size` and the constants below. `scripts/benchmarks/small_text.py` measures them: so
+far, by a training or two each, the rates of the first two rows, `FEW_PASSES`, `TRANSLATED` and the augmentation.
 """
 
 import logging
@@ -60,7 +60,7 @@ ROWS = (
 WARMUP, DECLINE = 0.2, 0.5  # shares of the steps
 TRAINED = 0.95  # share of the minutes for steps; validations say how many really fit, and the rate declines by that
 SENTENCES = 0.5  # share of sources with a final mark from which a text is one of sentences
-VALIDATIONS, MINUTES_APART = 12, 2.0  # at most so many, at least so far apart
+VALIDATIONS, MINUTES_APART, TRANSLATED = 12, 2.0, 25  # at most so many, so far apart; pairs of each for each minute
 LEAST_STEPS = 50
 FEW_PASSES = 20  # through the text: if the minutes allow fewer, a smaller model with little dropout learns more
 TRIAL_STEPS, TRIAL_SECONDS = 10, 20.0  # the trial ends with whichever is reached first
@@ -171,6 +171,7 @@ class _Choice:
         self.choose("decline_steps", DECLINE * steps, "the rate ends at zero")
         number = np.clip(minutes / MINUTES_APART if minutes else VALIDATIONS, 3, VALIDATIONS)
         self.choose("evaluate_every", max(1, math.ceil(steps / number)), f"{number:.0f} validations")
+        self.choose("validation_bleu", np.clip(TRANSLATED * (minutes or 20), 100, 500), "few minutes translate few")
 
     def _steps_that_fit(self, row: Row, entries: int, tokens: float) -> tuple | None:
         """Return by a trial the steps that fit into the minutes with a row's settings, their seconds and tokens."""

@@ -185,4 +185,16 @@ def test_catalogues_are_read_in_either_direction_and_line_breaks_are_spaces(tmp_
     assert "empty, no pair" in read(data=write(tmp_path / "d.po", 'msgid "a"\nmsgstr ""\n'))
     write(tmp_path / "e.po", 'msgid "a"\nmsgstr "b"\n')  # one of several may be
     assert read(data=tmp_path / "[de].po") == [("a", "b")]
+
+
+def test_catalogues_of_several_languages_are_not_mixed(tmp_path):
+    po = 'msgid ""\nmsgstr ""\n"Language: {}\\n"\n\nmsgid "Language: all"\nmsgstr "Text {}"\n'
+    for number, language in enumerate(("de", "de_AT", "fr")):
+        write(tmp_path / f"{number}.po", po.format(language, number))
+    assert [target for _, target in read(data=tmp_path / "[01].po")] == ["Text 0", "Text 1"]
+    message = read(data=tmp_path / "*.po")
+    assert "1.po is in de and " in message and "2.po is in fr: give the catalogues of one language" in message
+    for name, language in (("a.ts", '<TS sourcelanguage="en" language="it_IT">'), ("b.ts", '<TS language="es">')):
+        write(tmp_path / name, f"<?xml version='1.0'?>{language}</TS>")
+    assert "a.ts is in it and " in read(data=tmp_path / "*.ts")
     assert "none of the endings" in read(data=write(tmp_path / "d.po.gz", 'msgid "a"\nmsgstr "b"\n'))

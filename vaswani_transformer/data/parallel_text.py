@@ -22,6 +22,8 @@ from ..files import is_local, to_path
 from .pair_readers import CATALOGUES, DEFAULT_COLUMNS, PAIR_FEATURES, UNDECODED, PairsBuilder, column_position
 from .text_files import LONGEST_LINE, check_on_disk, file_stamp, home_path
 
+# The target language that a catalogue names, without its region.
+_LANGUAGE = re.compile(rb"""(?:"Language: *|(?:target-|\s)language=["']|trgLang=["'])([a-z]{2,3})(?![a-z])""")
 CACHE_VERSION = 3  # part of every cache key: raise it when the meaning of the cached rows changes
 _OWN = (".tsv", ".csv", ".tmx", *CATALOGUES)
 _BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of `datasets`, by suffix
@@ -173,6 +175,13 @@ def _of_files(where: str, kind: str, columns: tuple[str, str], shards: dict, spl
     files = tuple(path for each in shards.values() for shard in each for path in shard)
     for path in files:
         check_on_disk(path)
+    named = {}
+    for path in files if kind in CATALOGUES else ():
+        with reading(path), path.open("rb") as file:
+            named |= {match[1].decode(): path for match in [_LANGUAGE.search(file.read(1 << 16))] if match}
+    if len(named) > 1:  # which a model would mix
+        names = " and ".join(f"{path} is in {code}" for code, path in named.items())
+        raise UserError(f"{names:.300}: give the catalogues of one language")
     return PairSource(where, kind, split, columns, shards, files=files)
 
 

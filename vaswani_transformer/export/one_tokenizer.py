@@ -1,6 +1,7 @@
 """One tokenizer for both sides, as transformers.js needs it: it encodes sources and decodes targets."""
 
 import json
+from itertools import product
 
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
@@ -48,19 +49,13 @@ def with_one_tokenizer(model, tokenizer) -> PreTrainedTokenizerFast:
         decoder.embed_tokens = _Side(decoder.embed_tokens, first, config.decoder_start_token_id)
         model.lm_head = nn.Sequential(model.lm_head, nn.ConstantPad1d((first, 0), -1e9))
         config.vocab_size = config.decoder_vocab_size = first + len(known)
-        for settings in (config, model.generation_config):
-            for name in _IDS.split():
-                setattr(settings, name, _moved(getattr(settings, name, None), first))
+        for settings, name in product((config, model.generation_config), _IDS.split()):
+            ids = json.dumps(getattr(settings, name, None))  # a number, lists of numbers, or none
+            setattr(settings, name, json.loads(ids, parse_int=lambda number: int(number) + first))
     encoder = model.model.encoder  # there may be pieces that the model lacks
     encoder.embed_tokens = _Side(encoder.embed_tokens, 0, tokenizer.unk_token_id or 0)
     options = {"clean_up_tokenization_spaces": False, **tokenizer.special_tokens_map}  # there the default is True
     return PreTrainedTokenizerFast(tokenizer_object=source, **options)
-
-
-def _moved(ids, by: int):
-    if isinstance(ids, list):
-        return [_moved(number, by) for number in ids]
-    return None if ids is None else ids + by
 
 
 def _joined(source: Tokenizer, target: Tokenizer, first: int, count: int) -> Tokenizer:

@@ -171,7 +171,7 @@ class _Choice:
         self.choose("decline_steps", DECLINE * steps, "the rate ends at zero")
         number = np.clip(minutes / MINUTES_APART if minutes else VALIDATIONS, 3, VALIDATIONS)
         self.choose("evaluate_every", max(1, math.ceil(steps / number)), f"{number:.0f} validations")
-        self.choose("validation_bleu", np.clip(TRANSLATED * (minutes or 20), 100, 500), "few minutes translate few")
+        self.choose("validation_bleu", np.clip(TRANSLATED * (minutes or 20), 100, 500), "fewer for few minutes")
 
     def _steps_that_fit(self, row: Row, entries: int, tokens: float) -> tuple | None:
         """Return by a trial the steps that fit into the minutes with a row's settings, their seconds and tokens."""

@@ -278,11 +278,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
     def _save_checkpoint(self, model, trial) -> None:
         """Write a checkpoint, whole or not at all: under another name first, with a manifest.
 
-        Overridden as of transformers 5.23, which writes a checkpoint file by file under its final name.
-
-        Raises:
-            OSError: on all processes, if one of them could not write; nothing of it is left then.
-            UserError: on all processes, if a weight is not finite on one of them.
+        Overridden as of transformers 5.23, which writes it file by file under its final name. All processes raise
+        `OSError` if one could not write, and nothing of it is left, and `UserError` if one has weights that are not
+        finite.
         """
         weights = sum(weight.requires_grad and not is_finite(weight) for weight in self.model.parameters())
         if any(over_processes(self.args, [weights])):

@@ -17,6 +17,7 @@ from vaswani_transformer import Translator, export_model, load_model, train_toke
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.export.engine import load_exported
 from vaswani_transformer.export.exporting import TRANSFORMERS_JS
+from vaswani_transformer.export.one_tokenizer import with_one_tokenizer
 from vaswani_transformer.model.tokenization_vaswani import VaswaniTokenizer
 
 pytest.importorskip("onnxscript")
@@ -130,6 +131,16 @@ def test_what_transformers_js_cannot_follow_is_refused(tmp_path):
     moses = two_sided(small_tokenizer().backend_tokenizer, moses={"languages": ["en", "de"]})
     model = save_model(tmp_path / "two", moses)
     assert "reads a tokenizer.json and no more" in error_of(export_model, model, tmp_path / "exported", TRANSFORMERS_JS)
+
+
+def test_settings_of_the_target_have_its_new_ids(tmp_path):
+    model, tokenizer = load_model(save_model(tmp_path / "model", imported_tokenizer(tmp_path, 2)), "cpu")
+    old, settings = model.config.eos_token_id, model.generation_config
+    settings.update(forced_bos_token_id=7, begin_suppress_tokens=[8], bad_words_ids=[[9], [7, 8]], max_new_tokens=6)
+    with_one_tokenizer(model, tokenizer)
+    first = model.config.eos_token_id - old
+    assert first > 0 and [settings.forced_bos_token_id, *settings.begin_suppress_tokens] == [first + 7, first + 8]
+    assert settings.bad_words_ids == [[first + 9], [first + 7, first + 8]] and settings.max_new_tokens == 6
 
 
 def test_int8_is_near(tmp_path):

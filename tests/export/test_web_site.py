@@ -4,6 +4,7 @@ import functools
 import http.server
 import json
 import re
+import shutil
 import threading
 
 import browser as browsing
@@ -41,7 +42,7 @@ def site(model, tmp_path_factory):
 def test_the_files(site):
     page, worker = ((site / name).read_text("utf-8") for name in ("index.html", "service-worker.js"))
     assert "default-src 'none'" in page and not re.search(r"https?:(?!//www.w3.org)", page)
-    kept = set(json.loads(re.search(r"FILES = (\[.*?\])", worker)[1]))
+    kept = set(json.loads(re.search(r"FILES = (\{.*?\})", worker)[1]))
     there = {str(path.relative_to(site)) for path in site.rglob("[!.]*") if path.is_file() and path.parent != site}
     assert there <= kept and {"./", "index.html", "page.js", "engine.js", "worker.js", "site.json"} <= kept
     assert "README.md" not in kept and not any("/." in name for name in kept) and 'cache: "reload"' in worker
@@ -49,12 +50,16 @@ def test_the_files(site):
     assert graphs == {"decoder_model_merged.onnx", "encoder_model.onnx"}
 
 
-def test_it_translates_with_and_without_a_network(site, model, browser):
+def serve(site) -> http.server.ThreadingHTTPServer:
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    pairs = greedy_pairs(model)
-    browser.get(f"http://127.0.0.1:{server.server_address[1]}/")
+    return server
+
+
+def test_it_translates_with_and_without_a_network(site, model, browser):
+    server, pairs = serve(site), greedy_pairs(model)
+    browser.get(f"http://127.0.0.1:{server.server_port}/")
     translated(browser, *(" ".join(side) for side in zip(*pairs, strict=True)))
     shown = browser.execute_script("return state.sentences.map((sentence) => sentence.shown)")
     sides = load_model(model, "cpu"), *map(list, zip(*pairs, strict=True))
@@ -67,6 +72,31 @@ def test_it_translates_with_and_without_a_network(site, model, browser):
     browser.refresh()
     translated(browser, *pairs[0])
     assert [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+INSTALL = """const [done] = arguments;
+    navigator.serviceWorker.register("service-worker.js").then(({installing}) => {
+        installing.addEventListener("statechange", () => installing.state === "installed" || done(installing.state));
+    });"""
+
+
+@pytest.mark.parametrize("name", ["lib/ort-wasm-simd-threaded.asyncify.wasm", "worker.js"])
+def test_files_that_arrive_late_or_are_of_another_version(site, model, browser, tmp_path, name):
+    folder = shutil.copytree(site, tmp_path / "site")
+    icon, late = (folder / "icon.svg").rename(tmp_path / "icon"), (folder / name).rename(tmp_path / "late")
+    (folder / "icon.svg").write_text("<svg/>")
+    browser.get(f"http://127.0.0.1:{serve(folder).server_port}/")
+    (source, expected), *_ = greedy_pairs(model)
+    wait_for(lambda: browser.find_element("id", "from-name").text == "English")
+    browser.find_element("id", "text").send_keys("A")
+    wait_for(lambda: "did not arrive" in browser.find_element("id", "error").text)
+    assert "ERR" not in browser.find_element("id", "error").text
+    late.rename(folder / name)
+    browser.find_element("id", "text").clear()
+    translated(browser, source, expected)
+    assert browser.execute_async_script(INSTALL) == "redundant"  # refused, or it would be kept
+    icon.replace(folder / "icon.svg")
+    assert browser.execute_async_script(INSTALL) == "activating"
 
 
 def greedy_pairs(model) -> list[tuple[str, str]]:

@@ -1,7 +1,6 @@
 """One tokenizer for both sides, as transformers.js needs it: it encodes sources and decodes targets."""
 
 import json
-from itertools import product
 
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
@@ -12,7 +11,7 @@ from ..data.tokenization import SIDES
 from ..exported import NotExpressibleError
 from ..model.sentencepiece_vaswani import MADE_UP, SentencePieceText
 
-_IDS = "bos_token_id pad_token_id eos_token_id decoder_start_token_id forced_eos_token_id bad_words_ids suppress_tokens"
+_IDS = ("_token_id", "words_ids", "suppress_tokens")  # how settings of ids end
 
 
 class _Side(nn.Module):
@@ -49,9 +48,9 @@ def with_one_tokenizer(model, tokenizer) -> PreTrainedTokenizerFast:
         decoder.embed_tokens = _Side(decoder.embed_tokens, first, config.decoder_start_token_id)
         model.lm_head = nn.Sequential(model.lm_head, nn.ConstantPad1d((first, 0), -1e9))
         config.vocab_size = config.decoder_vocab_size = first + len(known)
-        for settings, name in product((config, model.generation_config), _IDS.split()):
-            ids = json.dumps(getattr(settings, name, None))  # a number, lists of numbers, or none
-            setattr(settings, name, json.loads(ids, parse_int=lambda number: int(number) + first))
+        for settings in map(vars, (config, model.generation_config)):
+            ids = json.dumps({name: value for name, value in settings.items() if name.endswith(_IDS)})
+            settings.update(json.loads(ids, parse_int=lambda number: int(number) + first))
     encoder = model.model.encoder  # there may be pieces that the model lacks
     encoder.embed_tokens = _Side(encoder.embed_tokens, 0, tokenizer.unk_token_id or 0)
     options = {"clean_up_tokenization_spaces": False, **tokenizer.special_tokens_map}  # there the default is True

@@ -62,10 +62,11 @@ def export_site(
         for package, (integrity, names) in _PACKAGES.items():
             _add_package(staging / "lib", package, integrity, names)
         files = sorted(path.relative_to(staging).as_posix() for path in staging.rglob("[!.]*") if path.is_file())
-        hashes = (hashlib.sha256((staging / name).read_bytes()).digest() for name in files)
-        version = hashlib.sha256(b"".join(hashes)).hexdigest()
+        hashes = {name: f"sha512-{_integrity(staging / name)}" for name in files}
+        version = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
+        hashes |= {"./": "", "index.html": ""}  # to which some hosts add a script of theirs
         worker = (resources.files(__package__) / "web" / "service-worker.js").read_text("utf-8")
-        worker = worker.replace("{version}", version).replace("{files}", json.dumps(["./", *files]))
+        worker = worker.replace("{version}", version).replace("{files}", json.dumps(hashes))
         (staging / "service-worker.js").write_text(worker, "utf-8")
         # Of a Space. Not every server has such a file, and a browser keeps all files of the list or none.
         (staging / "README.md").write_text("---\ntitle: Translate\nsdk: static\n---\n", "utf-8")

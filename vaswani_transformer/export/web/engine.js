@@ -1,13 +1,25 @@
 "use strict";
 
 // Answers what the page asks a server, by a worker that has the model: no text leaves the browser.
-const worker = new Worker("worker.js", {type: "module"}), asked = new Map(); // by number who waits for an answer
-worker.addEventListener("message", ({data: {number, ...message}}) => asked.get(number)?.(message));
-let last = 0, broken = null;
-worker.addEventListener("error", () => {
-  broken = {error: "the model's program did not arrive, or this browser cannot run it: load the page again"};
-  asked.forEach((hear) => hear(broken));
-});
+const asked = new Map(); // by number who waits for an answer
+let last = 0, worker = null;
+
+function startWorker() {
+  const own = worker = new Worker("worker.js", {type: "module"});
+  /** Ends the worker: what failed is tried again, from the beginning, with the next text. */
+  const end = (message) => {
+    own.terminate();
+    if (own !== worker) return;
+    worker = null;
+    asked.forEach((hear) => hear(message));
+  };
+  own.addEventListener("message", ({data: {number, isBroken, ...message}}) => {
+    return isBroken ? end(message) : asked.get(number)?.(message);
+  });
+  own.addEventListener("error", () => end({error: "the model's program did not arrive, or this browser cannot run it"}));
+}
+startWorker();
+
 const site = async () => (await fetch("site.json")).json();
 const json = (value) => new Response(JSON.stringify(value));
 
@@ -26,15 +38,15 @@ function translated(body, signal) {
       const send = (name, data) => controller.enqueue(encoder.encode(`event: ${name}\ndata: ${JSON.stringify(data)}\n\n`));
       signal?.addEventListener("abort", () => {
         if (asked.delete(number)) controller.error(signal.reason);
-        worker.postMessage({number, stop: true});
+        worker?.postMessage({number, stop: true});
       });
       asked.set(number, (message) => {
         const [name] = Object.keys(message);
         send(name, name === "error" ? message : message[name]);
         if (name !== "sentence") end();
       });
-      if (broken) asked.get(number)(broken);
-      else worker.postMessage({number, text: body.text});
+      if (!worker) startWorker();
+      worker.postMessage({number, text: body.text});
     },
   });
 }

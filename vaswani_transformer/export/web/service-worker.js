@@ -4,8 +4,8 @@
 const SITE = `vaswani ${registration.scope} `, VERSION = `${SITE}{version}`, FILES = {files}; // others may have the origin
 
 addEventListener("install", (event) => {
-  // Not from the browser's own cache, which may hold files of the version before.
-  const fresh = FILES.map((file) => new Request(file, {cache: "reload"}));
+  // Not from the browser's own cache, which may hold files of the version before, as a server does during an upload.
+  const fresh = Object.entries(FILES).map(([file, integrity]) => new Request(file, {cache: "reload", integrity}));
   event.waitUntil(caches.open(VERSION).then((cache) => cache.addAll(fresh)).then(() => skipWaiting()));
 });
 addEventListener("activate", (event) => {

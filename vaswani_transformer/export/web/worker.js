@@ -4,30 +4,32 @@ import { env, pipeline } from "./lib/transformers.min.js";
 Object.assign(env, {allowRemoteModels: false, allowLocalModels: true, localModelPath: new URL("./", location).pathname,
   useBrowserCache: false, useWasmCache: false}); // the service worker keeps all files
 env.backends.onnx.wasm.wasmPaths = new URL("lib/", location).href;
-const stopped = new Set();
+const stopped = new Set(), TOO_LONG = new Error("a sentence is too long for the model");
+// What errors of transformers.js, of onnxruntime and of browsers mean.
+const REASONS = [
+  [/SIMD|WebAssembly is not defined/, "this browser lacks WebAssembly with SIMD: update it, or use another"],
+  [/not found locally|fetch|network|magic word|protobuf/i, "one of its files did not arrive"],
+];
 let loading, turn = Promise.resolve();
 
 async function load() {
   const site = await (await fetch("site.json")).json();
   const from = (device) => pipeline("translation", "model", {dtype: site.dtype, device});
-  const gpu = site.dtype === "fp32" && await navigator.gpu?.requestAdapter(); // int8 is made for processors
+  const gpu = site.dtype === "fp32" && await navigator.gpu?.requestAdapter(); // in int8 it is untried
   const hasOne = gpu && !gpu.info.isFallbackAdapter; // which a program would only imitate
   const translate = await (hasOne ? from("webgpu").catch(() => from("wasm")) : from("wasm"));
   return {site, translate, sentences: new Intl.Segmenter(site.source, {granularity: "sentence"})};
 }
 
 async function work(number, text) {
-  const {site, translate, sentences} = await (loading ??= load().catch((error) => {
-    loading = undefined; // a file that did not arrive may arrive later
-    throw error;
-  }));
+  const {site, translate, sentences} = await (loading ??= load());
   let before = "";
   for (const {segment} of sentences.segment(text)) {
     const [, head, source, tail] = /^(\s*)([^]*?)(\s*)$/.exec(segment);
     before += head;
     if (source) {
       const inputs = translate.tokenizer(source), length = inputs.input_ids.dims[1];
-      if (length > site.positions) throw new Error("a sentence is too long for the model");
+      if (length > site.positions) throw TOO_LONG;
       const most = Math.min(length + site.extra, site.positions);
       const answer = /[\p{L}\p{N}]/u.test(source) ? await translated(translate, source, inputs, most) : {text: source};
       if (stopped.has(number)) return;
@@ -87,8 +89,8 @@ function placesOf(tokenizer, text, ids) {
 addEventListener("message", ({data: {number, stop, text}}) => {
   if (stop) return stopped.add(number);
   turn = turn.then(() => stopped.has(number) || work(number, text)).catch((error) => {
-    // In words of transformers.js, or of browsers.
-    if (/not found locally|fetch|network/i.test(error.message)) error.message = "one of its files did not arrive";
-    postMessage({number, error: `the model does not work here: ${error.message}`});
+    if (error === TOO_LONG) return postMessage({number, error: error.message});
+    const reason = REASONS.find(([pattern]) => pattern.test(error.message))?.[1] || error.message;
+    postMessage({number, error: `the model does not work here: ${reason}`, isBroken: true});
   });
 });

@@ -107,5 +107,6 @@ def test_the_steps_of_the_dockerfile_make_a_small_server(folder, tmp_path):
     with subprocess.Popen(command, cwd=tmp_path, env={}) as server:
         wait_for(lambda: not socket.socket().connect_ex(("127.0.0.1", port)), server)
         answer = post(f"http://127.0.0.1:{port}", "/translate", q=SENTENCES[0], source="en", target="de")
+        languages = post(f"http://127.0.0.1:{port}", "/detect", q=SENTENCES[0])
         server.terminate()
-    assert answer["translatedText"]
+    assert answer["translatedText"] and languages[0]["language"] == "en"

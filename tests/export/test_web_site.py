@@ -10,7 +10,7 @@ import threading
 import browser as browsing
 import pytest
 from children import wait_for
-from conftest import error_of
+from conftest import ROOT, error_of
 from exporting_models import PAIRS, save_trained_model, small_tokenizer
 
 from vaswani_transformer import Translator, align, load_model
@@ -97,6 +97,26 @@ def test_files_that_arrive_late_or_are_of_another_version(site, model, browser, 
     assert browser.execute_async_script(INSTALL) == "redundant"  # refused, or it would be kept
     icon.replace(folder / "icon.svg")
     assert browser.execute_async_script(INSTALL) == "activating"
+
+
+def test_the_documented_page_translates(site, model, browser, tmp_path):
+    """With transformers.js and onnxruntime-web from this machine, and not from a content delivery network."""
+    text, [(source, expected), *_] = (ROOT / "docs/how-to/export.md").read_text("utf-8"), greedy_pairs(model)
+    page = re.search(r'<script type="module">.*?</script>', text, re.DOTALL)[0]
+    for old, new in {
+        "https://cdn.jsdelivr.net/npm/@huggingface/transformers@4": "/lib/transformers.min.js",
+        "env.allowRemoteModels": "env.backends.onnx.wasm.wasmPaths = '/lib/'; env.allowRemoteModels",
+        "q8": "fp32",
+        "Two dogs are playing in the snow.": source,
+        "console.log(": "document.title = (",
+    }.items():
+        assert old in page
+        page = page.replace(old, new)
+    shutil.copytree(site / "lib", tmp_path / "lib")
+    shutil.copytree(site / "model", tmp_path / "models" / "js")
+    (tmp_path / "page.html").write_text(f'<!doctype html><meta charset="utf-8">{page}', "utf-8")
+    browser.get(f"http://127.0.0.1:{serve(tmp_path).server_port}/page.html")
+    wait_for(lambda: browser.title == expected)
 
 
 def greedy_pairs(model) -> list[tuple[str, str]]:

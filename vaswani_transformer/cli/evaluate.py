@@ -98,6 +98,8 @@ def evaluate(
     settings = vars(search) | {"precision": computing.precision, "paper_bleu": paper_bleu, "stress": stress or None}
     settings |= {"bleu_tokenizer": bleu_tokenizer, "checker": checker, "target_language": target_language}
     settings |= {name: value for name, value in columns.items() if f"{value}_column" != name}
+    if computing.tokens_per_batch != Computing.tokens_per_batch:
+        settings["tokens_per_batch"] = computing.tokens_per_batch
     # What was read is hashed before anything is written.
     record = files.record_of(model, source, reference, translator, settings, test_set) if json else {}
     coded = [translator.codes.coded(source) for source, _ in filled]

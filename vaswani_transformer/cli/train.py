@@ -60,8 +60,7 @@ def _print_trained(result: Any) -> None:
     shown = ", ".join(f"{labels[key]} {result.metrics[key]:.2f}" for key in labels if key in result.metrics)
     print(f"trained {result.steps:,} steps in {duration(result.seconds)}; kept the {result.kept}: validation {shown}")
     print("\n".join([*result.verdict, f"learning curve: {result.folder}/learning_curve.png"]))
-    print(f"model: {result.folder}")
-    print(f"translate with it: vaswani translate {result.folder} 'a sentence'")
+    print(f"model: {result.folder}\ntranslate with it: vaswani translate {result.folder} 'a sentence'")
 
 
 def distill(

@@ -43,7 +43,7 @@ function translated(body, signal) {
       asked.set(number, (message) => {
         const [name] = Object.keys(message);
         send(name, name === "error" ? message : message[name]);
-        if (name !== "sentence") end();
+        if (name !== "sentence") { end(); keep(); }
       });
       if (!worker) startWorker();
       worker.postMessage({number, text: body.text});
@@ -57,4 +57,10 @@ globalThis.answer = async (path, {body, signal}) => {
   if (path === "frontend/settings") return json({charLimit: characters, details: {[`${source}-${target}`]: {}}});
   return new Response(translated(JSON.parse(body), signal));
 };
-navigator.serviceWorker?.register("service-worker.js").catch(() => {}); // none in private windows of some browsers
+
+/** Lets the service worker fetch all files once more, to keep: behind the first translation, or in half a minute. */
+let keep = () => {
+  keep = () => {};
+  navigator.serviceWorker?.register("service-worker.js").catch(() => {}); // none in private windows of some browsers
+};
+setTimeout(() => keep(), 30_000);

@@ -267,8 +267,9 @@ class Engine:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     def close(self) -> None:
-        """End the thread; nothing is translated any more."""
+        """End the thread and let go of the model, since searches hold this engine and the next one needs the memory."""
         self._thread.shutdown()
+        vars(self).clear()
 
     def _work(self) -> None:
         """Let the searches take turns, with what is submitted meanwhile between them, as long as there is work."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import math
 import re
@@ -165,7 +164,6 @@ class Models:
                     self._changed.clear()
                     await self._changed.wait()
                 await asyncio.to_thread(self.loaded.pop(oldest).close)
-                gc.collect()  # an engine and its searches refer to each other, and the next model needs the memory
             finally:
                 self._leaving = None
                 self._changed.set()

@@ -95,7 +95,7 @@ def test_each_room_says_what_lives_there(room):
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
     "model": 4037, "data": 3165, "training": 2508, "importing": 1286, "cli": 2002, "decoding": 1854,
-    "experiments": 687, "serving": 1530, "hub": 676, "export": 1087, "parsing": 882, "documents": 1705,
+    "experiments": 687, "serving": 1529, "hub": 676, "export": 1087, "parsing": 882, "documents": 1705,
     "attention": 397, "catalogues": 860, "recipes": 405, "evaluation": 332,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1587, 25000, 11.5

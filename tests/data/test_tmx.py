@@ -126,6 +126,7 @@ def bomb(levels: int = 30) -> str:
     [
         ("", "no element found: line 1"),
         ("<html><body/></html>", "not a translation memory: it begins with <html>"),
+        (HEADER + '<tuv xml:lang="en"><seg>a</seg></tuv>' + END, "empty, no pair"),
         (HEADER + "<tu>\n</body>", "mismatched tag: line 5"),
         (bomb() + unit(("en", "&l29;"), ("de", "b")) + END, "limit on input amplification"),
         (HEADER + unit(("en", "a\x00b"), ("de", "b")) + END, "not well-formed (invalid token): line 4"),

@@ -182,7 +182,7 @@ class Catalogue:
 
 @cache
 def plural_forms(language: str | None) -> dict[str, int]:
-    """Return a language's plural categories, each with an example; 2 for those of fractions."""
+    """Return a language's plural categories with examples, 2 for those of fractions; `UserError` if it is unknown."""
     with reading("plural forms (pip install 'vaswani_transformer[documents]')"):
         from babel import Locale
 

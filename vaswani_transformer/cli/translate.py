@@ -195,7 +195,7 @@ def load(folder: str, request: Request):
         scores=written.scores or written.nbest is not None,
         glossary=glossary,
         memory=memory,
-        seed=request.sampling.seed or 0,
+        seed=(request.sampling.seed or 0) if settings.get("do_sample", model.generation_config.do_sample) else None,
         source_language=_languages(folder, request)[0],
         target_language=written.target_language if has_codes else None,
         **settings,

@@ -117,7 +117,7 @@ def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) 
 
 
 def _earlier(folder: Path, settings: dict) -> dict | None:
-    """Return the manifest of a finished preparation with these settings, if any; `UserError` for one of others."""
+    """Return the manifest of a finished preparation with these settings, if any; `UserError` if it has others."""
     notes = next((folder / name for name in (MANIFEST, UNFINISHED) if (folder / name).exists()), None)
     if notes is None:
         if {path.name for path in folder.glob("[!.]*")} - {TOKENIZER}:

@@ -29,6 +29,7 @@ def matches(language: str, range_: str) -> bool:
 def _units(stream, languages: tuple[str, str], found: set[str]) -> Iterator[list[str | None]]:
     """Yield each unit's texts in two languages, None where there is none; all languages that it has go to `found`."""
     above: list[Element] = []
+    unit: list[str | None] = [None, None]
     for event, element in iterparse(stream, ("start", "end")):
         name = _name(element)
         if event == "start":
@@ -36,7 +37,7 @@ def _units(stream, languages: tuple[str, str], found: set[str]) -> Iterator[list
                 raise ValueError(f"not a translation memory: it begins with <{name:.100}> and not with <tmx>")
             above.append(element)
             if name == "tu":
-                unit: list[str | None] = [None, None]
+                unit = [None, None]
             continue
         above.pop()
         if name == "tuv":

@@ -16,9 +16,11 @@ from transformers import LogitsProcessorList
 from vaswani_transformer import Ensemble, Translator, align, attend, score_pairs, train_tokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.decoding.file_translator import FileTranslator, record
+from vaswani_transformer.decoding.glossary import Glossary
 from vaswani_transformer.decoding.output import StreamOutput
 from vaswani_transformer.decoding.scoring import score_ids
 from vaswani_transformer.decoding.search import ForcedPrefixes
+from vaswani_transformer.decoding.streaming import Window
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.model.search_vaswani import OpenSearch
 
@@ -120,6 +122,20 @@ def test_the_nbest_list_is_that_of_generate_in_its_order(model, tokenizer):
             " ".join(text.splitlines()) for text in tokenizer.batch_decode(rows, skip_special_tokens=True)
         ]
         assert hypotheses[0].score is None
+
+
+def test_capitals_are_translated_as_small_letters_and_a_repeated_sentence_once(model, tokenizer):
+    translator = Translator(model, tokenizer, split_long=True, max_new_tokens=12, glossary=Glossary({"CAT": ["CAT"]}))
+    whole, dog, one, unfinished = translator.translate(["The dog sees a dog.", "The dog.", "A", "It is. It is"])
+    changed = {"THE DOG SEES A DOG.": whole.upper(), "The dog. The dog. The dog.": f"{dog} {dog} {dog}", "A": one}
+    changed |= {"THE DOG. THE DOG.": f"{dog} {dog}".upper(), "It is. It is": unfinished}
+    assert list(translator.translate(list(changed))) == list(changed.values())
+    as_they_are = ["THE CAT", ("THE DOG.", "Der")]  # a term, and a prefix
+    for piece, ids in zip(translator.prepare(Window(0, 1, as_they_are)).pieces, ("THE CAT", "THE DOG."), strict=True):
+        assert piece.ids == tokenizer(ids).input_ids and not piece.is_upper
+    upper = train_tokenizer((side.upper() for pair in PAIRS for side in pair), vocab_size=400)
+    [piece] = Translator(model, upper).prepare(Window(0, 1, ["THE DOG."])).pieces
+    assert piece.ids == upper("THE DOG.").input_ids and not piece.is_upper
 
 
 def test_long_sources_are_refused_or_split(tokenizer):

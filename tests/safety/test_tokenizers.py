@@ -38,12 +38,6 @@ def test_a_tokenizer_that_ends_no_text_is_refused(folder, capsys):
     assert "end token '</s>'" in capsys.readouterr().err
 
 
-def test_a_tokenizer_of_a_kind_that_is_no_longer_read(folder):
-    change(folder, "tokenizer_config.json", tokenizer_class="FSMTTokenizer")
-    line = error_of(load_tokenizer, folder)
-    assert str(folder) in line and "import fairseq's own checkpoint of this model" in line
-
-
 WRONG = ["x", 5, -1, 1.5, True, None, [], ["x"], [5], {}, {"a": 1}]
 
 

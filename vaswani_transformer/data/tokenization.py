@@ -186,8 +186,6 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     with reading(f"the tokenizer in {folder}"):
         if isinstance(kind, str) and tokenizer_class_from_name(kind) is None:
             raise ValueError(f"transformers has no {kind!r:.100}, and code in a folder is not run")
-        if kind == "FSMTTokenizer":  # earlier versions imported such models
-            raise ValueError("an FSMTTokenizer is no longer loaded: import fairseq's own checkpoint of this model")
         if kind == "MarianTokenizer":
             tokenizer = load_marian_tokenizer(folder)
         else:

@@ -47,6 +47,7 @@ class Piece:
     prefix: list[int] = field(default_factory=list)  # tokens that the translation has to begin with
     terms: Terms | None = None  # what it has to have by a glossary
     known: str | None = None  # its translation by a memory: nothing is to be searched
+    is_upper: bool = False  # whether its capitals were made small, and its translation is to have capitals again
 
 
 def _check_room(number: int, what: str, tokens: int, limit: float) -> None:
@@ -67,6 +68,7 @@ class Translator:
         tokens_per_batch: source tokens translated at once, padding counted.
         max_source_tokens: longest source in tokens, `</s>` included; by default what learned positions allow.
         split_long: split a longer line into sentences, clauses or words and join their translations; else refuse it.
+            A line that is one sentence several times is split too: its translations are alike then.
         scores: also compute scores, by one more pass through the decoder for each translation.
         glossary: terms that translations have to have wherever their sources have them.
         memory: exact matches are taken, without scores, near ones shown to a model trained with `fuzzy_matches`.
@@ -132,7 +134,10 @@ class Translator:
                 if is_asked and (known := self.memory.exact(source)):
                     pieces.append(Piece(line, source_ids, known=known))
                     continue
-                parts = self._within_limits(number, source, source_ids)
+                is_free = not (pairs[line][1].strip() or (glossary and glossary.of(source)))
+                text, times, is_upper = self._simplified(source) if is_free else (source, 1, False)
+                source_ids = source_ids if text == source else self._own_tokenizer(self.codes.coded(text))["input_ids"]
+                parts = self._within_limits(number, text, source_ids)
                 prefix = self._prefix_ids(number, pairs[line][1], len(parts[0]))
                 terms = self._terms(number, source, parts, glossary, encode) if glossary else [None] * len(parts)
             except UserError as error:  # the lines before it are still translated
@@ -141,10 +146,25 @@ class Translator:
             if len(parts) > 1:
                 split.append(number)
             elif self.memory and self.setting("fuzzy_matches"):
-                parts = [self._with_match(source, source_ids)]
+                parts = [self._with_match(text, source_ids)]
             prefixes = [prefix, *([] for _ in parts[1:])]
-            pieces += [Piece(line, *part) for part in zip(parts, prefixes, terms, strict=True)]
+            some = [Piece(line, *part, is_upper=is_upper) for part in zip(parts, prefixes, terms, strict=True)]
+            pieces += some * times
         return replace(window, pieces=pieces, split=split)
+
+    def _simplified(self, source: str) -> tuple[str, int, bool]:
+        """Return what is translated of a source, how often it is there, and whether its capitals were made small.
+
+        They are where that takes fewer tokens: a vocabulary of ordinary text knows few words in capitals.
+        """
+        times, count = 1, lambda text: len(self._own_tokenizer(text)["input_ids"])
+        if self.split_long and source[-1] in ".!?…。؟।":
+            line = f"{source} "
+            period = (line * 2).find(line, 1)
+            source, times = source[: period - 1], len(line) // period
+        small = source[:1] + source[1:].lower()
+        is_upper = source.isupper() and count(small) < count(source)
+        return small if is_upper else source, times, is_upper
 
     def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
         """Return the tokens of line `number` in one part, or in several if they are too many."""
@@ -219,6 +239,7 @@ class Translator:
         repeated = [piece for piece in pieces for _ in range(number)]
         kept = [self._without_repetition(ids, piece.terms) for piece, ids in zip(repeated, flat, strict=True)]
         texts = self.tokenizer.batch_decode(kept, skip_special_tokens=True)
+        texts = [text.upper() if piece.is_upper else text for piece, text in zip(repeated, texts, strict=True)]
         columns = zip(texts, kept, flat, strict=True)
         hypotheses = [Hypothesis(text, len(cut), repeats=len(cut) < len(ids)) for text, cut, ids in columns]
         if self.scores:

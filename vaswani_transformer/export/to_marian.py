@@ -60,7 +60,12 @@ def write(model, tokenizer, output: Path, quantization: str = "float32") -> None
     sizes = [len(arrays.get("Wemb", arrays.get(name))) for name in ("encoder_Wemb", "decoder_Wemb")]
     options = _yaml(_options(model.config, type, sizes)).encode("utf-8") + b"\0"
     arrays[CONFIG] = np.frombuffer(options.ljust(-(-len(options) // _BLOCK) * _BLOCK, b"\0"), dtype=np.int8)
-    _write_arrays(arrays, output / _MODEL)
+    # As Marian's reader knows archives: numpy.savez would write headers of 64 bits, which it does not.
+    with zipfile.ZipFile(output / _MODEL, "w", zipfile.ZIP_STORED, allowZip64=False) as archive:
+        for name, array in sorted(arrays.items()):
+            content = io.BytesIO()
+            np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
+            archive.writestr(f"{name}.npy", content.getvalue())
     sides = (side_of(tokenizer, name).get_vocab() for name in ("source", "target"))
     texts = [_vocabulary(words, tokenizer, model.config, size) for words, size in zip(sides, sizes, strict=True)]
     names = [_JOINT] * 2 if texts[0] == texts[1] else _SIDES
@@ -181,12 +186,3 @@ def _vocabulary(words: dict[str, int], tokenizer, config: VaswaniConfig, size: i
 
 def _yaml(values: dict[str, Any]) -> str:
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in values.items())
-
-
-def _write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
-    """Write an archive as Marian's reader knows it: numpy.savez would write headers of 64 bits, which it does not."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=False) as archive:
-        for name, array in sorted(arrays.items()):
-            content = io.BytesIO()
-            np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
-            archive.writestr(f"{name}.npy", content.getvalue())

@@ -74,7 +74,10 @@ def backend(model: Path, ids: dict[str, int] | None = None, special: Sequence[st
         tokenizer = Tokenizer(models.Unigram(pieces, ids[unk_token], byte_fallback))
     else:
         vocabulary = {name: number for number, name in enumerate(names)}
-        merges = [tuple(map(_name, pair)) for pair in _merges(scores)]
+        # Any two neighbours that make a piece are joined, the best score first.
+        best_first = sorted(scores, key=scores.get, reverse=True)
+        cuts = ((piece[:cut], piece[cut:]) for piece in best_first for cut in range(1, len(piece)))
+        merges = [(_name(left), _name(right)) for left, right in cuts if left in scores and right in scores]
         options = {"unk_token": unk_token, "fuse_unk": True, "byte_fallback": byte_fallback}
         tokenizer = Tokenizer(models.BPE(vocabulary, merges, **options))
     tokenizer.normalizer = _normalizer(spm, scores if runs else (), renames)
@@ -132,16 +135,6 @@ def _names(spm, ids: dict[str, int], scores: dict[str, float], runs: set[str]) -
             names[number] = token if "<" in token else rewriting.MADE_UP + token
     bytes_ = [piece.piece for piece in spm.pieces if piece.type == _BYTE]
     return names + [_name(piece) if piece in scores else piece for piece in (*scores, *bytes_) if piece not in ids]
-
-
-def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
-    """Return the pairs that SentencePiece joins, the best score first: any two neighbours that make a piece."""
-    return [
-        (piece[:cut], piece[cut:])
-        for piece in sorted(scores, key=scores.get, reverse=True)
-        for cut in range(1, len(piece))
-        if piece[:cut] in scores and piece[cut:] in scores
-    ]
 
 
 def _normalizer(spm, pieces: Iterable[str], renames: bool) -> normalizers.Normalizer:

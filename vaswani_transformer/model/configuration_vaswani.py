@@ -60,10 +60,6 @@ _NOT_FROM_FILES = {
 }  # fmt: skip
 
 
-def _is_code(attribute) -> bool:
-    return callable(attribute) or (isinstance(attribute, property) and attribute.fset is None)
-
-
 @strict
 class VaswaniConfig(PreTrainedConfig):
     r"""Sizes and settings of a [`VaswaniModel`]; the defaults are the paper's base model (Table 3, first row).
@@ -200,10 +196,11 @@ class VaswaniConfig(PreTrainedConfig):
 
         Such as `attn_implementation`, which can name code on the Hub; given as arguments they count.
         """
+        is_code = lambda each: callable(each) or (isinstance(each, property) and each.fset is None)  # noqa: E731
         own = {
             name: value
             for name, value in config_dict.items()
-            if not (name in _NOT_FROM_FILES or name.startswith("_") or _is_code(getattr(cls, name, None)))
+            if not (name in _NOT_FROM_FILES or name.startswith("_") or is_code(getattr(cls, name, None)))
         }
         return super().from_dict(own, **kwargs)
 

@@ -65,12 +65,6 @@ class BracketProcessor(LogitsProcessor):
         self.pieces = _padded([[piece for word in sentence for piece in word] or [-1] for sentence in words], -1)
         self.ends = _padded([list(map(len, sentence)) for sentence in words], 0).cumsum(dim=1)
 
-    def _move_to(self, device: torch.device) -> None:
-        for holder in (self, self.grammar):
-            for name, value in vars(holder).items():
-                if isinstance(value, torch.Tensor):
-                    setattr(holder, name, value.to(device))
-
     def allowed(self, input_ids: torch.LongTensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tokens that may follow each output `(rows, length)`; the rows of a sentence are adjacent.
 
@@ -78,7 +72,9 @@ class BracketProcessor(LogitsProcessor):
             bool `(rows, tokens)`, for the tokens of `grammar.ids`; and, `(rows,)`, the one token of a word that has to
             follow instead, or -1.
         """
-        self._move_to(input_ids.device)
+        for holder in (self, self.grammar):
+            tensors = {name: value for name, value in vars(holder).items() if isinstance(value, torch.Tensor)}
+            vars(holder).update({name: value.to(input_ids.device) for name, value in tensors.items()})
         grammar, step = self.grammar, input_ids.shape[1] - 1  # without the start token
         copies = len(input_ids) // len(self.words)
         words, limits, pieces, ends = (

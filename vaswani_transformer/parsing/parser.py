@@ -80,6 +80,9 @@ class Parser(Translator):
         prepared = super().prepare(replace(window, lines=[sentence_text(words) for words in window.lines]))
         return replace(prepared, lines=window.lines[: len(prepared.lines)])
 
+    def _simplified(self, source: str) -> tuple[str, int, bool]:
+        return source, 1, False  # a tree is for all words as they are
+
     def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
         parts = super()._within_limits(number, text, ids)
         limit, words = self.output_limit(len(ids)), self._written_words(ids)

@@ -260,7 +260,7 @@ class Engine:
         finally:
             self.pending -= missing
             if missing:
-                self._thread.submit(self._drop, ticket)
+                self._thread.submit(lambda: [group.drop(ticket) for group in self._groups.values()])
 
     async def call(self, function: Callable, *arguments) -> Any:
         """Return the result of a function that uses the model; it runs between two steps."""
@@ -307,10 +307,6 @@ class Engine:
         if not self._is_working:
             self._is_working = True
             self._thread.submit(self._work)
-
-    def _drop(self, ticket: _Ticket) -> None:
-        for group in self._groups.values():
-            group.drop(ticket)
 
     def _turn(self, group: _Group, is_last: bool) -> None:
         """Let a group work; `is_last`: others wait, so that it takes nothing more until it is done."""

@@ -59,7 +59,7 @@ ROWS = (
 )
 WARMUP, DECLINE = 0.2, 0.5  # shares of the steps
 TRAINED = 0.95  # share of the minutes for steps; validations say how many really fit, and the rate declines by that
-SENTENCES = 0.5  # share of sources with a final mark from which a text is one of sentences
+SENTENCES = 0.33  # share of sources with a final mark from which a text is one of sentences
 VALIDATIONS, MINUTES_APART, TRANSLATED = 12, 2.0, 25  # at most so many, so far apart; pairs of each for each minute
 LEAST_STEPS = 50
 FEW_PASSES = 20  # through the text: if the minutes allow fewer, a smaller model with little dropout learns more

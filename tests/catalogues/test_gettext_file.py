@@ -115,6 +115,17 @@ def test_a_header_without_plural_forms_stays_and_plurals_are_refused(tmp_path):
         assert filled(path, language="de").decode().startswith(text[: text.index('msgid "c"')])
 
 
+def test_plural_forms_that_are_there_stay(tmp_path):
+    """Also those of an entry that has fewer than its language, as after a copy from another one."""
+    (path := tmp_path / "a.po").write_text(
+        f'{RUSSIAN}\nmsgid "%d day"\nmsgid_plural "%d days"\nmsgstr[0] ""\n"%d "\n"день"\nmsgstr[1] ""\n\n'
+        'msgid "hour"\nmsgid_plural "hours"\nmsgstr[0] "час"\nmsgstr[1] "часа"\n', encoding="utf-8"
+    )  # fmt: skip
+    result = filled(path).decode()
+    assert '\nmsgstr[0] ""\n"%d "\n"день"\nmsgstr[1] "%d days"\nmsgstr[2] "%d days"\n' in result
+    assert result.endswith('msgstr[0] "час"\nmsgstr[1] "часа"\nmsgstr[2] "hours"\n')
+
+
 def test_bytes_that_are_not_of_the_named_encoding_are_refused_by_entry(tmp_path, caplog):
     (path := tmp_path / "a.po").write_bytes(
         b'msgid ""\nmsgstr "Content-Type: text/plain; charset=ASCII\\n"\n\nmsgid "caf\xc3\xa9"\nmsgstr ""\n\n'

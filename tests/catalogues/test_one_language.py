@@ -303,5 +303,12 @@ def test_android_references_and_spaces_in_quotation_marks(tmp_path):
     )
     path.write_text(f'<resources>{items}<string-array name="l">{items[18:-10]}</string-array></resources>')
     result = filled(path, upper, language="de").decode()
-    assert result.count('<!-- a --><item quantity="one" b="c">&lt;One&gt;</item> <item') == 1 and "<!-- a -->" in result
+    assert result.count('<!-- a --><item quantity="one" b="c">&lt;One&gt;</item> <item') == 2
     assert len(third.sources[0]) == 1 and third.sources[1] == "@home"
+    mine = '<plurals name="n">\n  <item quantity="other">%d файла</item> <!-- b --><item quantity="one"/>\n</plurals>'
+    (target := tmp_path / "ru" / "strings.xml").parent.mkdir()
+    target.write_text(f"<resources>\n{mine}\n</resources>", encoding="utf-8")
+    result = filled(target, upper, source=path, language="ru").decode()
+    assert '<item quantity="other">%d файла</item> <!-- b --><item quantity="one">&lt;All&gt;</item>\n' in result
+    items = etree.fromstring(result.encode()).findall("plurals/item")
+    assert [item.get("quantity") for item in items] == ["other", "one", "few", "many"]

@@ -133,6 +133,9 @@ def test_xliff_2_fills_the_segments_of_a_unit_that_lack(tmp_path):
     )
     assert "<source>One.</source><target>Eins.</target></segment>" in result and two in result
     assert result.index("<unit id") < result.index("<notes><note>vaswani: ") < result.index("<segment")
+    kept = '<mrk id="m" translate="no">Gnu <b/>x</mrk>'
+    path.write_text(XLIFF_2.replace("three", f'{kept}<mrk id="n" type="term">three</mrk>'))
+    assert next(read(path)).codes == ('<pc id="1">', kept, '<mrk id="n" type="term">', "</mrk>", "</pc>")
 
 
 def test_qt_fills_the_forms_that_lupdate_wrote_and_keeps_translators_comments(tmp_path):
@@ -148,6 +151,8 @@ def test_qt_fills_the_forms_that_lupdate_wrote_and_keeps_translators_comments(tm
     )
     assert '<translation type="unfinished">Bell<byte value="x7"/></translation>' in result
     assert list(pairs(path)) == [("Open", "Открыть")]
+    path.write_text(QT.replace("<numerusform/>", "<numerusform>мой &amp;</numerusform>", 1), encoding="utf-8")
+    assert filled(path).decode().count("<numerusform>мой &amp;</numerusform>") == 1
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.xlf", XLIFF_1), ("b.xlf", XLIFF_2), ("a.ts", QT)])

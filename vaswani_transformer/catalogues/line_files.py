@@ -32,10 +32,11 @@ class GettextFile(Catalogue):
         if match["id"] is None:  # comments
             return []
         context, source, plural = (_text(match[name]) for name in ("context", "id", "plural"))
-        targets = tuple(map(_text, re.split(r"(?m)^\s*msgstr(?:\[\d+\])?", match["targets"])[1:]))
+        targets = tuple(map(_text, _forms(match)))
         flags = ", ".join(re.findall(r"(?m)^[ \t]*#,(.*)", match["comments"])).strip()
         notes = "\n".join(re.findall(r"(?m)^[ \t]*#[.] ?(.*)", match["comments"]))
-        state = "fuzzy" if re.search(r"\bfuzzy\b", flags) else "translated" if all(targets) else "untranslated"
+        is_whole = all(targets) and (not plural or len(targets) >= len(self.counts))
+        state = "fuzzy" if re.search(r"\bfuzzy\b", flags) else "translated" if is_whole else "untranslated"
         place = match
         if not source and match["context"] is None:
             state, self.counts = "kept", _counts(targets[0])
@@ -68,14 +69,22 @@ class GettextFile(Catalogue):
         if entry.state != "fuzzy":
             comments, number = re.subn(r"(?m)^[ \t]*#,", "#, fuzzy,", comments, count=1)
             comments += "" if number else f"#, fuzzy{newline}"
-        lines = []
+        lines, there = [], dict(enumerate(_forms(match) if entry.state != "fuzzy" else ()))
         for form, target in enumerate(filling.targets):
             strings = [f'"{line.translate(IN_C)}"' for line in re.findall(r"[^\n]*\n|[^\n]+", target)]
             name = f"msgstr[{form}]" if match["plural"] else "msgstr"
+            if _text(there.get(form)):
+                lines.append(name + there[form].rstrip("\r\n"))
+                continue
             lines += [f"{name} {strings[0]}"] if len(strings) == 1 else [f'{name} ""', *strings]
         start, end = match.end() - len(match["targets"].lstrip()), match.start() + len(match[0].rstrip("\r\n"))
         comments = f"# {filling.note}{newline}{comments}"
         return [(*match.span("comments"), comments), (start, end, newline.join(lines))]
+
+
+def _forms(match: regex.Match) -> list[str]:
+    """Return the C strings of each target."""
+    return re.split(r"(?m)^\s*msgstr(?:\[\d+\])?", match["targets"])[1:]
 
 
 def _text(strings: str | None) -> str:

@@ -11,10 +11,12 @@ import regex
 from .catalogue import CODE, MARK, Catalogue, Edit, Entry, Filling, unescaped, with_codes
 
 _ATTRIBUTES = r"""(?:[^<>"'/]|"[^"]*+"|'[^']*+'|/(?!>))*+"""
-# CDATA, and what is kept as a whole: comments, codes of a document's format, tags, entities that are not XML's own.
+# CDATA, and what is kept as a whole: comments, codes of a document's format, what is not to be translated, tags,
+# entities that are not XML's own.
 _INLINE = regex.compile(
-    rf"""<!\[CDATA\[(?P<data>.*?)\]\]> | <!--.*?--> | <(?P<name>bpt|ept|it|ph|ut|xliff:g)(?=[\s/>]){_ATTRIBUTES}
-    (?:/>|>.*?</(?P=name)\s*>) | </?\w{_ATTRIBUTES}/?> | &(?!(?:amp|lt|gt|quot|apos|\#\w+);)[\w.:-]+;""",
+    rf"""<!\[CDATA\[(?P<data>.*?)\]\]> | <!--.*?--> | <(?P<name>bpt|ept|it|ph|ut|xliff:g
+    |mrk(?=[^<>]*\s(?:translate=["']no|mtype=["']protected)["']))(?=[\s/>]){_ATTRIBUTES}(?:/>|>.*?</(?P=name)\s*>)
+    | </?\w{_ATTRIBUTES}/?> | &(?!(?:amp|lt|gt|quot|apos|\#\w+);)[\w.:-]+;""",
     regex.DOTALL | regex.VERBOSE,
 )
 _IN_ANDROID = str.maketrans({"\\": "\\\\", '"': '\\"', "'": "\\'", "\n": "\\n", "\t": "\\t"})
@@ -175,6 +177,8 @@ class QtFile(_XmlFile):
         comment, space = "\n".join([*lines, self._xml(filling.note)]), translation["space"]
         parts = [self._xml(target, entry.codes) for target in filling.targets]
         if entry.counts:
+            old = _children(translation, "numerusform") if entry.state == "untranslated" else [None] * len(parts)
+            parts = [form["inner"] if self._text(form, []) else part for form, part in zip(old, parts, strict=True)]
             parts = [*(f"{space}    <numerusform>{part}</numerusform>" for part in parts), space]
         tag = f"<translation{_with(translation, {'type': 'unfinished'})}>"
         place = ours.span() if ours else (translation.start(), translation.start())
@@ -194,30 +198,39 @@ class AndroidFile(_XmlFile):
             return []
         items, codes, is_plural = _children(match, "item"), [], match["name"] == "plurals"
         texts = [self._text(item, codes) for item in (items if match["name"] != "string" else [match])]
-        if is_plural and self.source is None:  # of the source language
+        if is_plural:
             of = dict(zip((_attribute(item, "quantity") for item in items), texts, strict=True))
-            texts = [of.get("one", of.get("other", "")), of.get("other", "")]
+            one = of.get("one", of.get("other", ""))
+            texts = [one, of.get("other", "")] if self.source is None else [of.get(form, "") for form in self.plurals]
         key = f"{match['name']} {_attribute(match, 'name')}"
         state = "kept" if _attribute(match, "translatable") == "false" else ""
         return [self._own(key, tuple(texts), match, is_plural, tuple(codes), state)]
 
     def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:
-        """Return the element with its texts, a comment before it; items stay where they are if they are the same."""
+        """Return the element with its texts, a comment before it; items that are there stay in their places."""
+        name, key = entry.id.split(" ", 1)
         if match := entry.place:
             (start, end), space, attributes = match.span(), match["space"], match["attributes"]
         else:
             start = end = len(self.text[: self.text.rindex("</")].rstrip())
-            space, attributes = f"{self.newline}    ", f' name="{entry.id.split(" ", 1)[1]}"'
-        name, parts = entry.id.split(" ")[0], [self._xml(target, entry.codes) for target in filling.targets]
-        forms = list(self.plurals) if entry.counts else [""] * len(parts)
-        items = [item for item in _children(match, "item") if item["inner"]] if match and name != "string" else ()
-        if [_attribute(item, "quantity") for item in items] == forms:
-            spans = ((*item.span("inner"), part) for item, part in zip(items, parts, strict=True))
-            return [(start, start, f"{space}<!-- {filling.note} -->"), *spans]
-        if name != "string":
-            tags = (f' quantity="{form}"' if form else "" for form in forms)
-            parts = [*(f"{space}    <item{tag}>{part}</item>" for tag, part in zip(tags, parts, strict=True)), space]
-        return [(start, end, f"{space}<!-- {filling.note} -->{space}<{name}{attributes}>{''.join(parts)}</{name}>")]
+            space, attributes = f"{self.newline}    ", f' name="{key}"'
+        parts, note = [self._xml(target, entry.codes) for target in filling.targets], f"{space}<!-- {filling.note} -->"
+        items = _children(match, "item") if match and match["inner"] else []
+        old = {_attribute(item, "quantity") if entry.counts else n: item for n, item in enumerate(items)}
+        new = dict(zip(self.plurals if entry.counts else range(len(parts)), parts, strict=True))
+        edits = [(*old[key].span(), "") for key in old.keys() - new if self.source is None]  # not of the language
+        place = items[-1].end() if items else 0
+        for key, part in new.items():
+            if key not in old:
+                tag = f' quantity="{key}"' if entry.counts else ""
+                edits.append((place, place, f"{space}    <item{tag}>{part}</item>"))
+            elif self.source is None or not self._text(old[key], []):
+                tag = f"{old[key]['space']}<item{old[key]['attributes']}>"
+                edits.append((*old[key].span(), f"{tag}{part}</item>"))
+        if items:
+            return [(start, start, note), *edits]
+        inner = "".join(item for *_, item in edits) + space if name != "string" else parts[0]
+        return [(start, end, f"{note}{space}<{name}{attributes}>{inner}</{name}>")]
 
     def _text(self, element: regex.Match | None, codes: list[str], is_target: bool = False) -> str:
         """Return text without Android's escapes; white space counts in quotation marks alone, references are codes."""

@@ -64,6 +64,7 @@ def words_as_they_are(texts):
         ("no-c-format", "100% sure", ""),
         ("", "Hi {{name}}, $t(key), @:a.key &amp; ${x} %{count} %s", "{{name}} $t(key) @:a.key &amp; ${x} %{count} %s"),
         ("", "See <0>{{n}} <1/></0>, 3<5", "<0> {{n}} <1/> </0> <"),  # of react-i18next
+        ("", "Save $(ARG1) to $name$ of %PRODUCTNAME: $5", "$(ARG1) $name$ %PRODUCTNAME"),  # LibreOffice's
         ("", "%#@files@ in %2$#@n_x@, 5#@a@", "%#@files@ %2$#@n_x@"),  # Apple's
         ("", "{n, plural, one {# file} other {#s}} in {place}", "{n, plural, one {# file} other {#s}} {place}"),
     ],
@@ -86,6 +87,7 @@ def test_placeholders_by_flags(flags, text, expected):
         ("%d of %s", "%2$s von %1$d", "c-format", "%2$s von %1$d"),
         ("%d of %s", "%1$s von %2$d", "c-format", ""),
         ("~a of ~d", "~d von ~a", "lisp-format", ""),
+        ("%'3d of %s", "%s: %I'3d", "c-format", "%2$s: %1$I'3d"),  # Persian digits
     ],
 )
 def test_arguments_in_another_order(source, target, flags, expected):
@@ -97,6 +99,11 @@ def test_arguments_in_another_order(source, target, flags, expected):
     [
         ("&File", "datei", "&datei"),
         ("E_xit", "Verlassen", "_Verlassen"),
+        ("E&xit", "Verlassen", "&Verlassen"),
+        ("%d files", "%Id پرونده", "%Id پرونده"),
+        ("Color: ", "颜色", "颜色: "),
+        ("C&olor: ", "颜色：", "颜色(&O)： "),
+        ('<a target="_blank">Open</a>', '<a target="_blank">Ouvre</a>', '<a target="_blank">Ouvre</a>'),
         ("~Open...", "Öffnen...", "~Öffnen..."),
         ("&Save", "保存", "保存(&S)"),
         ("&Save", "احفظ", "&احفظ"),
@@ -135,6 +142,7 @@ def test_a_memory_gives_back_the_catalogue_that_it_was_made_of(tmp_path):
              'msgstr[2] "%d _uri"\nmsgstr[3] "%d _ure"\n',
              'msgid "One line.\\nAnother  line:\\n"\nmsgstr "Ena vrstica.\\nDruga\xa0 vrstica\\n"\n',
              '#, c-format\nmsgid "%s of %s, <file>"\nmsgstr "%2$s: %1$s, <dat>"\n',
+             'msgid "&Remove"\nmsgstr "Od&strani"\n', 'msgid "&Save"\nmsgstr "保存(&B)"\n',
              'msgid "\'"\nmsgstr "«"\n']  # fmt: skip
     (tmp_path / "a.po").write_text("\n".join(parts), encoding="utf-8")
     (tmp_path / "b.po").write_text(

@@ -32,8 +32,11 @@ CATEGORIES = ("zero", "one", "two", "few", "many", "other")  # of plural forms, 
 LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}  # behind backslashes
 IN_C = str.maketrans({"\\": "\\\\", '"': '\\"'} | {character: f"\\{letter}" for letter, character in LETTERS.items()})
 # Accelerators of menus and buttons: a mark before the key, as in `&File`, `_File` or `~File`.
-_MARKED = regex.compile(r"(?<![&\p{Lu}])&(?=[\pL\pN])(?!\w+;)|~(?=\pL{2})|(?<!\w)_(?=\pL)|(?<=\b\pL)_(?=\p{Ll})")
+_MARKED = regex.compile(
+    r"(?:(?<![&\p{Lu}])&(?=[\pL\pN])|(?<=\b\p{Lu})&(?=\p{Ll}))(?!\w+;)|~(?=\pL{2})|(?<!\w)_(?=\pL)|(?<=\b\pL)_(?=\p{Ll})"
+)
 _NO_LABEL = re.compile(r"[/\\=]|\w\w_\w")  # paths, formulas, names of programs' things
+_NO_TEXT = re.compile(r"<[^<>]*>|%\(\w+\)|\$\w+|\{[^{}]*\}")  # which may have such marks: `target="_blank"`
 
 Edit = tuple[int, int, str]  # start and end of a span, and what replaces it
 
@@ -198,11 +201,17 @@ def with_codes(text: str, codes: tuple[str, ...]) -> str:
 
 def read_label(text: str) -> tuple[str, str, str]:
     """Return a text without its accelerator, the mark and the letter; these are empty unless it has a single one."""
-    places = [match.start() for match in _MARKED.finditer(text)]
-    if len(places) != 1 or _NO_LABEL.search(re.sub(r"<[^<>]*>", "", text)):
+    plain = _NO_TEXT.sub(lambda match: " " * len(match[0]), text)
+    places = [match.start() for match in _MARKED.finditer(plain)]
+    if len(places) != 1 or _NO_LABEL.search(plain):
         return text, "", ""
     place = places[0]
     return text[:place] + text[place + 1 :], text[place], text[place + 1]
+
+
+def without_mark(text: str, mark: str) -> tuple[str, int]:
+    """Return a translation without the marks of accelerators, wherever in a word, and how many there are."""
+    return re.subn(rf"\s?\({mark}\w\)|{mark}(?=\w)(?!\w+;)", "", text) if mark else (text, 0)
 
 
 def unescaped(text: str) -> str:

@@ -1,14 +1,13 @@
 """Catalogues by the names of their formats: read, filled, and as pairs to train on."""
 
 import pkgutil
-import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
 from ..errors import UserError
 from ..files import to_path
-from .catalogue import Catalogue, Entry, Filling, read_label, with_codes
+from .catalogue import Catalogue, Entry, Filling, read_label, with_codes, without_mark
 
 _READERS = {  # the class of each format, whose module is imported when it is needed: commands list the names
     "po": "line_files:GettextFile",
@@ -73,16 +72,19 @@ def pairs(path: str | Path) -> Iterator[tuple[str, str]]:
 def pairs_of(entry: Entry, all_forms: bool = False) -> Iterator[tuple[str, str]]:
     """Yield sources and targets of a translated entry, with inline elements as the file has them.
 
-    Of a plural these are the texts for one and for many; with `all_forms` also that of each form, with EOT and an
-    example of its numbers behind the source. The mark of an accelerator is left out where both sides have one.
+    Of a plural these are the texts for one and for many; the mark of an accelerator is left out where both sides have
+    one. With `all_forms` also plural forms and labels as they are, with EOT and an example of a form's numbers, or
+    None, behind the source.
     """
     targets, forms = entry.targets, dict(zip(entry.counts, entry.targets, strict=False))
     if forms:
         is_many = lambda count: (count % 10 != 1 or count == 11, count)  # noqa: E731
         targets = [forms[choose(forms, key=is_many)] for choose in (min, max)]
-    every = [(f"{text}\4{count}", forms[count]) for text, count in entry.texts() if all_forms and count in forms]
-    for pair in [*zip(entry.sources, targets, strict=True), *every]:
+    for pair in zip(entry.sources, targets, strict=True):
         source, target = (with_codes(text, entry.codes) for text in pair)
         plain, mark, _ = read_label(source)
-        other, number = re.subn(rf"\s?\({mark}\w\)|{mark}(?=\w)(?!\w+;)", "", target) if mark else ("", 0)
+        other, number = without_mark(target, mark)
         yield (plain, other) if number == 1 else (source, target)
+    for (text, count), target in zip(entry.texts() if all_forms else (), entry.targets, strict=False):
+        if count is not None or read_label(text)[1]:
+            yield with_codes(f"{text}\4{count}", entry.codes), with_codes(target, entry.codes)

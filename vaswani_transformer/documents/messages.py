@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import regex
 
-from ..catalogues.catalogue import CODE, Entry, Filling, plural_forms, read_label
+from ..catalogues.catalogue import CODE, Entry, Filling, plural_forms, read_label, without_mark
 from ..data.memory import Memory
 from .kept import KEPT, STAND_IN
 from .pieces import Document, Kind, Piece, text_piece
@@ -39,6 +39,7 @@ _STYLES |= dict.fromkeys(("gcc-internal", "gfc-internal"), _GCC) | dict.fromkeys
 _STYLES |= dict.fromkeys(("lisp", "scheme"), r"~(?:[-+]?\d+|'.|[vV\#])?(?:,(?:[-+]?\d+|'.|[vV\#])?)*[:@]*(?:.|$)")
 _HAS_PLACE = re.compile(r"%(?!\d+[$:]|[({%>}]|<(?!PRI)|\||L?\d+%?$|m?$)|~(?![%~\s]|$)|\{[:!}]")  # the next argument
 _NUMBER = re.compile(r"(?<!%)%(\d+)\$")
+_OWN_DIGITS = re.compile(r"(%(?:\d+\$)?[-+ #0']*)I(?=[-+ #0']*[\d.*]*[hljzt]*[diufFgGeE]$)")  # in C: Persian ones
 _NUMBERING = {"c", "objc", "gcc-internal", "gfc-internal", "php", "perl", "java-printf", "awk", "tcl", "ruby", "boost"}
 _NUMERIC = re.compile(r"%(?:\d\$)?[l\d]*[diu]|%n|%L?\d|%[{(]\w+[})]d?|\{+\s*[#\w]*\s*\}+")
 # ICU's plurals and choices, whose cases are messages of their own.
@@ -81,15 +82,16 @@ def problem(source: str, target: str, flags: str = "") -> str:
     """Return why a translation is not valid; empty if it is."""
     target = target if _NUMBER.search(source) else _NUMBER.sub("%", target)
     find = pattern_of(flags).findall
-    wanted, there = (Counter(_generic(part, text) for part in find(text)) for text in (source, target))
+    wanted, there = (Counter(_generic(part, text, flags) for part in find(text)) for text in (source, target))
     for part in (wanted - there) | (there - wanted):
         return f"{part}: {wanted[part]} in the source, {there[part]} in the translation"
     return "its tags do not nest" if _is_nested(source) and not _is_nested(target) else ""
 
 
-def _generic(part: str, text: str) -> str:
-    """Return a placeholder of a text; `<file>`, which is no tag and may be translated, as `<>`."""
+def _generic(part: str, text: str, flags: str = "") -> str:
+    """Return a placeholder of a text, in any digits; `<file>`, which is no tag and may be translated, as `<>`."""
     name = re.fullmatch(r"<(?!(?:br|hr|img|li|p|wbr)\b)([^<>=/]+)>", part)
+    part = _OWN_DIGITS.sub(r"\1", part) if "c" in _kinds(flags) else part
     return "<>" if name and f"</{name[1]}" not in text else part
 
 
@@ -107,15 +109,16 @@ def in_order(source: str, target: str, flags: str = "", may_number: bool = True)
 
     C's way, which Python and what has no flag do not have.
     """
-    places = [part for part in pattern_of(flags).findall(source) if _HAS_PLACE.match(part)]
+    places = [_generic(part, source, flags) for part in pattern_of(flags).findall(source) if _HAS_PLACE.match(part)]
     left, numbers = dict(enumerate(places, 1)), []
 
     def numbered(match: regex.Match) -> str:
         part, number = _NUMBER.sub("%", match[0]), _NUMBER.match(match[0])
         if not _HAS_PLACE.match(part):
             return match[0]
-        number = int(number[1]) if number else next((number for number, other in left.items() if other == part), 0)
-        numbers.append(number if left.pop(number, "") == part else 0)
+        plain = _generic(part, source, flags)
+        number = int(number[1]) if number else next((number for number, other in left.items() if other == plain), 0)
+        numbers.append(number if left.pop(number, "") == plain else 0)
         return f"%{number}${part[1:]}"
 
     result = pattern_of(flags).sub(numbered, target)
@@ -139,7 +142,7 @@ class Message:
 
     def __init__(self, text: str, count: int | None, entry: Entry, memory: Memory | None):
         self.text, self.mark, self.letter = read_label(text)
-        self.remembered = self._remembered(count, entry, memory) if memory else ""
+        self.remembered = self._remembered(text, count, entry, memory) if memory else ""
         self.parts: list[list] = []  # of each its lines, a segment unless it is kept, and what is behind it
         pieces, width = [] if self.remembered else _GAPS.split(self.text), max(map(len, self.text.split("\n")))
         for line, behind in zip(pieces[::2], [*pieces[1::2], ""], strict=False):
@@ -155,13 +158,15 @@ class Message:
             if not is_name and any(map(str.isalpha, pattern.sub("", joined))):
                 part[1] = _Segment(joined, entry.flags, count, is_alone)
 
-    def _remembered(self, count: int | None, entry: Entry, memory: Memory) -> str:
+    def _remembered(self, label: str, count: int | None, entry: Entry, memory: Memory) -> str:
         """Return a memory's translation of all of the text, or of its plural form, if it is valid."""
-        known = (memory.exact(text, entry.context) for text in (f"{self.text}\4{count}", self.text))
+        known = [memory.exact(text, entry.context) for text in (f"{label}\4{count}", label, self.text)]
         target = next(filter(None, known), "").strip()
         if not target or ("\n" in self.text.strip()) > ("\n" in target) or problem(self.text, target, entry.flags):
             return ""
         target = in_order(self.text, target, entry.flags)
+        if target and any(known[:2]) and without_mark(target, self.mark)[1]:  # it stays where it is
+            self.mark, self.letter = "", re.search(rf"{self.mark}(\w)", target)[1]
         return target and re.sub(r"(?s)\S(?:.*\S)?", lambda _: target, self.text)
 
     def written(self, found: dict[_Segment, Filling], taken: set[str]) -> str:
@@ -174,6 +179,7 @@ class Message:
                 target = textwrap.fill(target, width, break_long_words=False) if len(lines) > 1 else target
                 target = re.match(r"\s*", lines[0])[0] + target + last[len(last.rstrip()) :]
             text += target + behind
+        taken.update("" if self.mark else self.letter.lower())
         return self._with_accelerator(text, taken) if self.mark else text
 
     def _with_accelerator(self, text: str, taken: set[str]) -> str:
@@ -181,7 +187,7 @@ class Message:
         plain = pattern_of("").sub(lambda match: "\0" * len(match[0]), text)
         letters = [match.start() for match in _LETTERS.finditer(plain)]
         if not letters:
-            end = _END.search(text).start()
+            end = _END.search(text.rstrip()).start()
             return f"{text[:end]}({self.mark}{self.letter.upper()}){text[end:]}"
 
         def rank(place: int) -> tuple[bool, bool, bool]:

@@ -1,6 +1,7 @@
 """Formats with one language: texts translated in place, or what the source language's file has added to another."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -109,7 +110,11 @@ def test_plural_forms_are_those_of_the_language_and_a_language_above_all_keys_ch
     (target := tmp_path / "app-ja.json").write_text("{}\n")
     path.write_text(path.read_text()[:-1] + ', "l": ["a", "b"], "m": ["a", {"b": ["c"]}, "d"]}')
     assert json.loads(filled(path, upper))["m"] == ["<a>", {"b": ["<c>"]}, "<d>"]
-    assert filled(target, source=path, language="ja") == b'{"app": {"n_other": "{{count}} files"},"l": ["a", "b"]}\n'
+    result = b'{\n  "app": {\n    "n_other": "{{count}} files"\n  },\n  "l": ["a", "b"]\n}\n'
+    assert filled(target, source=path, language="ja") == result
+    target.write_bytes(b'{"a": "b", "app": {"c": "d"}}')
+    result = b'{"a": "b", "app": {"c": "d","n_other": "{{count}} files"}, "l": ["a", "b"]}'
+    assert filled(target, source=path, language="ja") == result
 
 
 ANDROID = """\ufeff<?xml version="1.0" encoding="utf-8"?>
@@ -312,3 +317,13 @@ def test_android_references_and_spaces_in_quotation_marks(tmp_path):
     assert '<item quantity="other">%d файла</item> <!-- b --><item quantity="one">&lt;All&gt;</item>\n' in result
     items = etree.fromstring(result.encode()).findall("plurals/item")
     assert [item.get("quantity") for item in items] == ["other", "one", "few", "many"]
+
+
+def test_what_yaml_lacks_is_added_in_block_style_with_comments(tmp_path):
+    (source := tmp_path / "en.yml").write_text(
+        'en:\n  a: One\n  b:\n    "no": Two\n    c:\n      d: [x, y]\n  e:\n    one: "%{n} f"\n    other: "%{n} g"\n'
+    )
+    (target := tmp_path / "de.yml").write_text("de:\n  a: Eins  # mine\n")
+    result = re.sub(r"\n *# vaswani: machine.*", "#", filled(target, source=source, language="ja").decode())
+    texts = '  b:#\n    "no": "Two"\n    c:#\n      d: ["x", "y"]\n  e:#\n    other: "%{n} g"\n'
+    assert result == f"de:\n  a: Eins  # mine\n{texts}"

@@ -92,7 +92,7 @@ class JsonFile(Catalogue):
         for entry, filling in (pair for pair in pairs if pair[0].counts or not pair[0].place):
             *path, last = entry.id.removesuffix("\4[]").split("\4")
             texts = [list(filling.targets)] if entry.id.endswith("\4[]") else filling.targets
-            inner = tree
+            texts, inner = ((filling.note, text) for text in texts), tree
             for key in path:
                 inner = inner.setdefault(key, {})
             names = [last[:-1] + name for name in self.plurals] if entry.counts else [last]
@@ -109,12 +109,38 @@ class JsonFile(Catalogue):
         comma = "," if self.text[node.start : node.end][:1] == "{" else ""
         if not new or (key.start < 0 if key else not comma and node.end <= len(self.text)):
             return edits  # nothing, or a list, or a text
-        space = self.text[len(self.text[: key.start].rstrip()) : key.start] if key else ""
-        space = space if comma else self.newline + space.rpartition("\n")[2]
-        members = (comma + space).join(f"{_written(key)}: {_written(value)}" for key, value in new.items())
-        members = re.sub(r'"\\u0000([^"]*)"(?=:)', r"\1", members)  # keys that have no quotation marks
-        place = value.end if value else node.end - 1
-        return [*edits, (place, place, (comma if value else "") + space + members)]
+        if key:
+            space, place = self.text[len(self.text[: key.start].rstrip()) : key.start], value.end
+            space, end = space if comma else self.newline + space.rpartition("\n")[2], ""
+            place = place if comma else re.compile(r"(?:[ \t]+#[^\r\n]*)?").match(self.text, place).end()
+        else:
+            place, end = node.end - 1, self.newline + self._indent(node.start) if comma else ""
+            space = end + "  " if comma else self.newline
+        return [*edits, (place, place, comma * bool(key) + self._members(new, space, comma) + end)]
+
+    def _members(self, tree: dict, space: str, comma: str) -> str:
+        """Return members of a map as they are written, each behind the white space, in flow style with commas."""
+        first, parts = next((self._indent(key.start) for key, _ in self.root.members), ""), []
+        inner = space + (first or "  ") if "\n" in space else ""
+        for key, value in tree.items():
+            comment = ""
+            if not isinstance(value, dict):
+                comment = space + self.comment.format(value[0]) if self.comment and not comma else ""
+                written = " " + _written(value[1])
+            else:
+                written = self._members(value, inner, comma)
+                written = f" {{{written}{space * bool(inner)}}}" if comma else written
+            parts.append(f"{comment}{space}{self._key(key)}:{written}")
+        return comma.join(parts)
+
+    def _indent(self, place: int) -> str:
+        """Return the white space that a line begins with."""
+        return re.compile(r"[ \t]*").match(self.text, self.text.rfind("\n", 0, place) + 1)[0]
+
+    def _key(self, key: str) -> str:
+        """Return a key as it is written: one that is no string, and YAML's plain ones, without quotation marks."""
+        is_plain = self.comment and re.fullmatch(r"(?a)[A-Za-z_]\w*", key) and yaml.safe_load(key) == key
+        return key.removeprefix("\0") if key[0] == "\0" or is_plain else _written(key)
 
     def _parse(self, text: str) -> Node:
         """Return the tree: JSON is YAML but for tabs, and for some escapes and characters in its strings."""

@@ -166,7 +166,7 @@ class QtFile(_XmlFile):
         state = "untranslated" if not all(targets) else "fuzzy" if kind == "unfinished" else "translated"
         if kind in ("vanished", "obsolete") or not source or (is_plural and not forms):  # lupdate writes the forms
             state = "kept"
-        counts = (*self.plurals.values(), 2, 2)[: len(forms)] if is_plural else ()
+        counts = (*dict.fromkeys(self.plurals.values()), 2, 2)[: len(forms)] if is_plural else ()  # none for fractions
         name = "\4".join(filter(None, (self.context, source, comment)))
         sources, notes = (source,) * (1 + is_plural), "\n".join(filter(None, (comment, extra)))
         return [Entry(name, sources, targets, state, self.line, self.context, "", notes, counts, tuple(codes), match)]

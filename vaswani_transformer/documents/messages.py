@@ -74,7 +74,7 @@ def _kinds(flags: str) -> list[str]:
 @cache
 def pattern_of(flags: str) -> regex.Pattern:
     """Return the pattern of placeholders by an entry's flags, such as `c-format`; without them by their looks."""
-    style = "|".join(_STYLES.get(kind, _PERCENT) for kind in _kinds(flags)) or KEPT.pattern
+    style = "|".join(_STYLES.get(kind, _PERCENT) for kind in _kinds(flags)) or rf"{KEPT.pattern}|\$\d+"
     return regex.compile(rf"{_MARKUP}|{style}", regex.VERBOSE | regex.DOTALL | regex.ASCII)
 
 

@@ -73,10 +73,8 @@ class GettextFile(Catalogue):
         for form, target in enumerate(filling.targets):
             strings = [f'"{line.translate(IN_C)}"' for line in re.findall(r"[^\n]*\n|[^\n]+", target)]
             name = f"msgstr[{form}]" if match["plural"] else "msgstr"
-            if _text(there.get(form)):
-                lines.append(name + there[form].rstrip("\r\n"))
-                continue
-            lines += [f"{name} {strings[0]}"] if len(strings) == 1 else [f'{name} ""', *strings]
+            made = [f"{name} {strings[0]}"] if len(strings) == 1 else [f'{name} ""', *strings]
+            lines += [name + there[form].rstrip("\r\n")] if _text(there.get(form)) else made
         start, end = match.end() - len(match["targets"].lstrip()), match.start() + len(match[0].rstrip("\r\n"))
         comments = f"# {filling.note}{newline}{comments}"
         return [(*match.span("comments"), comments), (start, end, newline.join(lines))]

@@ -114,33 +114,25 @@ class JsonFile(Catalogue):
             space, end = space if comma else self.newline + space.rpartition("\n")[2], ""
             place = place if comma else re.compile(r"(?:[ \t]+#[^\r\n]*)?").match(self.text, place).end()
         else:
-            place, end = node.end - 1, self.newline + self._indent(node.start) if comma else ""
-            space = end + "  " if comma else self.newline
+            space, place, end = self.newline + "  " * bool(comma), node.end - 1, self.newline * bool(comma)
         return [*edits, (place, place, comma * bool(key) + self._members(new, space, comma) + end)]
 
     def _members(self, tree: dict, space: str, comma: str) -> str:
         """Return members of a map as they are written, each behind the white space, in flow style with commas."""
-        first, parts = next((self._indent(key.start) for key, _ in self.root.members), ""), []
-        inner = space + (first or "  ") if "\n" in space else ""
+        start, parts = self.root.members[0][0].start if self.root.members else 0, []
+        first = self.text[:start].rpartition("\n")[2]  # what is before the first member of all
+        inner = space + (first if first.isspace() else "  ") if "\n" in space else ""
         for key, value in tree.items():
-            comment = ""
-            if not isinstance(value, dict):
-                comment = space + self.comment.format(value[0]) if self.comment and not comma else ""
-                written = " " + _written(value[1])
-            else:
+            # Keys that are no strings have no quotation marks.
+            is_plain = self.comment and re.fullmatch(r"(?a)[A-Za-z_]\w*", key) and yaml.safe_load(key) == key
+            start = space + (key.removeprefix("\0") if key[0] == "\0" or is_plain else _written(key)) + ":"
+            if isinstance(value, dict):
                 written = self._members(value, inner, comma)
-                written = f" {{{written}{space * bool(inner)}}}" if comma else written
-            parts.append(f"{comment}{space}{self._key(key)}:{written}")
+                parts.append(start + (f" {{{written}{space * bool(inner)}}}" if comma else written))
+            else:
+                comment = space + self.comment.format(value[0]) if self.comment and not comma else ""
+                parts.append(f"{comment}{start} {_written(value[1])}")
         return comma.join(parts)
-
-    def _indent(self, place: int) -> str:
-        """Return the white space that a line begins with."""
-        return re.compile(r"[ \t]*").match(self.text, self.text.rfind("\n", 0, place) + 1)[0]
-
-    def _key(self, key: str) -> str:
-        """Return a key as it is written: one that is no string, and YAML's plain ones, without quotation marks."""
-        is_plain = self.comment and re.fullmatch(r"(?a)[A-Za-z_]\w*", key) and yaml.safe_load(key) == key
-        return key.removeprefix("\0") if key[0] == "\0" or is_plain else _written(key)
 
     def _parse(self, text: str) -> Node:
         """Return the tree: JSON is YAML but for tabs, and for some escapes and characters in its strings."""

@@ -200,8 +200,8 @@ class AndroidFile(_XmlFile):
         texts = [self._text(item, codes) for item in (items if match["name"] != "string" else [match])]
         if is_plural:
             of = dict(zip((_attribute(item, "quantity") for item in items), texts, strict=True))
-            one = of.get("one", of.get("other", ""))
-            texts = [one, of.get("other", "")] if self.source is None else [of.get(form, "") for form in self.plurals]
+            of = {"one": of.get("other", "")} | of if self.source is None else of
+            texts = [of.get(form, "") for form in (("one", "other") if self.source is None else self.plurals)]
         key = f"{match['name']} {_attribute(match, 'name')}"
         state = "kept" if _attribute(match, "translatable") == "false" else ""
         return [self._own(key, tuple(texts), match, is_plural, tuple(codes), state)]
@@ -221,12 +221,11 @@ class AndroidFile(_XmlFile):
         edits = [(*old[key].span(), "") for key in old.keys() - new if self.source is None]  # not of the language
         place = items[-1].end() if items else 0
         for key, part in new.items():
-            if key not in old:
-                tag = f' quantity="{key}"' if entry.counts else ""
-                edits.append((place, place, f"{space}    <item{tag}>{part}</item>"))
-            elif self.source is None or not self._text(old[key], []):
-                tag = f"{old[key]['space']}<item{old[key]['attributes']}>"
-                edits.append((*old[key].span(), f"{tag}{part}</item>"))
+            if not (item := old.get(key)):
+                quantity = f' quantity="{key}"' if entry.counts else ""
+                edits.append((place, place, f"{space}    <item{quantity}>{part}</item>"))
+            elif self.source is None or not self._text(item, []):
+                edits.append((*item.span(), f"{item['space']}<item{item['attributes']}>{part}</item>"))
         if items:
             return [(start, start, note), *edits]
         inner = "".join(item for *_, item in edits) + space if name != "string" else parts[0]

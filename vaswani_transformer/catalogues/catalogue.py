@@ -32,9 +32,7 @@ CATEGORIES = ("zero", "one", "two", "few", "many", "other")  # of plural forms, 
 LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}  # behind backslashes
 IN_C = str.maketrans({"\\": "\\\\", '"': '\\"'} | {character: f"\\{letter}" for letter, character in LETTERS.items()})
 # Accelerators of menus and buttons: a mark before the key, as in `&File`, `_File` or `~File`.
-_MARKED = regex.compile(
-    r"(?:(?<![&\p{Lu}])&(?=[\pL\pN])|(?<=\b\p{Lu})&(?=\p{Ll}))(?!\w+;)|~(?=\pL{2})|(?<!\w)_(?=\pL)|(?<=\b\pL)_(?=\p{Ll})"
-)
+_MARKED = regex.compile(r"((?<![&\p{Lu}])&(?=[\pL\pN])|(?<=\b\pL)[&_](?=\p{Ll}))(?!\w+;)|~(?=\pL{2})|(?<!\w)_(?=\pL)")
 _NO_LABEL = re.compile(r"[/\\=]|\w\w_\w")  # paths, formulas, names of programs' things
 _NO_TEXT = re.compile(r"<[^<>]*>|%\(\w+\)|\$\w+|\{[^{}]*\}")  # which may have such marks: `target="_blank"`
 

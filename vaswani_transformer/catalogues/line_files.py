@@ -21,7 +21,7 @@ class GettextFile(Catalogue):
     pattern = regex.compile(
         rf"""^\ufeff?+(?:(?P<comments>(?:[ \t]*+\#(?!~)[^\n]*+\n)*+)(?P<start>)[ \t]*+
         (?:msgctxt(?P<context>{_STRINGS})\s*+)?+msgid(?P<id>{_STRINGS})(?:\s*+msgid_plural(?P<plural>{_STRINGS}))?+
-        (?P<targets>(?:\s*+msgstr(?:\[\d++\])?+{_STRINGS})++) | (?:[ \t]*+\#[^\n]*+(?:\n|\Z))++)""",
+        (?P<targets>(?:\s*+msgstr(?:\[\d++\])?+(?P<form>{_STRINGS}))++) | (?:[ \t]*+\#[^\n]*+(?:\n|\Z))++)""",
         regex.MULTILINE | regex.VERBOSE,
     )
     declaration = re.compile(rb"charset=(?!CHARSET)([\w.:-]+)")
@@ -32,7 +32,7 @@ class GettextFile(Catalogue):
         if match["id"] is None:  # comments
             return []
         context, source, plural = (_text(match[name]) for name in ("context", "id", "plural"))
-        targets = tuple(map(_text, _forms(match)))
+        targets = tuple(map(_text, match.captures("form")))
         flags = ", ".join(re.findall(r"(?m)^[ \t]*#,(.*)", match["comments"])).strip()
         notes = "\n".join(re.findall(r"(?m)^[ \t]*#[.] ?(.*)", match["comments"]))
         is_whole = all(targets) and (not plural or len(targets) >= len(self.counts))
@@ -69,7 +69,7 @@ class GettextFile(Catalogue):
         if entry.state != "fuzzy":
             comments, number = re.subn(r"(?m)^[ \t]*#,", "#, fuzzy,", comments, count=1)
             comments += "" if number else f"#, fuzzy{newline}"
-        lines, there = [], dict(enumerate(_forms(match) if entry.state != "fuzzy" else ()))
+        lines, there = [], dict(enumerate(match.captures("form") if entry.state != "fuzzy" else ()))
         for form, target in enumerate(filling.targets):
             strings = [f'"{line.translate(IN_C)}"' for line in re.findall(r"[^\n]*\n|[^\n]+", target)]
             name = f"msgstr[{form}]" if match["plural"] else "msgstr"
@@ -78,11 +78,6 @@ class GettextFile(Catalogue):
         start, end = match.end() - len(match["targets"].lstrip()), match.start() + len(match[0].rstrip("\r\n"))
         comments = f"# {filling.note}{newline}{comments}"
         return [(*match.span("comments"), comments), (start, end, newline.join(lines))]
-
-
-def _forms(match: regex.Match) -> list[str]:
-    """Return the C strings of each target."""
-    return re.split(r"(?m)^\s*msgstr(?:\[\d+\])?", match["targets"])[1:]
 
 
 def _text(strings: str | None) -> str:

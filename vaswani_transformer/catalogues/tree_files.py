@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from locale import locale_alias
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import yaml
 from .catalogue import CATEGORIES, Catalogue, Edit, Entry, Filling
 
 _DEEPEST = 200  # maps and lists in each other
+_written = partial(json.dumps, ensure_ascii=False)
 _PLURAL = re.compile(rf"(.*_|)({'|'.join(CATEGORIES)})")
 # Of YAML, before the first value in it: any other may be behind the end of a text that started on an earlier line.
 _LINE_START = re.compile(r"""([ \t]*)(?:(?:- +)*(?:"[^"]*"|'[^']*')[ \t]*:[ \t]*|[^"'{}\[\],]*)""")
@@ -181,7 +183,3 @@ def _composed(text: str) -> yaml.Node | None:
         if depth > _DEEPEST:
             raise yaml.YAMLError(f"more than {_DEEPEST} maps or lists are in each other")
     return yaml.compose(text, Loader=yaml.CSafeLoader)
-
-
-def _written(value: str | list | dict) -> str:
-    return json.dumps(value, ensure_ascii=False)

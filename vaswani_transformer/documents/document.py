@@ -139,19 +139,15 @@ class _Block:
 class Translation:
     """Documents that are being translated: `sentences` first, then `take` their translations, then all is `written`.
 
-    Args:
-        documents: as readers return them.
-        language: code of their language, for the splitting of sentences.
-        codes: for each document the code of its target language, which `sentences` begin with, up to one that begins
-            with another of its own.
+    `language` is the code of theirs, for the splitting of sentences; `codes` has for each document the code of its
+    target language, which `sentences` begin with, up to one that begins with another of its own.
     """
 
     def __init__(self, documents: Sequence[Document], language: str = "en", codes: Sequence[str] = ()):
         self._blocks = [
-            [piece if isinstance(piece, Piece) else _Block(piece, document, language)
-             for piece in in_blocks(document.pieces)]
-            for document in documents
-        ]  # fmt: skip
+            [_Block(part, each, language) if isinstance(part, list) else part for part in in_blocks(each.pieces)]
+            for each in documents
+        ]
         self._coded: dict[_Sentence, str] = {}  # what is translated, with codes
         current = ""
         for blocks, code in zip_longest(self._blocks, codes):
@@ -178,7 +174,5 @@ class Translation:
         for s in (s for s in of_marked if typed_code(s.text)[0]):  # its code is no word for the alignment
             of_marked[s] = [(source + 1, target) for source, target in of_marked[s]]
         translated = {s: (text, of_marked.get(s, [])) for s, text in self._translations.items()}
-        return [
-            "".join(block.raw if isinstance(block, Piece) else block.render(translated) for block in blocks)
-            for blocks in self._blocks
-        ]
+        rendered = lambda block: block.raw if isinstance(block, Piece) else block.render(translated)  # noqa: E731
+        return ["".join(map(rendered, blocks)) for blocks in self._blocks]

@@ -37,9 +37,6 @@ def translate_document(
         align: gives the word alignments of sentences and their translations, as `vaswani_transformer.align` does; it is
             called for those with markup in them. Without it words are taken to be in the same order.
         language: code of the document's language, for the splitting of sentences.
-
-    Raises:
-        UserError: for a document that is not of this format, or not UTF-8.
     """
     if format in OFFICE:
         from .office_file import translate_office_file

@@ -189,12 +189,9 @@ class Message:
         if not letters:
             end = _END.search(text.rstrip()).start()
             return f"{text[:end]}({self.mark}{self.letter.upper()}){text[end:]}"
-
-        def rank(place: int) -> tuple[bool, bool, bool]:
-            letter = text[place].lower()
-            return letter in taken, letter != self.letter.lower(), place > 0 and text[place - 1].isalnum()
-
-        place = min(letters, key=rank)
+        ranks = [((key := text[n].lower()) in taken, key != self.letter.lower(), text[:n][-1:].isalnum(), n)
+                 for n in letters]  # fmt: skip
+        *_, place = min(ranks)
         taken.add(text[place].lower())
         return text[:place] + self.mark + text[place:]
 
@@ -265,10 +262,10 @@ class Messages:
 
     def _fill(self, segments: list[_Segment]) -> None:
         """Translate segments: plural forms with a number first, then as they are, then without placeholders."""
-        for shown in (_with_number, lambda segment: segment.text):
-            left = {each: text for each in segments if each not in self._found and (text := shown(each))}
-            for segment, targets in zip(left, self.translate(list(left.values())) if left else (), strict=True):
-                restore = str if left[segment] == segment.text else partial(_without_number, segment)
+        for shown in (_with_number, lambda segment: (segment.text, str)):
+            left = [(each, *made) for each in segments if each not in self._found and (made := shown(each))]
+            translated = self.translate([text for _, text, _ in left]) if left else ()
+            for (segment, _, restore), targets in zip(left, translated, strict=True):
                 any(self._take(segment, restore(target)) for target in targets)
         left = [segment for segment in segments if segment not in self._found]
         for segment, target in zip(left, self.place(list(map(_document, left))) if left else (), strict=True):
@@ -293,19 +290,17 @@ class Messages:
         return segment in self._found
 
 
-def _with_number(segment: _Segment) -> str | None:
-    """Return the text with its one number in the place of a placeholder, where there is one."""
+def _with_number(segment: _Segment) -> tuple[str, Callable[[str], str]] | None:
+    """Return the text with a number for its one placeholder of such, and what gives a translation this one again."""
     places = [match for match in pattern_of(segment.flags).finditer(segment.text) if _NUMERIC.fullmatch(match[0])]
     if segment.count is None or len(places) != 1:
         return None
-    return segment.text[: places[0].start()] + str(segment.count) + segment.text[places[0].end() :]
 
+    def restore(target: str) -> str:  # empty if the number is not there once
+        parts = re.split(rf"(?<!\d){segment.count}(?!\d)", target)
+        return places[0][0].join(parts) if len(parts) == 2 else ""
 
-def _without_number(segment: _Segment, target: str) -> str:
-    """Return a translation with the placeholder again; empty if its number is not there once."""
-    [place] = [part for part in pattern_of(segment.flags).findall(segment.text) if _NUMERIC.fullmatch(part)]
-    parts = re.split(rf"(?<!\d){segment.count}(?!\d)", target)
-    return place.join(parts) if len(parts) == 2 else ""
+    return segment.text[: places[0].start()] + str(segment.count) + segment.text[places[0].end() :], restore
 
 
 def _without_surplus(segment: _Segment, target: str) -> str:

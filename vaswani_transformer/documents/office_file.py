@@ -23,9 +23,7 @@ _OPEN_DOCUMENT = {"content.xml", "styles.xml"}
 _NAMESPACE = re.compile(r"http://\S+/(?:wordprocessingml|drawingml)/\S*main |urn:oasis:\S+:xmlns:text:1\.0 ")
 _PARAGRAPHS, _INNER = {"p", "h"}, {"span", "a"}  # of OpenDocument
 _SPANS = {"hyperlink", "ins", "smartTag"}
-_POINTS = {
-    "bookmarkStart", "bookmarkEnd", "commentRangeStart", "commentRangeEnd", "proofErr", "permStart", "permEnd",
-}  # fmt: skip
+_POINTS = {"bookmarkStart", "bookmarkEnd", "commentRangeStart", "commentRangeEnd", "proofErr", "permStart", "permEnd"}
 _RAISED = re.compile(r'vertAlign [^<>]*"su(?:b|per)script"')
 _REFERENCES = {"footnoteReference", "endnoteReference", "commentReference"}  # a run of one of them is a point
 
@@ -41,10 +39,8 @@ class _Event(NamedTuple):
 
 def translate_office_file(data: bytes, translate: Callable[[list[Document]], list[str]]) -> bytes:
     """Return an office file with its paragraphs translated, those of headers, footers, notes and comments too."""
-    with (
-        reading("not a Word file, slides (.pptx) or an OpenDocument text"),
-        zipfile.ZipFile(io.BytesIO(data)) as archive,
-    ):
+    kinds, stream = "a Word file, slides (.pptx) or an OpenDocument text", io.BytesIO(data)
+    with reading(f"not {kinds}"), zipfile.ZipFile(stream) as archive:
         names = _parts(archive)
         parts = [entry for entry in archive.infolist() if entry.filename in names]
         if large := [entry for entry in parts if entry.file_size > _MOST_BYTES]:
@@ -146,10 +142,8 @@ def _events(data: bytes) -> list[_Event]:
     parser.StartDoctypeDeclHandler = refuse
     parser.Parse(data, True)
     places = [0, *(place for place, *_ in starts[1:]), len(data)]
-    return [
-        _Event(data[start:end].decode(), *event)
-        for (start, end), (_, *event) in zip(pairwise(places), starts, strict=True)
-    ]
+    raws = (data[start:end].decode() for start, end in pairwise(places))
+    return [_Event(raw, *event) for raw, (_, *event) in zip(raws, starts, strict=True)]
 
 
 def _end(events: list[_Event], number: int) -> int:

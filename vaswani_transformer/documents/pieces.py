@@ -45,17 +45,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Document:
-    """A document as readers return it.
+    """A document as readers return it."""
 
-    Attributes:
-        pieces: all of it.
-        escape: writes text so that it means itself.
-        finish: changes a translated sentence so that it means itself where a line begins with it.
-    """
-
-    pieces: list[Piece]
-    escape: Callable[[str], str] = str
-    finish: Callable[[str], str] = str
+    pieces: list[Piece]  # all of it
+    escape: Callable[[str], str] = str  # writes text so that it means itself
+    finish: Callable[[str], str] = str  # changes a sentence so that it means itself where a line begins with it
 
 
 def text_piece(raw: str, text: str | None = None) -> Piece:
@@ -96,9 +90,7 @@ def closes_of(pieces: list[Piece]) -> dict[Piece, Piece]:
 def _separated(run: list[Piece]) -> list[Piece]:
     """Return the pieces of a run, with empty fixed ones where the edge of an element separates words."""
     links = [piece.name in _LINKS for piece in run]
-    depths = accumulate(
-        is_tag * (1 if piece.kind is Kind.OPEN else -1) for piece, is_tag in zip(run, links, strict=True)
-    )
+    depths = accumulate((piece.name in _LINKS) * (1 if piece.kind is Kind.OPEN else -1) for piece in run)
     outside = "".join(piece.text for piece, depth in zip(run, depths, strict=True) if not depth)
     is_list = sum(links) > 2 and not has_words(outside)
     result: list[Piece] = []

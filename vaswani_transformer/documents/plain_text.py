@@ -28,16 +28,11 @@ def read_subtitles(text: str) -> Document:
     """Return subtitles: each is a paragraph, and so is a line that begins with a dash; line breaks stay in a paragraph.
 
     WebVTT, which its first line names, has character references, and texts from their times to the next empty line.
-
-    Raises:
-        UserError: no line has a subtitle's times.
     """
     lines = re.findall(r"[^\n]*\n|[^\n]+", text)
     times = {number for number, line in enumerate(lines) if _TIME.match(line)}
     if lines and not times:
-        raise UserError(
-            "this has no line such as 00:00:01,000 --> 00:00:02,000: give subtitles in the format SubRip or WebVTT"
-        )
+        raise UserError("this has no line such as 00:00:01,000 --> 00:00:02,000: give subtitles of SubRip or WebVTT")
     is_vtt = text.startswith("WEBVTT")
     heads = {n - 1 for n in times if n and (lines[n - 1].strip().isdigit() or (is_vtt and not lines[n - 2].strip()))}
     heads |= times

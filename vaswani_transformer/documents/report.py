@@ -18,10 +18,6 @@ class Row(NamedTuple):
     filling: Filling
     near: tuple[float, str, str] | None = None  # of the memory's nearest entry the similarity, source, target
 
-    def shown(self, text: str) -> str:
-        """Return a text with its inline elements as they are written."""
-        return with_codes(text, self.entry.codes)
-
     @property
     def difference(self) -> list[tuple[str, str]]:
         """Return the words of the near match's source and of this one: each `del`, `ins` or empty, and the text."""
@@ -38,4 +34,4 @@ def catalogue_report(rows: Iterable[Row], name: str, summary: str) -> str:
     rows: Sequence[Row] = sorted(rows, key=lambda row: (not row.filling.reason, row.filling.confidence))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = (resources.files(__package__) / "report.html").read_text(encoding="utf-8")
-    return environment.from_string(template).render(rows=rows, name=name, summary=summary)
+    return environment.from_string(template).render(rows=rows, name=name, summary=summary, shown=with_codes)

@@ -176,7 +176,7 @@ def student_recipe(teacher: str, recipe: Recipe) -> Recipe:
 
 def languages_of_model(folder: str) -> tuple[str, str]:
     """Return the codes of a model's languages, source first; `source` and `target` where they are not known."""
-    codes = known_languages(folder)
+    codes = [*filter(None, known_languages(folder))]
     return tuple(codes) if len(codes) == len(set(codes)) == 2 else ("source", "target")
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pair_files import GERMAN, PAIRS, REVERSED, SWAPPED, read, rows, write, write_two
 
 from vaswani_transformer.data.pair_readers import read_pairs
-from vaswani_transformer.data.parallel_text import load_pairs
+from vaswani_transformer.data.parallel_text import load_pairs, pair_source
 
 # Two text files
 
@@ -197,4 +197,8 @@ def test_catalogues_of_several_languages_are_not_mixed(tmp_path):
     for name, language in (("a.ts", '<TS sourcelanguage="en" language="it_IT">'), ("b.ts", '<TS language="es">')):
         write(tmp_path / name, f"<?xml version='1.0'?>{language}</TS>")
     assert "a.ts is in it and " in read(data=tmp_path / "*.ts")
+    names = [pair_source(data=tmp_path / name).languages for name in ("a.ts", "b.ts", "[01].po")]
+    assert [*names, pair_source(data=tmp_path / "a.ts", **REVERSED).languages] == [
+        ["en", "it"], ["", "es"], ["", "de"], ["it", "en"]
+    ]  # fmt: skip
     assert "none of the endings" in read(data=write(tmp_path / "d.po.gz", 'msgid "a"\nmsgstr "b"\n'))

@@ -1,6 +1,7 @@
 """Whole runs through `train`: which weights are kept, and when a run ends or resumes."""
 
 import dataclasses
+import json
 import shutil
 import signal
 import time
@@ -25,7 +26,14 @@ from training_runs import (
 from transformers import trainer, trainer_utils
 from transformers.trainer_callback import TrainerState
 
-from vaswani_transformer import UserError, VaswaniConfig, average_checkpoints, train
+from vaswani_transformer import (
+    UserError,
+    VaswaniConfig,
+    VaswaniForConditionalGeneration,
+    average_checkpoints,
+    train,
+)
+from vaswani_transformer.hub.card_facts import facts_of, known_languages
 from vaswani_transformer.recipes.recipe import load_recipe
 from vaswani_transformer.training import callbacks
 from vaswani_transformer.training import run as training
@@ -59,6 +67,25 @@ def trained(without_pictures, tmp_path_factory, text):
 def straight(without_pictures, tmp_path_factory, text):
     """An uninterrupted run of `recipe`."""
     return train(make_recipe(text, tmp_path_factory.mktemp("straight") / "run"), progress=False)
+
+
+def test_a_model_knows_the_languages_of_its_catalogues(recipe, text):
+    sides = ((text / f"train.{side}").read_text(encoding="utf-8").splitlines() for side in ("en", "de"))
+    header = 'msgid ""\nmsgstr ""\n"Language: es_MX\\n"\n"Content-Type: text/plain; charset=UTF-8\\n"\n'
+    entries = (
+        f"\nmsgid {json.dumps(s)}\nmsgstr {json.dumps(t, ensure_ascii=False)}\n" for s, t in zip(*sides, strict=True)
+    )
+    (path := Path(recipe.output).parent / "a.po").write_text(header + "".join(entries), encoding="utf-8")
+    own = {
+        "train_source": None,
+        "train_target": None,
+        "train_data": str(path),
+        "max_steps": 2,
+        "average_checkpoints": 1,
+    }
+    folder = train(dataclasses.replace(recipe, **own), progress=False).folder
+    assert known_languages(folder) == ["", "es"]
+    assert facts_of(VaswaniForConditionalGeneration.from_pretrained(folder), "a/b", folder).languages == ["es"]
 
 
 @pytest.mark.parametrize("best_by", ["loss", "bleu"])

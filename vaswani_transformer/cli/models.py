@@ -219,6 +219,6 @@ def _write_site(model: str, languages: tuple[str, ...] | None, output: str | Pat
     from ..export.to_web import export_site
     from ..hub.card_facts import known_languages
 
-    if len(languages := languages or tuple(known_languages(model))) != 2:
+    if len(languages := languages or tuple(filter(None, known_languages(model)))) != 2:
         raise UserError(f"the languages of {model} are not known: give --languages (or push two --language)")
     return export_site(model, output, languages, *options)

@@ -165,7 +165,7 @@ def _languages(folder: str, request: Request) -> list[str]:
     from ..hub.card_facts import known_languages
 
     known = known_languages(folder) or ["en"]
-    return [request.written.source_language or known[0], *known[1:]]
+    return [request.written.source_language or known[0] or "en", *known[1:]]
 
 
 def load(folder: str, request: Request):

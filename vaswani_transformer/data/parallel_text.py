@@ -22,8 +22,11 @@ from ..files import is_local, to_path
 from .pair_readers import CATALOGUES, DEFAULT_COLUMNS, PAIR_FEATURES, UNDECODED, PairsBuilder, column_position
 from .text_files import LONGEST_LINE, check_on_disk, file_stamp, home_path
 
-# The target language that a catalogue names, without its region.
-_LANGUAGE = re.compile(rb"""(?:"Language: *|(?:target-|\s)language=["']|trgLang=["'])([a-z]{2,3})(?![a-z])""")
+# The languages that a catalogue names, without regions: source, target.
+_LANGUAGES = (
+    re.compile(rb"""(?:"X-Source-Language: *|source-?language=["']|srcLang=["'])([a-z]{2,3})(?![a-z])"""),
+    re.compile(rb"""(?:"Language: *|(?:target-|\s)language=["']|trgLang=["'])([a-z]{2,3})(?![a-z])"""),
+)
 CACHE_VERSION = 3  # part of every cache key: raise it when the meaning of the cached rows changes
 _OWN = (".tsv", ".csv", ".tmx", *CATALOGUES)
 _BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of `datasets`, by suffix
@@ -41,6 +44,7 @@ class PairSource:
     shards: Mapping[str, Sequence[tuple[Path, ...]]] = field(default_factory=dict)  # by split: files, or pairs of them
     config: str | None = None
     files: tuple[Path, ...] = ()  # all that may have a part in it; none of the Hub
+    languages: Sequence[str] = ()  # source and target, as catalogues name them, or blank
 
     def load(self) -> datasets.Dataset:
         """Return the pairs as a memory-mapped dataset; see `load_pairs`.
@@ -175,14 +179,18 @@ def _of_files(where: str, kind: str, columns: tuple[str, str], shards: dict, spl
     files = tuple(path for each in shards.values() for shard in each for path in shard)
     for path in files:
         check_on_disk(path)
-    named = {}
+    sides = [{}, {}]
     for path in files if kind in CATALOGUES else ():
         with reading(path), path.open("rb") as file:
-            named |= {match[1].decode(): path for match in [_LANGUAGE.search(file.read(1 << 16))] if match}
-    if len(named) > 1:  # which a model would mix
-        names = " and ".join(f"{path} is in {code}" for code, path in named.items())
+            head = file.read(1 << 16)
+        for named, pattern in zip(sides, _LANGUAGES, strict=True):
+            named |= {match[1].decode(): path for match in [pattern.search(head)] if match}
+    if len(sides[1]) > 1:  # which a model would mix
+        names = " and ".join(f"{path} is in {code}" for code, path in sides[1].items())
         raise UserError(f"{names:.300}: give the catalogues of one language")
-    return PairSource(where, kind, split, columns, shards, files=files)
+    languages = [next(iter(named)) if len(named) == 1 else "" for named in sides] if any(sides) else []
+    languages = languages[:: -1 if columns[0] == DEFAULT_COLUMNS[1] else 1]
+    return PairSource(where, kind, split, columns, shards, files=files, languages=languages)
 
 
 def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[str, str]) -> PairSource:

@@ -190,8 +190,11 @@ def metadata(text: str) -> dict[str, Any]:
 
 
 def known_languages(folder: str | Path) -> list[str]:
-    """Return source and target language of a model's folder, as an import or a training noted them, or none."""
-    return read_import(folder).get("languages") or languages_of(read_run_recipe(folder))
+    """Return source, perhaps blank, and target language that a model's import or training noted, or none."""
+    noted = read_import(folder).get("languages") or languages_of(read_run_recipe(folder))
+    with contextlib.suppress(OSError, UserError, KeyError, TypeError):
+        noted = noted or list(map(str, read_json(Path(folder) / "verdict.json")["languages"]))
+    return noted
 
 
 def datasets_of(recipe: Mapping, part: str = "train_data") -> list[str]:
@@ -214,7 +217,7 @@ def facts_of(model, repo_id: str, folder: str | Path | None) -> CardFacts:
         generation={name: value for name, value in settings if is_search_setting(name, value)},
         recipe=recipe,
         imported=imported,
-        languages=imported.get("languages") or languages_of(recipe),
+        languages=[*filter(is_language, known_languages(folder))] if folder else [],
         license=imported.get("license"),
         datasets=datasets_of(recipe),
     )

@@ -64,7 +64,7 @@ def find_models(names: Sequence[str]) -> list[ServedModel]:
         if not folder.is_dir():
             logger.warning(f"there is no model folder {folder}: it is left out")
             continue
-        languages = match.group(1, 2) if match else known_languages(folder)
+        languages = match.group(1, 2) if match else [*filter(None, known_languages(folder))]
         if len(languages) != 2:
             raise UserError(f"the languages of {folder} are not known: give them too, as in en-de={folder}")
         served = ServedModel(*(code.replace("_", "-") for code in languages), folder)

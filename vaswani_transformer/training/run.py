@@ -22,7 +22,7 @@ from transformers.trainer_callback import TrainerState
 
 from ..data.prepare import prepare_if_large
 from ..data.prepared import MANIFEST, TRAIN, VALIDATION, check_recipe_matches, open_prepared
-from ..data.recipe_data import load_training_pairs, new_tokenizer
+from ..data.recipe_data import data_sources, load_training_pairs, new_tokenizer
 from ..data.tokenization import TOKENIZER_FILES, load_tokenizer
 from ..data.tokenized_pairs import tokenize_pairs
 from ..distributed import Processes, joined_processes
@@ -66,6 +66,7 @@ class TrainingResult:
     averaged: int  # how many checkpoints they are the average of; 0 if they are of one
     kept: str = "best checkpoint"  # which they are, in words
     verdict: Sequence[str] = ()  # on text and scores
+    languages: Sequence[str] = ()  # source and target, as the text's catalogues name them, or blank
 
 
 def make_tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool = False) -> PreTrainedTokenizerBase:
@@ -224,6 +225,7 @@ class TrainingRun:
             if recipe.from_model is not None and checkpoint is None:
                 read_model_of(recipe.from_model)  # mistakes are found before the data is read
             train, validation = self._load_data(processes, checkpoint is not None)
+            languages = data_sources(recipe, one_text=True)[0].languages if recipe.train_data else ()
         if recipe.from_model is None:
             model = new_model(recipe, self.tokenizer)
         else:  # a checkpoint has all of it: the model that was started from is not read again
@@ -250,7 +252,7 @@ class TrainingRun:
                 choose_length_penalty(trainer, self.stopper.seconds_left)
             lines = [*self.text_verdict, *verdict.of_scores(metrics)]
             steps, seconds = trainer.state.global_step, self.log.seconds()
-            result = TrainingResult(self.folder, steps, seconds, metrics, averaged, kept, lines)
+            result = TrainingResult(self.folder, steps, seconds, metrics, averaged, kept, lines, languages)
             self._finish(trainer, result)
             return result
         finally:

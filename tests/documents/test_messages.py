@@ -65,6 +65,7 @@ def words_as_they_are(texts):
         ("", "Hi {{name}}, $t(key), @:a.key &amp; ${x} %{count} %s", "{{name}} $t(key) @:a.key &amp; ${x} %{count} %s"),
         ("", "See <0>{{n}} <1/></0>, 3<5", "<0> {{n}} <1/> </0> <"),  # of react-i18next
         ("", "$(ARG1) to $name$ of %PRODUCTNAME: $1", "$(ARG1) $name$ %PRODUCTNAME $1"),  # LibreOffice, MediaWiki
+        ("", "One value.|{{ n }} values.", "| {{ n }}"),  # Symfony's
         ("", "%#@files@ in %2$#@n_x@, 5#@a@", "%#@files@ %2$#@n_x@"),  # Apple's
         ("", "{n, plural, one {# file} other {#s}} in {place}", "{n, plural, one {# file} other {#s}} {place}"),
     ],

@@ -1,5 +1,4 @@
 """Translators' catalogues: gettext, XLIFF, Qt, Android, Java and Apple resources, JSON and YAML.
 
-`formats` reads and fills a file by the reader of its format, whose base is in `catalogue`. Nothing here knows a model:
-what fills entries is given.
+`formats` reads and fills a file by its format's reader, based on `catalogue`. No model is known: what fills is given.
 """

@@ -76,8 +76,7 @@ class GettextFile(Catalogue):
             made = [f"{name} {strings[0]}"] if len(strings) == 1 else [f'{name} ""', *strings]
             lines += [name + there[form].rstrip("\r\n")] if _text(there.get(form)) else made
         start, end = match.end() - len(match["targets"].lstrip()), match.start() + len(match[0].rstrip("\r\n"))
-        comments = f"# {filling.note}{newline}{comments}"
-        return [(*match.span("comments"), comments), (start, end, newline.join(lines))]
+        return [(*match.span("comments"), f"# {filling.note}{newline}{comments}"), (start, end, newline.join(lines))]
 
 
 def _text(strings: str | None) -> str:

@@ -120,12 +120,11 @@ class JsonFile(Catalogue):
         return [*edits, (place, place, comma * bool(key) + self._members(new, space, comma) + end)]
 
     def _members(self, tree: dict, space: str, comma: str) -> str:
-        """Return members of a map as they are written, each behind the white space, in flow style with commas."""
+        """Return members of a map, each behind the white space; keys that are no strings have no quotation marks."""
         start, parts = self.root.members[0][0].start if self.root.members else 0, []
         first = self.text[:start].rpartition("\n")[2]  # what is before the first member of all
         inner = space + (first if first.isspace() else "  ") if "\n" in space else ""
         for key, value in tree.items():
-            # Keys that are no strings have no quotation marks.
             is_plain = self.comment and re.fullmatch(r"(?a)[A-Za-z_]\w*", key) and yaml.safe_load(key) == key
             start = space + (key.removeprefix("\0") if key[0] == "\0" or is_plain else _written(key)) + ":"
             if isinstance(value, dict):

@@ -11,8 +11,7 @@ import regex
 from .catalogue import CODE, MARK, Catalogue, Edit, Entry, Filling, unescaped, with_codes
 
 _ATTRIBUTES = r"""(?:[^<>"'/]|"[^"]*+"|'[^']*+'|/(?!>))*+"""
-# CDATA, and what is kept as a whole: comments, codes of a document's format, what is not to be translated, tags,
-# entities that are not XML's own.
+# CDATA, and what is kept as a whole: comments, codes of a format, what XLIFF protects, tags, a document's own entities.
 _INLINE = regex.compile(
     rf"""<!\[CDATA\[(?P<data>.*?)\]\]> | <!--.*?--> | <(?P<name>bpt|ept|it|ph|ut|xliff:g
     |mrk(?=[^<>]*\s(?:translate=["']no|mtype=["']protected)["']))(?=[\s/>]){_ATTRIBUTES}(?:/>|>.*?</(?P=name)\s*>)
@@ -182,10 +181,8 @@ class QtFile(_XmlFile):
             parts = [*(f"{space}    <numerusform>{part}</numerusform>" for part in parts), space]
         tag = f"<translation{_with(translation, {'type': 'unfinished'})}>"
         place = ours.span() if ours else (translation.start(), translation.start())
-        return [
-            (*place, f"{space}<translatorcomment>{comment}</translatorcomment>"),
-            (*translation.span(), f"{space}{tag}{''.join(parts)}</translation>"),
-        ]
+        note = (*place, f"{space}<translatorcomment>{comment}</translatorcomment>")
+        return [note, (*translation.span(), f"{space}{tag}{''.join(parts)}</translation>")]
 
 
 class AndroidFile(_XmlFile):

@@ -1,5 +1,4 @@
-"""Documents: texts with paragraphs and markup, as HTML, Markdown, subtitles and Word files.
+"""Documents (HTML, Markdown, subtitles, Word files) and messages: a reader finds what is translated; all else stays.
 
-A reader for each format finds what is to be translated; all else stays byte for byte. Callers pass the function that
-translates sentences: this room knows no model and prints nothing, so that commands and servers use it alike.
+Callers pass what translates sentences: this room knows no model and prints nothing, for commands and servers alike.
 """

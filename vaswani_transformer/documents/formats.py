@@ -28,15 +28,11 @@ ENDINGS |= {f".{name}": name for name in ("srt", "vtt", *OFFICE)}
 def translate_document(
     data: bytes, format: str, translate: Translate, align: Align | None = None, language: str = "en"
 ) -> bytes:
-    """Return a document with its sentences translated and everything else as it was.
+    """Return a document of one of `FORMATS`, UTF-8 if it is text, with its sentences translated and all else as it was.
 
-    Args:
-        data: the document, UTF-8 if it is text.
-        format: one of `FORMATS`.
-        translate: gives as many translations as it gets sentences, in which white space is single spaces.
-        align: gives the word alignments of sentences and their translations, as `vaswani_transformer.align` does; it is
-            called for those with markup in them. Without it words are taken to be in the same order.
-        language: code of the document's language, for the splitting of sentences.
+    `translate` gives as many translations as it gets sentences, in which white space is single spaces; `align` word
+    alignments, as `vaswani_transformer.align` does, for those with markup in them: without it words are taken to be in
+    the same order. `language` is the code of the document's, for the splitting of sentences.
     """
     if format in OFFICE:
         from .office_file import translate_office_file

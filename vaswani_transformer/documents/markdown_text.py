@@ -19,7 +19,7 @@ _POINTS = dict.fromkeys(("Code", "InlineMath", "DisplayMath", "Link"), STAND_IN)
 _POINTS |= {"FootnoteReference": "", "Image": " "}
 _TAG = re.compile(r"<(/?)([a-zA-Z][\w-]*)[^>]*>", re.DOTALL)
 _SPECIAL = re.compile(r"[\\`*_\[\]<~|$]|&(?=#?(?:\w+;|$))")  # at the end, the rest of a reference may follow
-_LINE_START = re.compile(r"^(\s*\d{0,9})(?:(?<!\d)[-+=#>:]|(?<=\d)[.)])")
+_LINE_START = re.compile(r"^(\s*\d{0,9})((?<!\d)[-+=#>:]|(?<=\d)[.)])")
 _HEADING_END = re.compile(r"(?<=\s)#+\s*$")
 # A line that says what the next ones are (Python-Markdown, Docusaurus, Pandoc), perhaps with a title; and a template's.
 _MARKER = re.compile(
@@ -53,8 +53,7 @@ def read_markdown(source: str) -> Document:
 
 def _without_block(sentence: str) -> str:
     """Return a sentence so that it does not start a heading, list or quotation, or lose signs at a heading's end."""
-    sentence = _HEADING_END.sub(r"\\\g<0>", sentence)
-    return _LINE_START.sub(lambda match: f"{match[0][:-1]}\\{match[0][-1]}", sentence)
+    return _LINE_START.sub(r"\1\\\2", _HEADING_END.sub(r"\\\g<0>", sentence))
 
 
 class _Reader:

@@ -38,14 +38,10 @@ def project(
 ) -> list[Fragment]:
     """Return a translation in fragments, each in the spans and among the points that belong to its words.
 
-    A span that no target word got is put around the nearest one, by source words, that has none of its kind.
-
-    Args:
-        atoms: the characters that were translated, without white space at the ends, and the points between them.
-        translation: words and single spaces, at least a word.
-        links: source word, target word; a target word without a link belongs where the one before it does.
-        escape: writes text so that it means itself.
-        outside: spans that are around something beside these characters.
+    A span that no target word got is put around the nearest one, by source words, that has none of its kind. Atoms are
+    the characters that were translated, without white space at the ends, and the points between them; a translation has
+    words and single spaces, at least a word. A target word without a link belongs where the one before it does; spans
+    `outside` are around something beside these characters.
     """
     words, starts, points, breaks = _words(atoms)
     places = word_places(translation)

@@ -74,7 +74,7 @@ def _kinds(flags: str) -> list[str]:
 @cache
 def pattern_of(flags: str) -> regex.Pattern:
     """Return the pattern of placeholders by an entry's flags, such as `c-format`; without them by their looks."""
-    style = "|".join(_STYLES.get(kind, _PERCENT) for kind in _kinds(flags)) or rf"{KEPT.pattern}|\$\d+"
+    style = "|".join(_STYLES.get(kind, _PERCENT) for kind in _kinds(flags)) or rf"{KEPT.pattern}|\$\d+|\|"
     return regex.compile(rf"{_MARKUP}|{style}", regex.VERBOSE | regex.DOTALL | regex.ASCII)
 
 
@@ -230,8 +230,7 @@ class Messages:
     memory: Memory | None = None  # whose translation of a text is taken, if it is valid
     language: str | None = None  # code of the target language, for ICU's plurals
     _found: dict[_Segment, Filling] = field(default_factory=dict, init=False)
-    # Accelerators by context.
-    _taken: dict[str, set[str]] = field(default_factory=partial(defaultdict, set), init=False)
+    _taken: dict[str, set[str]] = field(default_factory=partial(defaultdict, set), init=False)  # keys by context
 
     def __call__(self, entries: list[Entry]) -> list[Filling]:
         """Return the translations of entries, or why there is none."""

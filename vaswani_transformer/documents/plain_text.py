@@ -35,12 +35,11 @@ def read_subtitles(text: str) -> Document:
         raise UserError("this has no line such as 00:00:01,000 --> 00:00:02,000: give subtitles of SubRip or WebVTT")
     is_vtt = text.startswith("WEBVTT")
     heads = {n - 1 for n in times if n and (lines[n - 1].strip().isdigit() or (is_vtt and not lines[n - 2].strip()))}
-    heads |= times
     pieces, in_text, is_cue = [], False, False
     for number, line in enumerate(lines):
         inner = line.rstrip("\r\n")
         is_cue = number in times or (is_cue and not (is_vtt and not inner.strip()))
-        if number in heads or not is_cue or not inner.strip():
+        if number in heads or number in times or not is_cue or not inner.strip():
             pieces.append(Piece(line))
             in_text = False
             continue

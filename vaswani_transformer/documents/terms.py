@@ -45,13 +45,12 @@ def find_terms(pairs: Iterable[tuple[str, str]]) -> list[FoundTerm]:
             if min(len(words[0]), len(words[-1])) >= _LETTERS:
                 rows[" ".join(words)].add(row)
     found: dict[str, FoundTerm] = {}
-    for source, places in sorted(rows.items(), key=lambda pair: len(pair[0])):
-        if len(places) < _LEAST:
-            continue
+    likely = (pair for pair in rows.items() if len(pair[1]) >= _LEAST)
+    for source, places in sorted(likely, key=lambda pair: len(pair[0])):
         least, most = max(_LEAST, _SHARE * len(places)), len(places) / _OWN
         some = list(places)[: int(len(places) - least) + 1]  # of which one has what so many of them have
-        likely = {phrase for row in some for phrase in targets[row] if least <= of_all[phrase] <= most}
-        own = [(2 * n / (len(places) + of_all[phrase]), len(phrase), phrase, n) for phrase in likely
+        often = {phrase for row in some for phrase in targets[row] if least <= of_all[phrase] <= most}
+        own = [(2 * n / (len(places) + of_all[phrase]), len(phrase), phrase, n) for phrase in often
                if (n := len(places & having[phrase])) >= max(least, _OWN * of_all[phrase])]  # fmt: skip
         known = [found[part] for part in set(_phrases(source if own else "")) - {source} if part in found]
         if not own or any(max(own)[2] == term.targets[0].casefold() and term.total > len(places) for term in known):

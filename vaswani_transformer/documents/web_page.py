@@ -22,8 +22,7 @@ _OPAQUE = {
     "script", "style", "pre", "textarea", "iframe", "noembed", "noframes", "noscript", "xmp", "plaintext", "template",
     "object", "audio", "video", "canvas", "applet", "listing", *_POINTS,
 }  # fmt: skip
-# Elements whose end tags may be left out: the tags that end them, and elements within which these do not. Besides them
-# the end of what they are in does.
+# Elements whose end tags may be left out: the tags that end them, as the end of what they are in does; where not.
 _TABLE = {"td", "th", "tr", "tbody", "tfoot", "thead"}
 _ENDED_BY = {
     "p": {

@@ -9,6 +9,7 @@ from catalogue_files import FEW, SOME_TEXTS, check_damage, echo, filled, nothing
 from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
+from test_xml_files import QT, XLIFF_1, XLIFF_2
 
 from vaswani_transformer.catalogues.formats import ENDINGS, FORMATS, open_catalogue, read
 from vaswani_transformer.errors import UserError
@@ -72,9 +73,8 @@ def merged(target, source):
 @FEW
 @given(TREES, st.data(), st.sampled_from(["json", "yaml"]), st.integers(0, 2))
 def test_what_a_tree_lacks_is_added_behind_what_it_has(tmp_path_factory, tree, data, ending, style):
-    tree = json.loads(
-        json.dumps(tree), object_hook=lambda inner: {k: v for k, v in inner.items() if not isinstance(v, list)}
-    )
+    without_lists = lambda inner: {k: v for k, v in inner.items() if not isinstance(v, list)}  # noqa: E731
+    tree = json.loads(json.dumps(tree), object_hook=without_lists)
     part = {}
     for key, value in tree.items():
         kept = {k: f"{k}!" for k in value if data.draw(st.booleans())} if isinstance(value, dict) else "there"
@@ -102,9 +102,8 @@ def test_plural_forms_are_those_of_the_language_and_a_language_above_all_keys_ch
     assert "ru:  # top" in result and "anchor: &a Shared\n  alias: *a\n" in result and "  # end\n" in result
     assert loaded(result, "yaml")["ru"]["other"] == {"a": "b"}
     assert '  text: "Two\\n  lines\\n"\n' in result and "    - :year\n    # vaswani" in result
-    (path := tmp_path / "app.json").write_text(
-        '{\n\t"app" : {"n_one": "{{count}} file", "n_other": "{{count}} files"}\n}'
-    )
+    app = '{\n\t"app" : {"n_one": "{{count}} file", "n_other": "{{count}} files"}\n}'
+    (path := tmp_path / "app.json").write_text(app)
     forms = {f"n_{name}": "{{count}} files" for name in ("one", "few", "many", "other")}
     assert json.loads(filled(path, language="ru")) == {"app": forms}
     (target := tmp_path / "app-ja.json").write_text("{}\n")
@@ -156,16 +155,14 @@ def test_android_texts_are_what_the_phone_shows(tmp_path):
     swapped = [fill._replace(targets=tuple(text[::-1] for text in fill.targets)) for fill in echo(read(path))]
     etree.fromstring(filled(path, lambda entries: swapped[: len(entries)]), etree.XMLParser(resolve_entities=False))
     (target := tmp_path / "de" / "strings.xml").parent.mkdir()
-    target.write_text(
-        '<resources>\n  <string name="plain">Hallo</string>\n  <string name="old">x</string>\n</resources>\n'
-    )
+    texts = '<string name="plain">Hallo</string>\n  <string name="old">x</string>'
+    target.write_text(f"<resources>\n  {texts}\n</resources>\n")
     added = etree.fromstring(filled(target, source=path, language="de"))
     assert [child.get("name") for child in added if child.tag != etree.Comment] == [
         "plain", "old", "single", "wrapped", "html", "cdata", "files", "days"
     ]  # fmt: skip
-    assert filled(target, source=path, language="de").startswith(
-        target.read_bytes()[:-14]
-    )  # it declares no &app; and xliff:
+    result = filled(target, source=path, language="de")
+    assert result.startswith(target.read_bytes()[:-14])  # it declares no &app; and xliff:
 
 
 STRINGS = """/* A "comment" with = ; */
@@ -181,7 +178,7 @@ plain=Hello
 esc\\ key\\:x = caf\\u00e9 \\t tab
 empty=
 novalue
-uni = \\ud83d\\ude00 smile\n"""
+uni = \\ud83d\\ude00 smile\narg = {0}\n"""
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-be"])
@@ -203,9 +200,10 @@ def test_apples_strings(tmp_path, encoding):
 def test_javas_properties_in_ascii_latin_1_and_utf_8(tmp_path):
     (path := tmp_path / "a.properties").write_text(PROPERTIES)
     texts = {"plain": "Hello", "spaced": "value with trailing ", "cont": "first second"}
-    texts |= {"esc key:x": "café \t tab", "uni": "😀 smile"}
+    texts |= {"esc key:x": "café \t tab", "uni": "😀 smile", "arg": "{0}"}
     assert {entry.id: entry.sources[0] for entry in read(path) if entry.state == "untranslated"} == texts
-    assert [entry.line for entry in read(path)] == [2, 3, 4, 6, 7, 8, 9]
+    assert [entry.line for entry in read(path)] == [2, 3, 4, 6, 7, 8, 9, 10]
+    assert [entry.flags for entry in read(path)][-2:] == ["", "java-format"]  # with an argument of MessageFormat
     assert filled(path).isascii() and b"\\ud83d\\ude00 smile" in filled(path)
     for encoding, expected in (("latin-1", b"x\xa0y=\xdf\n# vaswani"), ("utf-8", "x\xa0y=ß\n# vaswani".encode())):
         (target := tmp_path / "b.properties").write_text("x\xa0y=ß", encoding=encoding)
@@ -217,10 +215,13 @@ def test_javas_properties_in_ascii_latin_1_and_utf_8(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "text"), [("strings.xml", ANDROID), ("a.strings", STRINGS), ("a.properties", PROPERTIES)]
+    + [("a.xlf", XLIFF_1), ("b.xlf", XLIFF_2), ("a.ts", QT)]
     + [(f"a.{ending}", dumped({"a": {"b": "x y", "n": 1}, "l": ["a", "b"]}, ending, 2)) for ending in ("json", "yaml")]
 )  # fmt: skip
 def test_damage_is_refused_by_entry_or_on_one_line(tmp_path, name, text):
-    (path := tmp_path / name).write_text(text, encoding="utf-8")
+    (path := tmp_path / name).write_text(text, encoding="latin-1" if "8859" in text else "utf-8")
+    if open_catalogue(path).is_xml:
+        assert filled(path, lambda entries: echo(entries, "\x08")) == filled(path, nothing)  # which no XML has
     check_damage(path, 30)
 
 
@@ -234,9 +235,8 @@ def test_yaml_that_is_deep_is_refused(tmp_path):
 @pytest.mark.parametrize("ending", ["json", "yaml", "yml", "strings", "properties", "po", "xlf"])
 def test_empty_files_and_other_files(tmp_path, ending):
     (path := tmp_path / f"a.{ending}").write_bytes(b"")
-    (source := tmp_path / f"b.{ending}").write_text(
-        {"json": '{"a": "b"}', "strings": '"a" = "b";'}.get(ending, "a: b\n")
-    )
+    texts = {"json": '{"a": "b"}', "strings": '"a" = "b";'}
+    (source := tmp_path / f"b.{ending}").write_text(texts.get(ending, "a: b\n"))
     try:
         path.write_bytes(filled(path, source=None if ending in ("po", "xlf") else source))
         assert [entry.sources for entry in read(path)] == [("b",)] * (ending != "po")
@@ -247,11 +247,6 @@ def test_empty_files_and_other_files(tmp_path, ending):
         open_catalogue(tmp_path / "a.xml")
     with pytest.raises(UserError, match=r"none\.po: No such file"):
         open_catalogue(tmp_path / "none.po")
-
-
-def test_texts_with_arguments_are_of_javas_message_format(tmp_path):
-    (path := tmp_path / "a.properties").write_text("a = Open {0}\nb = Open\n", encoding="utf-8")
-    assert [entry.flags for entry in read(path)] == ["java-format", ""]
 
 
 def test_yaml_keys_that_are_no_strings(tmp_path):
@@ -277,9 +272,7 @@ def test_a_text_for_zero_is_one_of_its_own_where_the_language_has_no_such_plural
     target.write_text(json.dumps({"n": {f"{prefix}other": "Mine", f"{prefix}one": ""}}))
     mine = json.loads(filled(target, upper, source=path, language="de"))["n"]
     assert mine == upper_texts | {f"{prefix}other": "Mine"}
-    forms = {
-        form: texts["one" if form == "one" else "other"] for form in ("zero", "one", "two", "few", "many", "other")
-    }
+    forms = dict.fromkeys(("zero", "one", "two", "few", "many", "other"), texts["other"]) | {"one": texts["one"]}
     assert json.loads(filled(path, language="ar"))["n"] == {prefix + form: text for form, text in forms.items()}
 
 
@@ -295,18 +288,16 @@ def test_metadata_of_json_is_kept_but_for_the_language(tmp_path):
 
 
 def test_android_references_and_spaces_in_quotation_marks(tmp_path):
-    (path := tmp_path / "strings.xml").write_text(
-        '<resources><string name="a">@string/b</string><string name="c"> "  and\\u0020" </string>'
-        '<string-array name="d"><item>?attr/e</item><item>\\@home</item></string-array></resources>'
-    )
+    strings = '<string name="a">@string/b</string><string name="c"> "  and\\u0020" </string>'
+    array = '<string-array name="d"><item>?attr/e</item><item>\\@home</item></string-array>'
+    (path := tmp_path / "strings.xml").write_text(f"<resources>{strings}{array}</resources>")
     first, second, third = read(path)
     assert first.codes == ("@string/b",) and second.sources == ("  and ",)
     texts = etree.fromstring(filled(path)).xpath("//string/text() | //item/text()")
     assert texts == ["@string/b", '"  and "', "?attr/e", "\\@home"]
-    items = (
-        '<plurals name="n"><!-- a --><item quantity="one" b="c">One</item> <item quantity="other">All</item></plurals>'
-    )
-    path.write_text(f'<resources>{items}<string-array name="l">{items[18:-10]}</string-array></resources>')
+    items = '<!-- a --><item quantity="one" b="c">One</item> <item quantity="other">All</item>'
+    array = f'<string-array name="l">{items}</string-array>'
+    path.write_text(f'<resources><plurals name="n">{items}</plurals>{array}</resources>')
     result = filled(path, upper, language="de").decode()
     assert result.count('<!-- a --><item quantity="one" b="c">&lt;One&gt;</item> <item') == 2
     assert len(third.sources[0]) == 1 and third.sources[1] == "@home"
@@ -320,9 +311,8 @@ def test_android_references_and_spaces_in_quotation_marks(tmp_path):
 
 
 def test_what_yaml_lacks_is_added_in_block_style_with_comments(tmp_path):
-    (source := tmp_path / "en.yml").write_text(
-        'en:\n  a: One\n  b:\n    "no": Two\n    c:\n      d: [x, y]\n  e:\n    one: "%{n} f"\n    other: "%{n} g"\n'
-    )
+    texts = 'a: One\n  b:\n    "no": Two\n    c:\n      d: [x, y]\n  e:\n    one: "%{n} f"\n    other: "%{n} g"'
+    (source := tmp_path / "en.yml").write_text(f"en:\n  {texts}\n")
     (target := tmp_path / "de.yml").write_text("de:\n  a: Eins  # mine\n")
     result = re.sub(r"\n *# vaswani: machine.*", "#", filled(target, source=source, language="ja").decode())
     texts = '  b:#\n    "no": "Two"\n    c:#\n      d: ["x", "y"]\n  e:#\n    other: "%{n} g"\n'

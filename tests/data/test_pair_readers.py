@@ -197,8 +197,6 @@ def test_catalogues_of_several_languages_are_not_mixed(tmp_path):
     for name, language in (("a.ts", '<TS sourcelanguage="en" language="it_IT">'), ("b.ts", '<TS language="es">')):
         write(tmp_path / name, f"<?xml version='1.0'?>{language}</TS>")
     assert "a.ts is in it and " in read(data=tmp_path / "*.ts")
-    names = [pair_source(data=tmp_path / name).languages for name in ("a.ts", "b.ts", "[01].po")]
-    assert [*names, pair_source(data=tmp_path / "a.ts", **REVERSED).languages] == [
-        ["en", "it"], ["", "es"], ["", "de"], ["it", "en"]
-    ]  # fmt: skip
+    names = [" ".join(pair_source(data=tmp_path / name).languages) for name in ("a.ts", "b.ts", "[01].po")]
+    assert [*names, pair_source(data=tmp_path / "a.ts", **REVERSED).languages[0]] == ["en it", " es", " de", "it"]
     assert "none of the endings" in read(data=write(tmp_path / "d.po.gz", 'msgid "a"\nmsgstr "b"\n'))

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 import translating
@@ -26,7 +27,7 @@ def translator(model):
     return Translator(*load_model(model, "cpu"))
 
 
-def test_a_page(model, translator, tmp_path, monkeypatch, capsysbinary):
+def test_a_page_and_a_word_file(model, translator, tmp_path, monkeypatch, capsysbinary):
     (tmp_path / "in.html").write_text(HTML)
     command = ["translate", model, "--device", "cpu", "--format", "html"]
     assert run(*command, "--input", tmp_path / "in.html", "--output", tmp_path / "out.html") == 0
@@ -45,9 +46,6 @@ def test_a_page(model, translator, tmp_path, monkeypatch, capsysbinary):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(HTML.encode())))
     assert run(*command) == 0
     assert capsysbinary.readouterr().out.decode() == result
-
-
-def test_a_word_file(model, translator, tmp_path):
     (tmp_path / "in.docx").write_bytes(word_file(f"<w:p>{run_of('Two dogs')}</w:p>"))
     command = ["translate", model, "--device", "cpu", "--format", "docx", "--input", tmp_path / "in.docx"]
     assert run(*command, "--output", tmp_path / "out.docx") == 0
@@ -68,8 +66,7 @@ def test_the_language_is_that_of_the_model(model, tmp_path, monkeypatch):
     for options, expected in (([], ["Am 3.", "Oktober."]), (["--source-language", "de"], ["Am 3. Oktober."])):
         assert run("translate", model, *command, *options, "--output", tmp_path / "out") == 0
         assert sentences == expected
-    imported = tmp_path / "imported"
-    imported.mkdir()
+    (imported := tmp_path / "imported").mkdir()
     for path in model.iterdir():
         (imported / path.name).symlink_to(path)
     facts = {"toolkit": "Marian", "source": "x", "notes": [], "languages": ["de", "en"]}
@@ -156,11 +153,7 @@ def test_words_that_cannot_be_aligned_are_taken_in_order(translator, tmp_path):
     links = aligner(model, tokenizer)(sources, targets)
     assert links[:2] == align(model, tokenizer, sources[:2], targets[:2])
     assert links[2] == [(number, number) for number in range(40)]
-
-    class Slow:
-        is_fast = False
-
-    assert aligner(model, Slow())(["a b"], ["x y"]) == [[(0, 0), (1, 1)]]
+    assert aligner(model, SimpleNamespace(is_fast=False))(["a b"], ["x y"]) == [[(0, 0), (1, 1)]]
     assert aligner(object(), tokenizer)(["a"], ["x y"]) == [[(0, 0), (0, 1)]]
 
 

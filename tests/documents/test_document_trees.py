@@ -106,9 +106,5 @@ def verify(format, tree, seed):
 
 @pytest.mark.parametrize("format", POINTS)
 def test_every_element_is_there_again(format):
-    @settings(max_examples=int(os.environ.get("TREES", 40)))
-    @given(trees(format), st.integers(0, 1000))
-    def check(tree, seed):
-        verify(format, tree, seed)
-
-    check()
+    check = given(st.just(format), trees(format), st.integers(0, 1000))(verify)
+    settings(max_examples=int(os.environ.get("TREES", 40)))(check)()

@@ -210,9 +210,6 @@ def test_subtitles():
     assert "<i>RUNS. DOG\r\nBIG A</i>" in translated(text, "srt", backwards, turned)
     one_word = translated(text, "srt", lambda sentences: ["Wort" for _ in sentences], None)
     assert "\r\n<i>Wort</i>\r\n\r\n2" in one_word  # an empty line would end the subtitle
-
-
-def test_webvtt():
     cue = "intro\n01.5 {}\n00:01.000 --> 00:04.000 align:start\n<v Ann>{} &amp; <i.x>{}</i>\n<00:02.000>{}\n\n"
     text = "WEBVTT - a title\n\nNOTE a\nnote\n\n" + cue
     result = translated(text.format("x", "hi", "dogs", "run"), "srt")
@@ -237,7 +234,7 @@ def test_paragraphs():
     assert asked == ["One dog.", "Two.", "Three", "four"]
 
 
-def test_word_runs_and_links_follow_their_words():
+def test_runs_links_figures_and_references_of_word_files():
     xml = f"<w:p>{run('A ')}{run('big', True)}{run(' dog')}</w:p>"
     result = translate_document(word_file(xml), "docx", backwards, turned)
     assert body(result) == f"<w:p>{run('DOG ')}{run('BIG ', True)}{run('A')}</w:p>"
@@ -245,9 +242,6 @@ def test_word_runs_and_links_follow_their_words():
     data = word_file(f"<w:p>{run('Click ')}{link}{run(' now.')}</w:p>")
     result = translate_document(data, "docx", lambda _: ["Jetzt klicken."], lambda *pairs: [[(0, 0), (2, 1)]])
     assert body(result) == f"<w:p>{run('Jetzt ')}{link.replace('here', 'klicken')}{run('.')}</w:p>"
-
-
-def test_raised_figures_and_notes_in_a_word_file():
     low = '<w:r><w:rPr><w:vertAlign w:val="subscript"/></w:rPr><w:t>2</w:t></w:r>'
     data = word_file(f"<w:p>{run('the H')}{low}{run('O of 20')}{run('25')}{low}{run(' sees')}</w:p>")
     seen = []
@@ -264,9 +258,6 @@ def test_the_main_part_of_a_word_file_is_the_one_that_its_relations_name():
         archive.writestr("word/document2.xml", f'<w:x xmlns:w="{document_files.WORD}">{run("A dog")}</w:x>')
     result = document_files.parts(translate_document(data.getvalue(), "docx", louder))
     assert "A DOG" in result["word/document2.xml"].decode()
-
-
-def test_references_beside_a_tab_in_a_word_file():
     inner = "<w:tab/><w:t>Research &amp; more\nis big.</w:t><w:br/><w:t>&#66;oth.</w:t>"
     result = translate_document(word_file(f"<w:p><w:r>{inner}</w:r></w:p>"), "docx", louder)
     assert "".join(re.sub("<[^>]*>", " ", body(result)).split()) == "RESEARCH&amp;MOREISBIG.BOTH."

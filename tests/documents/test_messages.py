@@ -146,9 +146,8 @@ def test_a_memory_gives_back_the_catalogue_that_it_was_made_of(tmp_path):
              'msgid "&Remove"\nmsgstr "Od&strani"\n', 'msgid "&Save"\nmsgstr "保存(&B)"\n',
              'msgid "\'"\nmsgstr "«"\n']  # fmt: skip
     (tmp_path / "a.po").write_text("\n".join(parts), encoding="utf-8")
-    (tmp_path / "b.po").write_text(
-        re.sub(r'(msgstr(?:\[\d\])?) "[^C].*"', r'\1 ""', "\n".join(parts)), encoding="utf-8"
-    )
+    lacking = re.sub(r'(msgstr(?:\[\d\])?) "[^C].*"', r'\1 ""', "\n".join(parts))
+    (tmp_path / "b.po").write_text(lacking, encoding="utf-8")
     known = list(read(tmp_path / "a.po"))[1:]
     made = filler(words_as_they_are, read_memory([str(tmp_path / "a.po")]))(list(read(tmp_path / "b.po"))[1:])
     assert [filling.targets for filling in made] == [entry.targets for entry in known]
@@ -169,17 +168,6 @@ def test_arguments_of_one_line_of_several_are_not_numbered_and_javas_apostrophes
 )
 def test_names_in_angle_brackets_are_no_tags(source, target, is_valid):
     assert (messages.problem(source, target) == "") is is_valid
-
-
-def test_the_number_of_a_plural_form_is_shown_to_the_model():
-    seen = []
-
-    def translate(texts):
-        seen.extend(texts)
-        return [[text.replace("files", "Dateien").replace("file", "Datei")] for text in texts]
-
-    [filling] = filler(translate)([Entry("x", ("%d file", "%d files"), flags="c-format", counts=(1, 5))])
-    assert filling.targets == ("%d Datei", "%d Dateien") and set(seen) == {"1 file", "5 files"}
 
 
 def kinds(text):
@@ -216,10 +204,10 @@ def test_what_is_filled_is_valid_by_msgfmt(tmp_path_factory, parts, seed):
         assert not run.returncode, run.stderr
 
 
-def test_placeholders_that_a_model_makes_up_are_left_out():
-    [filling] = filler(lambda texts: [["Fehler %d in %s %s"] for _ in texts])(
-        [Entry("x", ("Error in %s",), flags="c-format")]
-    )
+def test_placeholders_that_a_model_makes_up_are_left_out_and_what_has_no_words_says_so():
+    entries = [Entry("x", (text,), flags="c-format") for text in ("Error in %s", "%d: %s")]
+    filling, wordless = filler(lambda texts: [["Fehler %d in %s %s"] for _ in texts])(entries)
+    assert wordless.reason == "it has no words"
     assert filling.targets and filling.targets[0].count("%s") == 1 and "%d" not in filling.targets[0]
 
 
@@ -234,11 +222,6 @@ def test_placeholders_that_a_model_makes_up_are_left_out():
 def test_what_no_candidate_keeps_is_placed(source, flags, written, expected):
     [filling] = filler(lambda texts: [[written] for _ in texts])([Entry("x", (source,), flags=flags)])
     assert [match[0] for match in messages.pattern_of(flags).finditer(filling.targets[0])] == expected
-
-
-def test_what_has_no_words_says_so():
-    [filling] = filler(words_as_they_are)([Entry("x", ("%d: %s",), flags="python-format")])
-    assert filling.reason == "it has no words"
 
 
 def test_training_pairs_leave_accelerators_out(tmp_path):
@@ -280,17 +263,20 @@ def test_the_cases_of_icu_are_messages_of_their_own(text, language, expected):
     assert filling.targets == (expected or text,) or (not expected and filling.reason == "it has no words")
 
 
-def test_plural_forms_of_icu_are_translated_with_their_numbers():
-    """Russian: 21, 2 and 5, and 2 for fractions, as the texts of other plurals are; an apostrophe does not quote."""
+def test_plural_forms_are_translated_with_their_numbers():
+    """Of ICU in Russian: 21, 2 and 5, and 2 for fractions; an apostrophe does not quote."""
     shown = []
 
     def translate(texts):
         shown.extend(texts)
-        return [[text.replace("of {", "d'{")] for text in texts]
+        return [[text.replace("of {", "d'{").replace("file", "Datei")] for text in texts]
 
     messages = filler(translate)
+    [filling] = messages([Entry("x", ("%d file", "%d files"), flags="c-format", counts=(1, 5))])
+    assert filling.targets == ("%d Datei", "%d Dateis") and set(shown) == {"1 file", "5 files"}
+    shown.clear()
     messages.language = "ru"
     texts = "{n, plural, one {One} other {# files}}", "{g, select, other {of {x}}}"
     [plural, choice] = messages([Entry("a", (text,)) for text in texts])
     assert {text.split()[0] for text in shown if text[0].isdigit()} == {"21", "2", "5"}
-    assert plural.targets[0].count("{# files}") == 4 and choice.targets == ("{g, select, other {d’{x}}}",)
+    assert plural.targets[0].count("{# Dateis}") == 4 and choice.targets == ("{g, select, other {d’{x}}}",)

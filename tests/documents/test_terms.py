@@ -30,12 +30,9 @@ def test_of_terms_in_each_other_the_longer_counts_unless_it_says_the_same():
         assert word in terms and f"current {word}" not in terms
 
 
-def test_all_forms_of_letters_count_and_placeholders_and_short_words_do_not():
+def test_all_forms_of_letters_and_words_without_spaces_count_and_placeholders_and_short_words_do_not():
     pairs = [("Please %s the <b>file</b>", "Bitte %s"), ("%s, please", "%s bitte"), ("please, is it on", "bitte, an")]
     assert found(pairs) == {"please": ("Bitte", "bitte")} or found(pairs) == {"please": ("bitte", "Bitte")}
-
-
-def test_words_without_spaces():
     pairs = [("Save layer", "レイヤーを保存"), ("layer", "レイヤー"), ("This layer", "このレイヤー")]
     assert found(pairs) == {"layer": ("レイヤー",)}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vaswani_transformer.catalogues.catalogue import Entry
 from vaswani_transformer.catalogues.formats import fill, pairs, read
-from vaswani_transformer.data.memory import read_memory
+from vaswani_transformer.data.memory import Memory, read_memory
 from vaswani_transformer.documents import messages
 from vaswani_transformer.documents.formats import translate_parts
 from vaswani_transformer.documents.messages import Messages
@@ -152,6 +152,18 @@ def test_a_memory_gives_back_the_catalogue_that_it_was_made_of(tmp_path):
     made = filler(words_as_they_are, read_memory([str(tmp_path / "a.po")]))(list(read(tmp_path / "b.po"))[1:])
     assert [filling.targets for filling in made] == [entry.targets for entry in known]
     assert list(pairs(tmp_path / "a.po"))[:2] == [("%d hour", "%d ura"), ("%d hours", "%d ur")]
+
+
+def test_inline_elements_nest_and_are_shown_as_the_file_has_them():
+    seen, first, last = [], "\U0010f000", "\U0010f001"
+    swapped = ['Jetzt </g>hier<g id="1"> klicken']
+    wrong = lambda texts: seen.extend(texts) or [swapped if "<" in text else ["Hier klicken"] for text in texts]  # noqa: E731
+    entry = Entry("x", (f"Click {first}here{last} now",), codes=('<g id="1">', "</g>"))
+    [filling] = filler(wrong)([entry])
+    assert seen[0] == 'Click <g id="1">here</g> now'
+    assert re.sub(f"[^{first}{last}]", "", filling.targets[0]) == first + last
+    [filling] = filler(wrong, Memory([(seen[0], '<g id="1">Hier</g>')]))([entry])
+    assert filling.targets == (f"{first}Hier{last}",)
 
 
 def test_arguments_of_one_line_of_several_are_not_numbered_and_javas_apostrophes_do_not_quote():

@@ -8,7 +8,7 @@ from xml.parsers import expat
 
 import regex
 
-from .catalogue import CODE, MARK, Catalogue, Edit, Entry, Filling, unescaped, with_codes
+from .catalogue import CODE, MARK, Catalogue, Edit, Entry, Filling, logger, unescaped, with_codes
 
 _ATTRIBUTES = r"""(?:[^<>"'/]|"[^"]*+"|'[^']*+'|/(?!>))*+"""
 # CDATA, and what is kept as a whole: comments, codes of a format, what XLIFF protects, tags, a document's own entities.
@@ -75,6 +75,10 @@ class _XmlFile(Catalogue):
                 texts = (f"<t>{self._xml(target, entry.codes)}</t>" for target in filling.targets)
                 expat.ParserCreate(namespace_separator=" ").Parse(root[0] + "".join(texts))
                 return True
+        if filling and any(filling.targets):
+            logger.warning(
+                "%s, line %d: not filled, its XML needs what the file does not declare", self.path, entry.line
+            )
         return False
 
     def _text(self, element: regex.Match | None, codes: list[str], is_target: bool = False) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import regex
 
-from ..catalogues.catalogue import CODE, Entry, Filling, plural_forms, read_label, without_mark
+from ..catalogues.catalogue import CODE, Entry, Filling, plural_forms, read_label, with_codes, without_mark
 from ..data.memory import Memory
 from .kept import KEPT, STAND_IN
 from .pieces import Document, Kind, Piece, text_piece
@@ -64,6 +64,7 @@ class _Segment(NamedTuple):
     flags: str
     count: int | None  # of a plural form, an example of its numbers
     is_alone: bool  # whether it is all of the message, so that arguments can be numbered
+    codes: tuple[str, ...]  # the inline elements of the entry, which a model sees as the file has them
 
 
 def _kinds(flags: str) -> list[str]:
@@ -78,13 +79,14 @@ def pattern_of(flags: str) -> regex.Pattern:
     return regex.compile(rf"{_MARKUP}|{style}", regex.VERBOSE | regex.DOTALL | regex.ASCII)
 
 
-def problem(source: str, target: str, flags: str = "") -> str:
+def problem(source: str, target: str, flags: str = "", codes: tuple[str, ...] = ()) -> str:
     """Return why a translation is not valid; empty if it is."""
     target = target if _NUMBER.search(source) else _NUMBER.sub("%", target)
     find = pattern_of(flags).findall
     wanted, there = (Counter(_generic(part, text, flags) for part in find(text)) for text in (source, target))
     for part in (wanted - there) | (there - wanted):
         return f"{part}: {wanted[part]} in the source, {there[part]} in the translation"
+    source, target = (with_codes(text, codes) for text in (source, target))
     return "its tags do not nest" if _is_nested(source) and not _is_nested(target) else ""
 
 
@@ -156,13 +158,15 @@ class Message:
         for part in self.parts:
             joined, is_name = " ".join(" ".join(part[0]).split()), part[2].strip("\n") and part[0][0][:1] in " -"
             if not is_name and any(map(str.isalpha, pattern.sub("", joined))):
-                part[1] = _Segment(joined, entry.flags, count, is_alone)
+                part[1] = _Segment(joined, entry.flags, count, is_alone, entry.codes)
 
     def _remembered(self, label: str, count: int | None, entry: Entry, memory: Memory) -> str:
         """Return a memory's translation of all of the text, or of its plural form, if it is valid."""
-        known = [memory.exact(text, entry.context) for text in (f"{label}\4{count}", label, self.text)]
-        target = next(filter(None, known), "").strip()
-        if not target or ("\n" in self.text.strip()) > ("\n" in target) or problem(self.text, target, entry.flags):
+        texts = (with_codes(text, entry.codes) for text in (f"{label}\4{count}", label, self.text))
+        known = [memory.exact(text, entry.context) for text in texts]
+        target = _without_codes(next(filter(None, known), "").strip(), entry.codes)
+        is_valid = target and not problem(self.text, target, entry.flags, entry.codes)
+        if not is_valid or ("\n" in self.text.strip()) > ("\n" in target):
             return ""
         target = in_order(self.text, target, entry.flags)
         if target and any(known[:2]) and without_mark(target, self.mark)[1]:  # it stays where it is
@@ -263,18 +267,19 @@ class Messages:
         """Translate segments: plural forms with a number first, then as they are, then without placeholders."""
         for shown in (_with_number, lambda segment: (segment.text, str)):
             left = [(each, *made) for each in segments if each not in self._found and (made := shown(each))]
-            translated = self.translate([text for _, text, _ in left]) if left else ()
+            translated = self.translate([with_codes(text, each.codes) for each, text, _ in left]) if left else ()
             for (segment, _, restore), targets in zip(left, translated, strict=True):
-                any(self._take(segment, restore(target)) for target in targets)
+                any(self._take(segment, restore(_without_codes(target, segment.codes))) for target in targets)
         left = [segment for segment in segments if segment not in self._found]
         for segment, target in zip(left, self.place(list(map(_document, left))) if left else (), strict=True):
             target = _without_surplus(segment, target)
             if not self._take(segment, target):
                 reason = "its arguments would come in another order" if target else "nothing valid was written"
-                reason = problem(segment.text, target, segment.flags) or reason
+                reason = problem(segment.text, target, segment.flags, segment.codes) or reason
                 self._found[segment] = Filling((), 0.0, self.origin, reason)
         made = [segment for segment in segments if self._found[segment].targets]
-        pairs = [segment.text for segment in made], [self._found[segment].targets[0] for segment in made]
+        sides = [segment.text for segment in made], [self._found[segment].targets[0] for segment in made]
+        pairs = [list(map(with_codes, side, (segment.codes for segment in made))) for side in sides]
         for segment, confidence in zip(made, self.confidence(*pairs) if made else (), strict=True):
             self._found[segment] = self._found[segment]._replace(confidence=confidence)
 
@@ -283,7 +288,7 @@ class Messages:
         target = _with_end(segment.text, re.sub(r"[ \t\n]+", " ", target).strip()) if target else ""
         if "java" in _kinds(segment.flags) and "'{" not in segment.text.replace("''", ""):  # one apostrophe quotes
             target = re.sub("''?", "''", target)
-        is_valid = target and not problem(segment.text, target, segment.flags)
+        is_valid = target and not problem(segment.text, target, segment.flags, segment.codes)
         if is_valid and (target := in_order(segment.text, target, segment.flags, segment.is_alone)):
             self._found[segment] = Filling((target,), 1.0, self.origin)
         return segment in self._found
@@ -300,6 +305,13 @@ def _with_number(segment: _Segment) -> tuple[str, Callable[[str], str]] | None:
         return places[0][0].join(parts) if len(parts) == 2 else ""
 
     return segment.text[: places[0].start()] + str(segment.count) + segment.text[places[0].end() :], restore
+
+
+def _without_codes(text: str, codes: tuple[str, ...]) -> str:
+    """Return a text with characters for inline elements, as entries have them."""
+    for number, code in enumerate(codes):
+        text = text.replace(code, chr(CODE + number), 1)
+    return text
 
 
 def _without_surplus(segment: _Segment, target: str) -> str:
@@ -319,7 +331,7 @@ def _document(segment: _Segment) -> Document:
     pieces, end = [], 0
     for match in pattern_of(segment.flags).finditer(segment.text):
         pieces += [text_piece(segment.text[end : match.start()])] if match.start() > end else []
-        tag, end = _TAG.fullmatch(match[0]), match.end()
+        tag, end = _TAG.fullmatch(with_codes(match[0], segment.codes)), match.end()
         is_point = not tag or tag[3] or _generic(match[0], segment.text) == "<>"
         kind = Kind.POINT if is_point else Kind.CLOSE if tag[1] else Kind.OPEN
         pieces.append(Piece(match[0], kind, STAND_IN * (kind is Kind.POINT), tag[2] if tag else ""))

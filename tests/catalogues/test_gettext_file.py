@@ -115,8 +115,7 @@ def test_a_header_without_plural_forms_stays_and_plurals_are_refused(tmp_path):
         assert filled(path, language="de").decode().startswith(text[: text.index('msgid "c"')])
 
 
-def test_plural_forms_that_are_there_stay(tmp_path):
-    """Also those of an entry that has fewer than its language, as after a copy from another one."""
+def test_plural_forms_that_are_there_stay_also_where_there_are_fewer_than_in_the_language(tmp_path):
     (path := tmp_path / "a.po").write_text(
         f'{RUSSIAN}\nmsgid "%d day"\nmsgid_plural "%d days"\nmsgstr[0] ""\n"%d "\n"день"\nmsgstr[1] ""\n\n'
         'msgid "hour"\nmsgid_plural "hours"\nmsgstr[0] "час"\nmsgstr[1] "часа"\n', encoding="utf-8"

@@ -138,8 +138,7 @@ class JsonFile(Catalogue):
     def _parse(self, text: str) -> Node:
         """Return the tree: JSON is YAML but for tabs, and for some escapes and characters in its strings."""
         json.loads(text.lstrip("\ufeff"))
-        masked = re.sub(r"\\.|[^\n -~]", lambda match: " " * len(match[0]), text)
-        return self._node(_composed(masked), text)
+        return self._node(_composed(re.sub(r"\\.|[^\n -~]", lambda match: " " * len(match[0]), text)), text)
 
     def _node(self, part: yaml.Node, text: str, place: int = 0) -> Node:
         start, end = (mark.index + self.unread for mark in (part.start_mark, part.end_mark))

@@ -102,8 +102,7 @@ class _XmlFile(Catalogue):
 class XliffFile(_XmlFile):
     """XLIFF 1.2, and 2.x, whose units may have several segments: the texts of one entry."""
 
-    pattern = _element("trans-unit|unit", "file")
-    file = ""
+    pattern, file = _element("trans-unit|unit", "file"), ""
 
     def _entries(self, match: regex.Match) -> list[Entry]:
         if match["name"] == "file":
@@ -152,8 +151,7 @@ class XliffFile(_XmlFile):
 class QtFile(_XmlFile):
     """Qt Linguist's `.ts`; what it calls vanished or obsolete is kept."""
 
-    pattern = _element("message|name", "TS")
-    context = ""
+    pattern, context = _element("message|name", "TS"), ""
 
     def _entries(self, match: regex.Match) -> list[Entry]:
         if match["name"] == "name":

@@ -121,8 +121,7 @@ class _Block:
         pieces = with_points(pieces)
         text = "".join(piece.text for piece in pieces).replace(STAND_IN, "Xxxx")
         parts = sentence_parts(text, language_of(text, language))
-        ends = accumulate(len(short) for part in parts for short in _SHORT.findall(part))
-        for part in cut(pieces, list(ends)[:-1]):
+        for part in cut(pieces, [*accumulate(len(short) for text in parts for short in _SHORT.findall(text))][:-1]):
             self.sentences.append(_Sentence(part, stack, document))
             stack = self.sentences[-1].after
         for sentence, following in pairwise(self.sentences):

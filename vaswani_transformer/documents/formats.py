@@ -14,8 +14,7 @@ _READERS = {  # the function of each format, whose module is imported when it is
     "paragraphs": "plain_text:read_paragraphs",
     "html": "web_page:read_web_page",
     "markdown": "markdown_text:read_markdown",
-    "srt": "plain_text:read_subtitles",
-    "vtt": "plain_text:read_subtitles",
+    **dict.fromkeys(("srt", "vtt"), "plain_text:read_subtitles"),
 }
 OFFICE = ("docx", "pptx", "odt")
 #: Names of the formats.

@@ -151,8 +151,7 @@ def _joined(fragments: Sequence[Fragment]) -> list[Stack]:
         if span.single:
             within = range(numbers[0], numbers[-1] + 1)
             ways = {n: stacks[n][: stacks[n].index(span) + 1] for n in within if span in stacks[n]}
-            pieces = [[*piece] for way, piece in groupby(within, ways.get) if way]
-            ends = {0, len(stacks) - 1}
+            pieces, ends = [[*piece] for way, piece in groupby(within, ways.get) if way], {0, len(stacks) - 1}
             best = max(pieces, key=lambda piece: (not ends.isdisjoint(piece), words[piece[-1] + 1] - words[piece[0]]))
             for number in ways.keys() - best:
                 stacks[number].remove(span)

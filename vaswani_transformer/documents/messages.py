@@ -1,8 +1,7 @@
 """Messages of programs, of which a translation has to have each placeholder once, and the edges of the source.
 
-Placeholders are shown to the model, which has seen such in training. Of its best translations the first one that is
-valid is taken; if none is, the message is translated as a document is, without them, and each goes to the words that
-it is aligned with. What is invalid even so stays untranslated, with the reason.
+Placeholders are shown to the model, as in training. Of its best translations the first that is valid is taken; if none
+is, the message is translated as a document, without them. What is invalid even so stays untranslated, with the reason.
 """
 
 import re
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 import regex
 
-from ..catalogues.catalogue import CODE, Entry, Filling, plural_forms, read_label, with_codes, without_mark
+from ..catalogues.catalogue import CODE, CODES, Entry, Filling, plural_forms, read_label, with_codes, without_mark
 from ..data.memory import Memory
 from .kept import KEPT, STAND_IN
 from .pieces import Document, Kind, Piece, text_piece
@@ -81,13 +80,11 @@ def pattern_of(flags: str) -> regex.Pattern:
 
 def problem(source: str, target: str, flags: str = "", codes: tuple[str, ...] = ()) -> str:
     """Return why a translation is not valid; empty if it is."""
-    target = target if _NUMBER.search(source) else _NUMBER.sub("%", target)
-    find = pattern_of(flags).findall
+    target, find = target if _NUMBER.search(source) else _NUMBER.sub("%", target), pattern_of(flags).findall
     wanted, there = (Counter(_generic(part, text, flags) for part in find(text)) for text in (source, target))
     for part in (wanted - there) | (there - wanted):
         return f"{part}: {wanted[part]} in the source, {there[part]} in the translation"
-    source, target = (with_codes(text, codes) for text in (source, target))
-    return "its tags do not nest" if _is_nested(source) and not _is_nested(target) else ""
+    return "its tags do not nest" if _is_nested(source, codes) and not _is_nested(target, codes) else ""
 
 
 def _generic(part: str, text: str, flags: str = "") -> str:
@@ -97,9 +94,9 @@ def _generic(part: str, text: str, flags: str = "") -> str:
     return "<>" if name and f"</{name[1]}" not in text else part
 
 
-def _is_nested(text: str) -> bool:
+def _is_nested(text: str, codes: tuple[str, ...]) -> bool:
     opened = []
-    for close, name, is_empty in _TAG.findall(text):
+    for close, name, is_empty in _TAG.findall(with_codes(text, codes)):
         if close and (not opened or opened.pop() != name):
             return False
         opened += [] if close or is_empty else [name]
@@ -162,9 +159,9 @@ class Message:
 
     def _remembered(self, label: str, count: int | None, entry: Entry, memory: Memory) -> str:
         """Return a memory's translation of all of the text, or of its plural form, if it is valid."""
-        texts = (with_codes(text, entry.codes) for text in (f"{label}\4{count}", label, self.text))
-        known = [memory.exact(text, entry.context) for text in texts]
-        target = _without_codes(next(filter(None, known), "").strip(), entry.codes)
+        keys = f"{label}\4{count}", label, self.text
+        known = [memory.exact(with_codes(key, entry.codes), entry.context) for key in keys]
+        target = _without_codes(next(filter(None, known), "").strip(), self.text, entry.codes)
         is_valid = target and not problem(self.text, target, entry.flags, entry.codes)
         if not is_valid or ("\n" in self.text.strip()) > ("\n" in target):
             return ""
@@ -193,10 +190,9 @@ class Message:
         if not letters:
             end = _END.search(text.rstrip()).start()
             return f"{text[:end]}({self.mark}{self.letter.upper()}){text[end:]}"
-        ranks = [((key := text[n].lower()) in taken, key != self.letter.lower(), text[:n][-1:].isalnum(), n)
-                 for n in letters]  # fmt: skip
-        *_, place = min(ranks)
-        taken.add(text[place].lower())
+        keys, own = [*map(str.lower, text)], self.letter.lower()
+        place = min(letters, key=lambda n: (keys[n] in taken, keys[n] != own, text[:n][-1:].isalnum()))
+        taken.add(keys[place])
         return text[:place] + self.mark + text[place:]
 
 
@@ -269,7 +265,7 @@ class Messages:
             left = [(each, *made) for each in segments if each not in self._found and (made := shown(each))]
             translated = self.translate([with_codes(text, each.codes) for each, text, _ in left]) if left else ()
             for (segment, _, restore), targets in zip(left, translated, strict=True):
-                any(self._take(segment, restore(_without_codes(target, segment.codes))) for target in targets)
+                any(self._take(segment, restore(target)) for target in targets)
         left = [segment for segment in segments if segment not in self._found]
         for segment, target in zip(left, self.place(list(map(_document, left))) if left else (), strict=True):
             target = _without_surplus(segment, target)
@@ -285,6 +281,7 @@ class Messages:
 
     def _take(self, segment: _Segment, target: str) -> bool:
         """Take a translation if it is valid; returns whether it is."""
+        target = _without_codes(target, segment.text, segment.codes)
         target = _with_end(segment.text, re.sub(r"[ \t\n]+", " ", target).strip()) if target else ""
         if "java" in _kinds(segment.flags) and "'{" not in segment.text.replace("''", ""):  # one apostrophe quotes
             target = re.sub("''?", "''", target)
@@ -307,11 +304,11 @@ def _with_number(segment: _Segment) -> tuple[str, Callable[[str], str]] | None:
     return segment.text[: places[0].start()] + str(segment.count) + segment.text[places[0].end() :], restore
 
 
-def _without_codes(text: str, codes: tuple[str, ...]) -> str:
-    """Return a text with characters for inline elements, as entries have them."""
-    for number, code in enumerate(codes):
-        text = text.replace(code, chr(CODE + number), 1)
-    return text
+def _without_codes(target: str, source: str, codes: tuple[str, ...]) -> str:
+    """Return a translation with characters for the inline elements of its source, as entries have them."""
+    for character in CODES.findall(source):
+        target = target.replace(codes[ord(character) - CODE], character, 1)
+    return target
 
 
 def _without_surplus(segment: _Segment, target: str) -> str:

@@ -102,12 +102,9 @@ def _open_document(events: list[_Event]) -> list[Piece]:
             inner = {part.name for part in events[number:end] if part.kind == "<"}
         if end > number and not inner & (_PARAGRAPHS | _INNER):
             raw, name = _raw(events[number : end + 1]), event.name
-            if name == "s":  # spaces, which are one in a translation
-                pieces.append(text_piece(raw, " "))
-            elif name in ("tab", "line-break"):
-                pieces.append(Piece(raw))
-            else:
-                pieces.append(Piece(raw, Kind.POINT, "" if "bookmark" in name else STAND_IN))
+            kind = Kind.FIXED if name in ("tab", "line-break") else Kind.POINT
+            other = Piece(raw, kind, STAND_IN * (kind is Kind.POINT and "bookmark" not in name))
+            pieces.append(text_piece(raw, " ") if name == "s" else other)  # spaces, which are one in a translation
             number = end + 1
             continue
         if is_inner and event.kind:
@@ -141,8 +138,7 @@ def _events(data: bytes) -> list[_Event]:
     parser.DefaultHandler = lambda text: add("")  # comments, processing instructions, signs of CDATA sections
     parser.StartDoctypeDeclHandler = refuse
     parser.Parse(data, True)
-    places = [0, *(place for place, *_ in starts[1:]), len(data)]
-    raws = (data[start:end].decode() for start, end in pairwise(places))
+    raws = (data[start:end].decode() for start, end in pairwise([0, *(place for place, *_ in starts[1:]), len(data)]))
     return [_Event(raw, *event) for raw, (_, *event) in zip(raws, starts, strict=True)]
 
 

@@ -19,8 +19,7 @@ def read_paragraphs(text: str) -> Document:
     pieces = []
     for line in text.splitlines(keepends=True):
         inner = "".join(line.splitlines())
-        pieces += [text_piece(inner)] if inner else []
-        pieces.append(Piece(line[len(inner) :]))
+        pieces += [text_piece(inner), Piece(line[len(inner) :])] if inner else [Piece(line)]
     return Document(pieces)
 
 

@@ -31,8 +31,7 @@ def find_terms(pairs: Iterable[tuple[str, str]]) -> list[FoundTerm]:
     counts, and of terms too. A term that is translated as one of its parts, or as another one, is left out. The most
     frequent come first.
     """
-    pattern = pattern_of("")
-    pairs = list(dict.fromkeys(tuple(pattern.sub("|", text) for text in pair) for pair in pairs))[-_MOST:]
+    pairs = list(dict.fromkeys(tuple(pattern_of("").sub("|", text) for text in pair) for pair in pairs))[-_MOST:]
     targets = [frozenset(phrase.casefold() for phrase in _phrases(target)) for _, target in pairs]
     of_all, rows = Counter(phrase for phrases in targets for phrase in phrases), defaultdict(set)
     having = defaultdict(set)

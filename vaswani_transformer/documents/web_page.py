@@ -45,8 +45,7 @@ class _Events(HTMLParser):
         self.lines = [0, *accumulate(len(line) + 1 for line in source.split("\n"))]
         self.events: list[tuple[int, str, str, dict]] = []
         # After this nothing ends, and the parser would look for ends again and again, in quadratic time.
-        end = source.rfind(">") + 1
-        comment = source.find("<!--", source.rfind("-->") + 1)
+        end, comment = source.rfind(">") + 1, source.find("<!--", source.rfind("-->") + 1)
         end = comment if 0 <= comment < end else end
         self.feed(source[:end])
         self.close()

@@ -115,7 +115,7 @@ def test_arguments_in_another_order(source, target, flags, expected):
         ("  -r, --all   list it\n", "auf", "  -r, --all   auf\n"),
         ("y - " + "yes, " * 8 + "all\nn - " + "no " * 20, "a", "a\na "),
         ("&Open:", "開く:", "開く(&O):"),
-        ("snake_case_name", "snake_case_name", "snake_case_name"),
+        ("Set snake_case_name", "Setze snake_case_name", "Setze snake_case_name"),
         ("AT&T or Q&A", "AT&T or Q&A", "AT&T or Q&A"),
         ("  Wait %s...\n", "Warten %s", "  Warten %s...\n"),
         ("Name:", "Name", "Name:"),
@@ -217,9 +217,9 @@ def test_what_is_filled_is_valid_by_msgfmt(tmp_path_factory, parts, seed):
 
 
 def test_placeholders_that_a_model_makes_up_are_left_out_and_what_has_no_words_says_so():
-    entries = [Entry("x", (text,), flags="c-format") for text in ("Error in %s", "%d: %s")]
-    filling, wordless = filler(lambda texts: [["Fehler %d in %s %s"] for _ in texts])(entries)
-    assert wordless.reason == "it has no words"
+    entries = [Entry("x", (text,), flags="c-format") for text in ("Error in %s", "%d: %s", "my_sep", "Your names")]
+    filling, *wordless = filler(lambda texts: [["Fehler %d in %s %s"] for _ in texts])(entries)
+    assert {each.reason for each in wordless} == {"it has no words"}
     assert filling.targets and filling.targets[0].count("%s") == 1 and "%d" not in filling.targets[0]
 
 

@@ -51,6 +51,7 @@ _END = regex.compile(r"(?:\s*+(?:\.{3}|[….:!?。：！？؟۔।։።;;]))?$")
 _ASCII_MARKS = str.maketrans({"…": "..."} | dict(zip("。۔।։።：！？؟;;", ".....:!????", strict=True)))
 # Behind letters of these scripts the mark of their own, where the source's would be added.
 _OWN_MARKS = {(r"[\p{Han}\p{Hiragana}\p{Katakana}ー]$", "."): "。", (r"\p{Arabic}$", "?"): "؟"}
+_NAME = re.compile(r"\w+(_\w+)+|translator-credits|Your (?:names|emails)")  # for whoever translates, and programs
 # Letters that have accelerators on them, and what is between lines or columns.
 _LETTERS = regex.compile(r"(?V1)[\pL\pN--[\p{Lo}--[\p{Arabic}\p{Hebrew}\p{Thai}]]]")
 _GAPS = re.compile(r"(\n|(?<=[^\s.!?:;,])(?: {2,}|\t+)(?=\S))")
@@ -154,7 +155,7 @@ class Message:
         pattern, is_alone = pattern_of(entry.flags), not _GAPS.search(self.text.strip())
         for part in self.parts:
             joined, is_name = " ".join(" ".join(part[0]).split()), part[2].strip("\n") and part[0][0][:1] in " -"
-            if not is_name and any(map(str.isalpha, pattern.sub("", joined))):
+            if not (is_name or _NAME.fullmatch(self.text)) and any(map(str.isalpha, pattern.sub("", joined))):
                 part[1] = _Segment(joined, entry.flags, count, is_alone, entry.codes)
 
     def _remembered(self, label: str, count: int | None, entry: Entry, memory: Memory) -> str:

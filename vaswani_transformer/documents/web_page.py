@@ -63,8 +63,7 @@ class _Events(HTMLParser):
     def handle_startendtag(self, tag, attrs):
         self._add("alone" if tag in ("svg", "math") else "start", tag, attrs)
 
-    handle_starttag = partialmethod(_add, "start")
-    handle_endtag = partialmethod(_add, "end")
+    handle_starttag, handle_endtag = partialmethod(_add, "start"), partialmethod(_add, "end")
     handle_data = handle_entityref = handle_charref = partialmethod(_add, "text")
     handle_comment = partialmethod(_add, "comment")
     handle_decl = unknown_decl = handle_pi = partialmethod(_add, "other")

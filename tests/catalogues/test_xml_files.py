@@ -120,6 +120,9 @@ def test_xliff_1_keeps_what_it_does_not_know_and_marks_what_it_fills(tmp_path):
     assert f'<target {mark}>&#1078;<ph id="1">&lt;br/></ph><my:odd a="b>c"></my:odd></target>{note}<note>dev' in result
     assert f"</seg-source><target {mark}>&#1078;</target>{note}</trans-unit>" in result
     assert result.count("approved") == 1
+    plural = "<trans-unit id='1'><source>{n} file|{n} files</source></trans-unit>"  # of Symfony
+    path.write_text(f"<xliff version='1.2'><file target-language='pl'>{plural}</file></xliff>")
+    assert b">{n} file|{n} files|{n} files</target>" in filled(path)
 
 
 def test_xliff_2_fills_the_segments_of_a_unit_that_lack(tmp_path):

@@ -18,6 +18,7 @@ _INLINE = regex.compile(
     | </?\w{_ATTRIBUTES}/?> | &(?!(?:amp|lt|gt|quot|apos|\#\w+);)[\w.:-]+;""",
     regex.DOTALL | regex.VERBOSE,
 )
+_PIPED = re.compile(r"(?=.*[{%])(([^\s|]+)[^|]*)\|(\2[^|]*)")  # Symfony's plurals: `{n} file|{n} files`
 _IN_ANDROID = str.maketrans({"\\": "\\\\", '"': '\\"', "'": "\\'", "\n": "\\n", "\t": "\\t"})
 
 
@@ -107,6 +108,7 @@ class XliffFile(_XmlFile):
     def _entries(self, match: regex.Match) -> list[Entry]:
         if match["name"] == "file":
             self.file = _attribute(match, "original") or _attribute(match, "id")
+            self.language = _attribute(match, "target-language") or self.language
         if match["name"] in (None, "file"):
             return []
         codes, sources, targets, segments, is_old = [], [], [], [], match["name"] == "trans-unit"
@@ -123,8 +125,10 @@ class XliffFile(_XmlFile):
         state = "kept" if get("translate") == "no" or not any(sources) else state
         notes = "\n".join(self._text(note, []) for note in _children(match, "note") if f">{MARK}" not in note[0])
         texts, context = (tuple(sources), tuple(targets)), get("resname") or get("name") or ""
-        name, place = f"{self.file}\4{get('id')}", (match, segments)
-        return [Entry(name, *texts, state, self.line, context, notes=notes, codes=tuple(codes), place=place)]
+        name, place, counts = f"{self.file}\4{get('id')}", (match, segments), ()
+        if len(sources) == 1 and state in ("untranslated", "fuzzy") and (piped := _PIPED.fullmatch(sources[0])):
+            texts, counts = (piped.group(1, 3), ()), tuple(dict.fromkeys(self.plurals.values()))  # none for fractions
+        return [Entry(name, *texts, state, self.line, context, "", notes, counts, tuple(codes), place)]
 
     def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:
         """Return the targets that lacked, and a note: in 1.2 behind the target, in 2.x among the unit's notes."""
@@ -133,7 +137,8 @@ class XliffFile(_XmlFile):
         edits = [(*old.span(), "") for old in _children(match, "note") if f">{MARK}" in old[0]]
         marks = {"state": "needs-translation", "state-qualifier": "mt-suggestion"} if is_old else {}
         outer = {"approved": ""} if is_old else {"state": "initial", "subState": "vaswani:mt"}
-        for (segment, target, state), text in zip(segments, filling.targets, strict=True):
+        targets = ["|".join(filling.targets)] if entry.counts else filling.targets
+        for (segment, target, state), text in zip(segments, targets, strict=True):
             if state == "translated":
                 continue
             last = target or _child(segment, "seg-source") or _child(segment, "source")

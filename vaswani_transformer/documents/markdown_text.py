@@ -48,12 +48,9 @@ def read_markdown(source: str) -> Document:
         name, value = next(iter(event.items())) if isinstance(event, dict) else (event, None)
         reader.read(name, value, place["start"], place["end"])
     reader.fix(len(reader.source))
-    return Document(reader.pieces, lambda text: _SPECIAL.sub(r"\\\g<0>", text), _without_block)
-
-
-def _without_block(sentence: str) -> str:
-    """Return a sentence so that it does not start a heading, list or quotation, or lose signs at a heading's end."""
-    return _LINE_START.sub(r"\1\\\2", _HEADING_END.sub(r"\\\g<0>", sentence))
+    # A sentence does not start a heading, list or quotation, or lose signs at a heading's end.
+    finish = lambda sentence: _LINE_START.sub(r"\1\\\2", _HEADING_END.sub(r"\\\g<0>", sentence))  # noqa: E731
+    return Document(reader.pieces, lambda text: _SPECIAL.sub(r"\\\g<0>", text), finish)
 
 
 class _Reader:

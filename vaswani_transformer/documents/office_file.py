@@ -39,8 +39,7 @@ class _Event(NamedTuple):
 
 def translate_office_file(data: bytes, translate: Callable[[list[Document]], list[str]]) -> bytes:
     """Return an office file with its paragraphs translated, those of headers, footers, notes and comments too."""
-    kinds, stream = "a Word file, slides (.pptx) or an OpenDocument text", io.BytesIO(data)
-    with reading(f"not {kinds}"), zipfile.ZipFile(stream) as archive:
+    with reading("not a Word file, slides (.pptx) or OpenDocument text"), zipfile.ZipFile(io.BytesIO(data)) as archive:
         names = _parts(archive)
         parts = [entry for entry in archive.infolist() if entry.filename in names]
         if large := [entry for entry in parts if entry.file_size > _MOST_BYTES]:
@@ -132,8 +131,7 @@ def _events(data: bytes) -> list[_Event]:
     def refuse(*_) -> None:
         raise expat.ExpatError("it declares a document type, which is not read")
 
-    parser.StartElementHandler = lambda name, attributes: add("<", name)
-    parser.EndElementHandler = lambda name: add(">", name)
+    parser.StartElementHandler, parser.EndElementHandler = lambda name, _: add("<", name), lambda name: add(">", name)
     parser.CharacterDataHandler = lambda text: add("text", text)
     parser.DefaultHandler = lambda text: add("")  # comments, processing instructions, signs of CDATA sections
     parser.StartDoctypeDeclHandler = refuse

@@ -99,7 +99,7 @@ def test_arguments_in_another_order(source, target, flags, expected):
     ("source", "target", "expected"),
     [
         ("&File", "datei", "&datei"),
-        ("E_xit", "Verlassen", "_Verlassen"),
+        ("Re_move", "Verlassen", "_Verlassen"),
         ("E&xit", "Verlassen", "&Verlassen"),
         ("%d files", "%Id پرونده", "%Id پرونده"),
         ("Color: ", "颜色", "颜色: "),
@@ -118,7 +118,7 @@ def test_arguments_in_another_order(source, target, flags, expected):
         ("Set snake_case_name", "Setze snake_case_name", "Setze snake_case_name"),
         ("AT&T or Q&A", "AT&T or Q&A", "AT&T or Q&A"),
         ("  Wait %s...\n", "Warten %s", "  Warten %s...\n"),
-        ("Name:", "Name", "Name:"),
+        ("_Start/Stop:", "Start", "_Start:"),
         ("Done", "Fertig.", "Fertig"),
         ("Is it?", "Ja。", "Ja?"),
         ("This is a long line of a help text, that goes\non in others.\n", "abcd " * 10, "abcd " * 8 + "abcd\nabcd.\n"),

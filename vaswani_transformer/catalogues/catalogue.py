@@ -32,8 +32,10 @@ CATEGORIES = ("zero", "one", "two", "few", "many", "other")  # of plural forms, 
 LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}  # behind backslashes
 IN_C = str.maketrans({"\\": "\\\\", '"': '\\"'} | {character: f"\\{letter}" for letter, character in LETTERS.items()})
 # Accelerators of menus and buttons: a mark before the key, as in `&File`, `_File` or `~File`.
-_MARKED = regex.compile(r"((?<![&\p{Lu}])&(?=[\pL\pN])|(?<=\b\pL)[&_](?=\p{Ll}))(?!\w+;)|~(?=\pL{2})|(?<!\w)_(?=\pL)")
-_NO_LABEL = re.compile(r"[/\\=]|\w\w_\w")  # paths, formulas, names of programs' things
+_MARKED = regex.compile(
+    r"((?<![&\p{Lu}])&(?=\w)|(?<=\b\pL|\b\p{Lu}\p{Ll}+)[&_](?=\p{Ll}))(?!\w+;)|~(?=\pL{2})|(?<![\w%])_(?=[^\W_])"
+)
+_NO_LABEL = regex.compile(r"[\\=]|/\S*[_&~]|\b\p{Ll}\w+_\w|\w\w_\p{Lu}")  # formulas, paths, names of programs' things
 _NO_TEXT = re.compile(r"<[^<>]*>|%\(\w+\)|\$\w+|\{[^{}]*\}")  # which may have such marks: `target="_blank"`
 
 Edit = tuple[int, int, str]  # start and end of a span, and what replaces it

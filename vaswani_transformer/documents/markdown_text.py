@@ -20,7 +20,7 @@ _POINTS |= {"FootnoteReference": "", "Image": " "}
 _TAG = re.compile(r"<(/?)([a-zA-Z][\w-]*)[^>]*>", re.DOTALL)
 _SPECIAL = re.compile(r"[\\`*_\[\]<~|$]|&(?=#?(?:\w+;|$))")  # at the end, the rest of a reference may follow
 _LINE_START = re.compile(r"^(\s*\d{0,9})((?<!\d)[-+=#>:]|(?<=\d)[.)])")
-_HEADING_END = re.compile(r"(?<=\s)#+\s*$")
+_HEADING_END = re.compile(r"(?<=\s)#+\s*$")  # signs that it would lose
 # A line that says what the next ones are (Python-Markdown, Docusaurus, Pandoc), perhaps with a title; and a template's.
 _MARKER = re.compile(
     rb"""(?:(?:!!!|\?\?\?\+?|===|::+)[ \t]*(?:[\w.={}\#-]+[ \t]*){0,3}(?:"([^"\n]*)"[ \t]*)?|\{[%:{][^\n]*\}[ \t]*)"""
@@ -48,7 +48,6 @@ def read_markdown(source: str) -> Document:
         name, value = next(iter(event.items())) if isinstance(event, dict) else (event, None)
         reader.read(name, value, place["start"], place["end"])
     reader.fix(len(reader.source))
-    # A sentence does not start a heading, list or quotation, or lose signs at a heading's end.
     finish = lambda sentence: _LINE_START.sub(r"\1\\\2", _HEADING_END.sub(r"\\\g<0>", sentence))  # noqa: E731
     return Document(reader.pieces, lambda text: _SPECIAL.sub(r"\\\g<0>", text), finish)
 

@@ -61,8 +61,7 @@ def find_terms(pairs: Iterable[tuple[str, str]]) -> list[FoundTerm]:
         forms = Counter(phrase for row in places for phrase in _phrases(pairs[row][1]) if phrase.casefold() == best)
         found[source] = FoundTerm(source, tuple(dict(forms.most_common())), count, len(places))
     claims = Counter(term.targets[0].casefold() for term in found.values())  # words of one text that comes often
-    unique = [term for term in found.values() if claims[term.targets[0].casefold()] == 1]
-    return sorted(unique, key=lambda term: -term.count)
+    return sorted((t for t in found.values() if claims[t.targets[0].casefold()] == 1), key=lambda term: -term.count)
 
 
 def _phrases(text: str) -> Iterator[str]:

@@ -94,12 +94,12 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4034, "data": 3164, "training": 2508, "importing": 1279, "cli": 2002, "decoding": 1875,
-    "experiments": 687, "serving": 1525, "hub": 676, "export": 1083, "parsing": 881, "documents": 1705,
-    "attention": 397, "catalogues": 860, "recipes": 405, "evaluation": 332,
+    "model": 4034, "data": 3172, "training": 2510, "importing": 1279, "cli": 2002, "decoding": 1875,
+    "experiments": 687, "serving": 1525, "hub": 679, "export": 1083, "parsing": 881, "documents": 1651,
+    "attention": 397, "catalogues": 901, "recipes": 405, "evaluation": 332,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1587, 25000, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27968, 3500, 19503
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27967, 3500, 19503
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

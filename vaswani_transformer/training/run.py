@@ -214,7 +214,7 @@ class TrainingRun:
     """A recipe on its way: data, tokenizer, model, trainer. The arguments are those of `train`."""
 
     def __init__(self, recipe: Recipe, progress: bool = True):
-        self.recipe, self.progress = recipe, progress
+        self.recipe, self.progress, self.languages = recipe, progress, ()
         self.folder = Path(recipe.output)
 
     def run(self, processes: Processes) -> TrainingResult:
@@ -225,7 +225,6 @@ class TrainingRun:
             if recipe.from_model is not None and checkpoint is None:
                 read_model_of(recipe.from_model)  # mistakes are found before the data is read
             train, validation = self._load_data(processes, checkpoint is not None)
-            languages = data_sources(recipe, one_text=True)[0].languages if recipe.train_data else ()
         if recipe.from_model is None:
             model = new_model(recipe, self.tokenizer)
         else:  # a checkpoint has all of it: the model that was started from is not read again
@@ -252,7 +251,7 @@ class TrainingRun:
                 choose_length_penalty(trainer, self.stopper.seconds_left)
             lines = [*self.text_verdict, *verdict.of_scores(metrics)]
             steps, seconds = trainer.state.global_step, self.log.seconds()
-            result = TrainingResult(self.folder, steps, seconds, metrics, averaged, kept, lines, languages)
+            result = TrainingResult(self.folder, steps, seconds, metrics, averaged, kept, lines, self.languages)
             self._finish(trainer, result)
             return result
         finally:
@@ -289,6 +288,7 @@ class TrainingRun:
             recipe, lambda train: processes.share("tokenizer", lambda: make_tokenizer(recipe, train, resumed))
         )
         self.text_verdict = [] if processes.rank else verdict.of_text(counts, *texts, self.tokenizer)
+        self.languages = data_sources(recipe)[0].languages
         return train, validation
 
     def _train(self, trainer: VaswaniTrainer, checkpoint: Path | None) -> None:

@@ -141,6 +141,14 @@ def test_a_search_that_waits_is_the_papers(trained, tokenizer, options):
             assert theirs == pytest.approx(scores[:number], abs=1e-4)
 
 
+def test_the_least_length_is_the_models(trained, tokenizer):
+    folder, exported = trained
+    options, model = {"num_beams": 1, "min_new_tokens": 45}, load_model(folder, "cpu")[0]
+    outputs = list(exported_translator(exported, **options).translate(SOURCES))
+    assert outputs == list(Translator(model, tokenizer, **options).translate(SOURCES))
+    assert outputs != list(Translator(model, tokenizer, num_beams=1).translate(SOURCES))
+
+
 @pytest.mark.parametrize("limit", [8, pytest.param(60, marks=pytest.mark.slow)])
 def test_the_search_settings_of_imported_models_are_followed(tmp_path, trained, tokenizer, limit):
     """OPUS-MT's and Marian's: tokens that never come, and an end token that comes at the limit."""

@@ -70,7 +70,8 @@ def test_a_model_knows_the_languages_of_its_catalogues(recipe, text):
     own = {"train_source": None, "train_target": None, "train_data": str(path), "max_steps": 2}
     folder = train(dataclasses.replace(recipe, **own, average_checkpoints=1), progress=False).folder
     assert known_languages(folder) == ["", "es"]
-    assert facts_of(load_model(folder, "cpu")[0], "a/b", folder).languages == ["es"]
+    facts = facts_of(load_model(folder, "cpu")[0], "a/b", folder)
+    assert facts.languages == ["es"] and facts.generation["min_new_tokens"] == 1  # no output is empty
 
 
 @pytest.mark.parametrize("best_by", ["loss", "bleu"])

@@ -20,12 +20,12 @@ _CPU_TOKENS = 512  # source tokens that are searched at once: with 2,048 a small
 #: Settings of numbers, and rules, that the search follows.
 FOLLOWED = {
     "num_beams", "num_return_sequences", "length_penalty", "max_extra_tokens", "max_new_tokens", "max_length",
-    "length_normalization",
+    "length_normalization", "min_new_tokens",
 }  # fmt: skip
 # Those that it does not follow and that change the outputs of transformers' search, unless they are false, 0 or empty.
 _NOT_FOLLOWED = {
     "do_sample", "early_stopping", "repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens", "max_time", "stop_strings", "num_beam_groups",
+    "encoder_no_repeat_ngram_size", "min_length", "max_time", "stop_strings", "num_beam_groups",
     "diversity_penalty", "guidance_scale", "penalty_alpha", "dola_layers", "prompt_lookup_num_tokens",
     "begin_suppress_tokens", "forced_bos_token_id", "constraints", "force_words_ids", "sequence_bias",
     "exponential_decay_length_penalty", "watermarking_config",
@@ -108,14 +108,14 @@ class CTranslate2Model:
             raise UserError(f"{number} outputs are wanted by num_beams {beams}: {rule}, {len(self.vocabulary)}")
         patience = (self.patience or (1.0 if number == 1 else 2.0)) if beams > 1 else 1.0
         rule = length_rule(self.generation_config, options)
-        lengths = [len(piece.ids) for piece in pieces]
+        lengths, least = [len(piece.ids) for piece in pieces], translator.setting("min_new_tokens", 0)
         limits = [max(1, translator.output_limit(length) - len(self._forced)) for length in lengths]
         tokens = translator.tokens_per_batch
         tokens = min(tokens, _CPU_TOKENS) if self.engine.device == "cpu" else tokens
         for pending in batches_by_length(lengths, tokens):
             while pending:
                 longest, unsettled = min(limits[index] for index in pending), []
-                searched = self._ask([pieces[index].ids for index in pending], longest, beams, patience)
+                searched = self._ask([pieces[index].ids for index in pending], least, longest, beams, patience)
                 for index, outputs in zip(pending, searched, strict=True):
                     if longest == limits[index] or all(ids[-1:] == [self._end] for ids, _ in outputs):
                         ended = [(ids if ids[-1:] == [self._end] else ids + self._forced, log) for ids, log in outputs]
@@ -129,7 +129,7 @@ class CTranslate2Model:
         return [[self._source_vocabulary[number] for number in ids] for ids in sentences]
 
     def _ask(
-        self, sources: list[Sequence[int]], longest: int, beams: int, patience: float
+        self, sources: list[Sequence[int]], least: int, longest: int, beams: int, patience: float
     ) -> Iterator[list[tuple[list[int], float]]]:
         """Yield token ids and log-probabilities of the outputs of one search of CTranslate2 for each source."""
         searched = self.engine.translate_batch(
@@ -139,8 +139,8 @@ class CTranslate2Model:
             # Rounded down, and by less than half a hypothesis, since CTranslate2 rounds in a way of its own.
             num_hypotheses=max(1, int(beams * patience + 1e-6)),
             length_penalty=0,  # plain log-probabilities; with this many hypotheses it does not stop earlier
+            min_decoding_length=min(least, longest),
             max_decoding_length=longest,
-            min_decoding_length=0,
             max_input_length=0,
             suppress_sequences=self._suppressed or None,
             return_scores=True,

@@ -48,7 +48,7 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     check_tokenizer_matches(tokenizer, config)
     set_seed(recipe.seed)
     model = VaswaniForConditionalGeneration(config)
-    _set_search(model, recipe, **SEARCH)
+    _set_search(model, recipe, **SEARCH, min_new_tokens=1)  # of single words the likeliest output is often empty
     return with_attention(model, recipe)
 
 

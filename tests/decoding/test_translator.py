@@ -126,9 +126,14 @@ def test_the_nbest_list_is_that_of_generate_in_its_order(model, tokenizer):
 
 def test_capitals_are_translated_as_small_letters_and_a_repeated_sentence_once(model, tokenizer):
     translator = Translator(model, tokenizer, split_long=True, max_new_tokens=12, glossary=Glossary({"CAT": ["CAT"]}))
-    whole, dog, one, unfinished = translator.translate(["The dog sees a dog.", "The dog.", "A", "It is. It is"])
+    words = ["The dog sees a dog.", "The dog.", "A", "It is. It is", "the dog sees", "dog dog", "a dog a dog"]
+    whole, dog, one, unfinished, unmarked, *few = translator.translate(words)
+    translator.split_long = False
+    assert [*translator.translate(words[-2:])] == few  # as one line: there are such words
+    translator.split_long = True
     changed = {"THE DOG SEES A DOG.": whole.upper(), "The dog. The dog. The dog.": f"{dog} {dog} {dog}", "A": one}
     changed |= {"THE DOG. THE DOG.": f"{dog} {dog}".upper(), "It is. It is": unfinished}
+    changed |= {" ".join(["the dog sees"] * 3): " ".join([unmarked] * 3)}
     assert list(translator.translate(list(changed))) == list(changed.values())
     as_they_are = ["THE CAT", ("THE DOG.", "Der")]  # a term, and a prefix
     for piece, ids in zip(translator.prepare(Window(0, 1, as_they_are)).pieces, ("THE CAT", "THE DOG."), strict=True):

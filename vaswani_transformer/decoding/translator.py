@@ -158,9 +158,9 @@ class Translator:
         They are where that takes fewer tokens: a vocabulary of ordinary text knows few words in capitals.
         """
         times, count = 1, lambda text: len(self._own_tokenizer(text)["input_ids"])
-        if self.split_long and source[-1] in ".!?…。؟।":
-            line = f"{source} "
-            period = (line * 2).find(line, 1)
+        line = f"{source} "
+        period = (line * 2).find(line, 1)
+        if self.split_long and (source[-1] in ".!?…。؟।" or line[:period].count(" ") > 2):  # no "bye bye"
             source, times = source[: period - 1], len(line) // period
         small = source[:1] + source[1:].lower()
         is_upper = source.isupper() and count(small) < count(source)

@@ -76,6 +76,12 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
+def is_failed_write(error: BaseException) -> bool:
+    """Return whether a file could not be written, as the system, torch or a library in Rust reports it."""
+    words = ("PytorchStreamWriter", "unexpected pos", "iostream error", "(os error ", "SafetensorError")
+    return isinstance(error, OSError) or any(each in f"{type(error).__name__} {error}" for each in words)
+
+
 def one_line(error: Exception, limit: int = 500) -> str:
     """Return the message of another library's error on one line of at most `limit` characters.
 

@@ -16,14 +16,13 @@ from cyclopts import App, CycloptsError, Parameter
 
 from .. import __version__
 from ..distributed import is_first_process, is_launched, reports_error
-from ..errors import UserError, is_of_cache, is_panic, one_line, shortened
+from ..errors import UserError, is_failed_write, is_of_cache, is_panic, one_line, shortened
 
 EXIT_FAILURE, EXIT_USAGE = 1, 2
 _RESUMED = [[name] for name in ("train", "distill", "demo", "experiment", "prepare", "clean")]
 _REPORTING_SECONDS = 2.0  # for the process that reports an error: a launcher ends all processes when one ends
 _LONGEST = 1500  # characters of an error message
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FAILED_WRITES = ("PytorchStreamWriter", "unexpected pos", "iostream error", "(os error ")  # of torch, and of Rust
 _COMMANDS = {  # the function of each command, whose module is imported when it is needed
     "demo": "train:demo", "train": "train:train", "translate": "translate:translate", "serve": "serve:serve",
     "score": "evaluate:score", "evaluate": "evaluate:evaluate", "distill": "train:distill",
@@ -98,7 +97,7 @@ def _explain(error: BaseException) -> str:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAlloc" in str(error):
         fix = "lower --tokens-per-batch or --beams, of a training --tokens-per-device, which changes no result"
         return f"out of memory: {fix}, or use a machine with more of it"
-    if any(reason in str(error) for reason in _FAILED_WRITES) or type(error).__name__ == "SafetensorError":
+    if is_failed_write(error):
         return f"a file could not be written ({one_line(error, 200)}): free some space and run the same command again"
     return f"unexpected {type(error).__name__}: {one_line(error)}; the same command with --debug shows where"
 

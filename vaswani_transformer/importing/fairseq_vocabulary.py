@@ -120,7 +120,9 @@ def merges_backend(codes: Path, ids: dict[str, int]) -> Tokenizer:
         UserError: the file is missing, or holds something else than merges.
     """
     merges = _read_merges(codes)
-    pieces = {_inner(word): number for word, number in ids.items() if word not in SPECIAL_TOKENS}
+    continues = lambda word: word.endswith(_SEPARATOR) and word != _SEPARATOR  # noqa: E731
+    names = {word: word.removesuffix(_SEPARATOR) if continues(word) else word + _END_OF_WORD for word in ids}
+    pieces = {names[word]: number for word, number in ids.items() if word not in SPECIAL_TOKENS}
     symbols = pieces.keys() | {symbol for left, right in merges for symbol in (left, right, left + right)}
     others = zip(sorted(symbols - pieces.keys()), count(1 + max(ids.values())), strict=False)
     vocabulary = {token: ids[token] for token in SPECIAL_TOKENS} | pieces | dict(others)
@@ -143,12 +145,6 @@ def _finished(tokenizer: Tokenizer, ids: dict[str, int]) -> Tokenizer:
         single=f"$A {_END}", pair=f"$A {_END} $B {_END}", special_tokens=[(_END, ids[_END])]
     )
     return tokenizer
-
-
-def _inner(word: str) -> str:
-    """Return a piece of a dictionary as the backend names it."""
-    continues = word.endswith(_SEPARATOR) and word != _SEPARATOR
-    return word.removesuffix(_SEPARATOR) if continues else word + _END_OF_WORD
 
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:

@@ -157,7 +157,9 @@ def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     names = ("vocab.json", "target_vocab.json" if settings.get("separate_vocabs") else "vocab.json")
     vocabularies = [_read_vocabulary(folder / name) for name in names]
     tokens = {name: _text(settings.get(name)) or default for name, default in _TOKENS.items()}
-    if added := sorted(_added_tokens(folder, settings) - vocabularies[0].keys()):
+    listed = settings.get("added_tokens_decoder")
+    listed = map(_text, listed.values() if isinstance(listed, dict) else ())
+    if added := sorted({*_read_if_there(folder / "added_tokens.json"), *map(str, listed)} - vocabularies[0].keys()):
         fix = "add them to vocab.json and to the SentencePiece models, or import the model without them"
         names = f"tokens that were added to its tokenizer ({', '.join(added):.200})"
         raise UserError(f"{folder} has {names}, which are not kept: {fix}")
@@ -191,12 +193,6 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
 
 def _read_if_there(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
-
-
-def _added_tokens(folder: Path, settings: dict) -> set[str]:
-    """Return the texts of tokens that were added to a tokenizer after its training."""
-    added, listed = _read_if_there(folder / "added_tokens.json"), settings.get("added_tokens_decoder")
-    return {str(token) for token in (*added, *map(_text, listed.values() if isinstance(listed, dict) else ()))}
 
 
 def _text(token) -> str | None:

@@ -156,7 +156,9 @@ class Models:
 
     async def _make_room(self, served: ServedModel) -> None:
         """Unload models until there is room for another."""
-        while self.loaded and self._is_full(served):
+        most = _SHARE * min(psutil.virtual_memory().total, control_group_limit("memory.max"))
+        size = lambda: served.bytes + sum(other.bytes for other in self.loaded)  # noqa: E731
+        while self.loaded and (size() > most if self._most is None else len(self.loaded) >= self._most):
             idle = (model for model in self.loaded if not self._users[model])
             self._leaving = oldest = next(idle, next(iter(self.loaded)))
             try:
@@ -168,12 +170,6 @@ class Models:
                 self._leaving = None
                 self._changed.set()
             logger.info(f"unloaded {oldest.folder}")
-
-    def _is_full(self, served: ServedModel) -> bool:
-        if self._most is not None:
-            return len(self.loaded) >= self._most
-        size = served.bytes + sum(other.bytes for other in self.loaded)
-        return size > _SHARE * min(psutil.virtual_memory().total, control_group_limit("memory.max"))
 
     async def close(self) -> None:
         """Unload all, when what runs is finished."""

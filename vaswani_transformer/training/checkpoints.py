@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -198,10 +197,3 @@ def surplus(checkpoints: list[Checkpoint], limit: int | None, best_step: int | N
     room = max(0, limit - any(each.step == best_step and each.reasons != {STOP} for each in checkpoints))
     keep = {best_step, *others[max(0, len(others) - room) :], *(each.step for each in checkpoints[-1:])}
     return [each for each in checkpoints if each.step not in keep]
-
-
-def is_failed_write(error: BaseException) -> bool:
-    """Return whether an error means that a file could not be written: a full disk, a quota, a disk that has gone."""
-    if isinstance(error, RuntimeError):  # torch reports the system's error in its own words
-        return any(words in str(error) for words in ("PytorchStreamWriter", "unexpected pos", "iostream error"))
-    return isinstance(error, OSError | SafetensorError)

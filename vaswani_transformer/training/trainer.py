@@ -27,7 +27,7 @@ from ..data.augmentation import ROOM, AugmentedPairs
 from ..data.batching import MOST_PADDED, PackedCollator, PairCollator, TokenBatchSampler, packed_size
 from ..data.tokenized_pairs import TOKEN_FEATURES, pair_lengths
 from ..distributed import over_processes
-from ..errors import UserError, reading
+from ..errors import UserError, is_failed_write, reading
 from ..files import publish, unfinished
 from ..model.checkpoint_vaswani import is_finite
 from ..model.loss_vaswani import IGNORE_INDEX
@@ -288,12 +288,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
         folder = Path(self.args.output_dir)
         final = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         writing = unfinished(final)
-
-        def make_folder() -> None:
-            shutil.rmtree(writing, ignore_errors=True)
-            writing.mkdir(parents=True)
-
-        self._write_together(make_folder, final, on_main_process=True)
+        make = lambda: (shutil.rmtree(writing, ignore_errors=True), writing.mkdir(parents=True))  # noqa: E731
+        self._write_together(make, final, on_main_process=True)
         # Sharded models are gathered in the next two parts: a process that failed alone would leave the others waiting,
         # so each part ends with a sum over processes.
         self._write_together(lambda: self.save_model(str(writing), _internal_call=True), final)
@@ -315,7 +311,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             if self.args.should_save or not on_main_process:
                 write()
         except BaseException as error:
-            if not checkpoints.is_failed_write(error):
+            if not is_failed_write(error):
                 shutil.rmtree(writing, ignore_errors=True)
                 raise
             failure = error

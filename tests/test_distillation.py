@@ -5,7 +5,9 @@ import math
 import re
 import shutil
 import signal
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from vaswani_transformer.data.recipe_data import data_sources
 from vaswani_transformer.decoding.file_translator import FileTranslator
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.distillation import distill, student_recipe
+from vaswani_transformer.errors import UserError
 from vaswani_transformer.hub.card_facts import facts_of
 from vaswani_transformer.hub.model_card import render_card
 from vaswani_transformer.recipes.recipe import Recipe, load_recipe
@@ -272,7 +275,8 @@ def test_text_of_the_target_language_is_translated_back_and_learned_too(student,
     mono = (text / "test.de").read_text().splitlines()
     (tmp_path / "mono.de").write_text("".join(line + "\n" for line in mono))
     command = ["train", student, "--vocab-size", 300, "--validation-source", "none", "--validation-target", "none"]
-    command += ["--validation-size", 3, "--target-text", tmp_path / "mono.de", "--quiet", "--output"]
+    options = {"--validation-size": 3, "--max-minutes": 100, "--target-text": tmp_path / "mono.de"}
+    command += [*sum(options.items(), ()), "--quiet", "--output"]
     assert main(list(map(str, [*command, tmp_path / "straight"]))) == 0
     stop_after_step(1, monkeypatch)
     out = tmp_path / "out"
@@ -293,3 +297,19 @@ def test_text_of_the_target_language_is_translated_back_and_learned_too(student,
     reverse = load_recipe(str(out / "reverse" / "recipe.yaml"))
     assert [name.rsplit("/")[-1] for name in (reverse.train_source, reverse.train_target)] == [
         "parallel.de", "parallel.en"]  # fmt: skip
+
+
+def test_few_minutes_take_few_lines_of_text_or_are_refused(tmp_path):
+    (tmp_path / "verdict.json").write_text('{"metrics": {"eval_epoch": 12}, "seconds": 60}')
+    texts = [SimpleNamespace(stream=lambda lines=lines: ((str(n), "") for n in range(lines))) for lines in (20, 2)]
+    recipe = Recipe(output=str(tmp_path), train_source="a", train_target="b")
+    made = distillation.DistilledText([], recipe, *texts)
+
+    def step(minutes):
+        return distillation._step(replace(recipe, max_minutes=minutes), recipe, made)
+
+    made.step = step(3)  # 36 passes through 2 pairs are 8 through 9, of which 7 are new
+    assert made.step == 3 and list(made._sources()) == ["0", "3", "6", "9", "12", "15", "18"]
+    with pytest.raises(UserError, match=r"in 1 minutes .* alone 12\.0 times: .* --max-minutes 2 or more"):
+        step(1)
+    assert (step(30), step(0.75 * 2)) == (1, 8)  # the latter is what the message asks for

@@ -12,10 +12,12 @@ from the distribution of a model of the reverse direction (Edunov et al., 2018, 
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ from .recipes.recipe import Recipe, check_paths, languages_of
 from .training.checkpoints import WEIGHTS
 from .training.initial_model import read_model_of
 from .training.run import TrainingResult, check_trainable, join_process_group, train
-from .training.run_folder import DISTILLATION, REVERSE, check_is_elsewhere, check_output
+from .training.run_folder import DISTILLATION, REVERSE, VERDICT, check_is_elsewhere, check_output
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ BACK_TRANSLATED = "back_translated"  # the same of sources that a reverse model 
 TAG = "<BT>"  # before each such source
 PARALLEL, HELD_OUT = "parallel", "validation"  # files of the parallel text, by language
 REVERSE_MINUTES = 0.25  # share of the training's minutes that the reverse model gets
+PASSES = 8  # that the final training is to make through its text: fewer lines are translated for few minutes
 MOST_REPEATS = 8  # of the parallel text, of which there is at least half as much as of the other, if that is enough
 
 
@@ -103,8 +106,8 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True, wor
     """Train on the recipe's pairs, and on text of the target language that a model of the reverse direction translates.
 
     The reverse model, in the folder `reverse` of the output, is trained first, unless it is there, in a quarter of
-    `max_minutes` if that is given; the final training has the rest, and translating comes on top. After an interruption
-    the same call resumes.
+    `max_minutes` if that is given; the final training has the rest, and translating comes on top. Of the text so many
+    lines are taken that it makes `PASSES` through them and the pairs. After an interruption the same call resumes.
 
     Args:
         recipe: of both trainings.
@@ -112,7 +115,7 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True, wor
         progress, workers: as of `distill`.
 
     Raises:
-        UserError, TrainingStopped: as `distill`.
+        UserError, TrainingStopped: as `distill`, and where the minutes are too few for more text than the pairs.
     """
     check_paths(recipe)
     languages = languages_of(vars(recipe)) or list(SIDES)
@@ -131,9 +134,25 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True, wor
         if not (folder / REVERSE / WEIGHTS).exists():
             train(reverse, progress)
         made = DistilledText([reverse.output], final, source, data_sources(parallel)[0], sample=True)
+        if recipe.max_minutes:
+            made.step = _step(final, reverse, made)
         with joined_processes() as processes:
             processes.share("back-translated text", lambda: made.make(progress, workers))
         return train(final, progress)
+
+
+def _step(final: Recipe, reverse: Recipe, made: "DistilledText") -> int:
+    """Return of how many lines one is translated, by the passes that the reverse model's training made."""
+    trained, minutes = read_json(Path(reverse.output) / VERDICT), final.max_minutes
+    passes = trained["metrics"]["eval_epoch"] * 60 * minutes / trained["seconds"]  # through the pairs alone
+    lines, pairs = (sum(1 for _ in text.stream()) for text in (made.source, made.parallel))
+    if (most := pairs * (passes / PASSES - 1)) < pairs:  # as few lines bring less than the minutes they take
+        problem = f"in {minutes:g} minutes a training goes through the pairs alone {passes:.1f} times"
+        needed = math.ceil(2 * PASSES / passes * minutes / (1 - REVERSE_MINUTES))
+        raise UserError(f"{problem}: for more text give --max-minutes {needed} or more, or leave --target-text out")
+    step = max(1, round(lines / most))
+    logger.info("target text: %d of %d lines, one in %d", lines // step, lines, step)
+    return step
 
 
 def _on_files(recipe: Recipe, training: list[str], validation: list[str], minutes: float, output: str) -> Recipe:
@@ -198,6 +217,7 @@ class DistilledText:
     beams: int | None = None  # as the first teacher was saved, if none
     sample: bool = False  # draw a translation from the teachers' distribution in place of a search
     precision: str | None = None  # what the teachers are loaded in
+    step: int = 1  # one of so many sources is translated
 
     def __post_init__(self):
         self.output = OutputFolder(self.recipe.output)
@@ -212,7 +232,7 @@ class DistilledText:
         elif recipe.tokenizer is not None:
             check_trainable(recipe, load_tokenizer(recipe.tokenizer))
         settings = {"teachers": [model_sha256(teacher) for teacher in self.teachers], "text": _digest(self.source)}
-        settings |= {} if self.parallel is None else {"parallel text": _digest(self.parallel)}
+        settings |= {} if self.parallel is None else {"parallel text": _digest(self.parallel), "lines": self.step}
         settings |= {"beams": self.beams, "sample": self.sample, "precision": self.precision}
         settings |= {"max_length": recipe.max_length, "seed": recipe.seed if self.sample else None}
         if not self._is_made(settings):
@@ -250,7 +270,7 @@ class DistilledText:
 
     def _sources(self) -> Iterator[str]:
         """Yield each source as one line."""
-        return (" ".join(source.splitlines()) for source, _ in self.source.stream())
+        return (" ".join(source.splitlines()) for source, _ in islice(self.source.stream(), 0, None, self.step))
 
     def _file_translator(self, seed: int | None) -> FileTranslator:
         """Return the teachers' translator with their models loaded; workers call this too."""
@@ -260,15 +280,9 @@ class DistilledText:
         search = {"do_sample": False, "num_beams": beams, "num_return_sequences": 1}
         if self.sample:
             search = {"do_sample": True, "num_beams": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-        translator = Translator(
-            model,
-            tokenizer,
-            max_source_tokens=self.recipe.max_length,  # longer ones, which no student of this recipe learns, in parts
-            split_long=True,
-            seed=seed,
-            source_language=languages_of_model(self.teachers[0])[0],
-            **search,
-        )
+        search |= {"seed": seed, "source_language": languages_of_model(self.teachers[0])[0]}
+        longest = self.recipe.max_length  # longer ones, which no student of this recipe learns, are split
+        translator = Translator(model, tokenizer, max_source_tokens=longest, split_long=True, **search)
         return FileTranslator(translator, partial(record, as_json=True))
 
     def _write(self, settings: dict[str, Any]) -> None:

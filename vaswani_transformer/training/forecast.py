@@ -19,6 +19,7 @@ from ..recipes.recipe import AUTO, CHOSEN, DATA, Recipe, load_recipe
 from .checkpoints import WEIGHTS
 from .run import TrainingResult, join_process_group, tokenized_pairs, train, validation_sample
 from .run_folder import CHECKPOINTS, FORECAST, VERDICT, check_contents, content_hashes
+from .settings import Row
 from .verdict import has_learned_nothing, warned
 
 logger = logging.getLogger(__name__)
@@ -30,22 +31,19 @@ def gain_of_doubling(quarter: float, half: float, whole: float) -> float:
     """Extrapolate a score, 0 to 100, of models of a quarter, half and all of n pairs to what 2n would add.
 
     By the power law c - a * n^-b, which Kolachina et al. (2012, Prediction of Learning Curves in Machine Translation)
-    found to fit best of six families. Three points determine it: each doubling adds 2^-b times what the one before
-    added. The points are noisy, so b is taken to be between 0 (every doubling adds as much) and 1/2.
+    found to fit best of six families: each doubling adds 2^-b times what the one before added. Scores of single
+    trainings scatter too much to show b, which is 1/3 here; the rest is fitted to the three by least squares.
     """
-    first, second = half - quarter, whole - half
-    if second <= 0:
-        return 0.0
-    share = float(np.clip(second / first, 0.5**0.5, 1)) if first > 0 else 1.0
-    return min(share * second, 100 - whole)
+    share = 0.5 ** (1 / 3)
+    gain = share**2 * np.polyfit((0, 1, 1 + share), (quarter, half, whole), 1)[0]
+    return float(np.clip(gain, 0, 100 - whole))
 
 
 def train_with_forecast(recipe: Recipe, progress: bool = True) -> TrainingResult:
     """Train, then on a quarter and a half of the pairs too, and add to the verdict what twice as many would bring.
 
-    These models, in the folder `forecast` of the output, are trained by the same recipe, where it leaves settings open
-    by those that fit their text, and validated on the same pairs. What is finished is not trained again: after an
-    interruption the same call resumes, and the forecast of a finished run can be had later.
+    These models, in the folder `forecast` of the output, are of the same size and dropout, and validated on the same
+    pairs. The same call resumes after an interruption, and gives a finished run its forecast.
 
     Raises:
         UserError, TrainingStopped: as `train`, and for a recipe or a text of which there can be no forecast.
@@ -98,7 +96,8 @@ def _write_parts(recipe: Recipe) -> list[Recipe]:
     check_contents(folder.parent, content_hashes(tokenizer, train, validation))
     folder.mkdir(exist_ok=True)
     data = {each.name: each.default for each in fields(Recipe) if each.metadata["group"] == DATA}
-    data |= {name: getattr(made, name) for name in ("max_length", "max_length_ratio", "validation_size")}
+    same = {*CHOSEN} & {*Row._fields}  # the model, too: a curve of several would have steps
+    data |= {name: getattr(made, name) for name in (*same, "max_length", "max_length_ratio", "validation_size")}
     data["validation_data"] = str(folder / "validation.parquet")
     order, parts = np.random.default_rng([made.seed, 2]).permutation(len(texts[0])), []
     with OutputFolder(folder).placing() as staging:

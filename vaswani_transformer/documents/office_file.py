@@ -94,13 +94,16 @@ def _open_document(events: list[_Event]) -> list[Piece]:
     """Return the pieces of an OpenDocument part; text is what is directly in paragraphs, headings, spans and links."""
     pieces, stack, number = [], [""], 0
     while number < len(events):
-        event, end, in_text = events[number], number, stack[-1] in _PARAGRAPHS | _INNER
-        opens, is_inner = event.kind == "<", event.kind != "text" and event.name in _INNER
+        event, end = events[number], number
+        in_text = stack[-1] in _PARAGRAPHS | _INNER
+        opens = event.kind == "<"
+        is_inner = event.kind != "text" and event.name in _INNER
         if opens and in_text and not is_inner:
             end = _end(events, number)
             inner = {part.name for part in events[number:end] if part.kind == "<"}
         if end > number and not inner & (_PARAGRAPHS | _INNER):
-            raw, name = _raw(events[number : end + 1]), event.name
+            raw = _raw(events[number : end + 1])
+            name = event.name
             kind = Kind.FIXED if name in ("tab", "line-break") else Kind.POINT
             other = Piece(raw, kind, STAND_IN * (kind is Kind.POINT and "bookmark" not in name))
             pieces.append(text_piece(raw, " ") if name == "s" else other)  # spaces, which are one in a translation
@@ -162,7 +165,8 @@ def _run(events: list[_Event], number: int) -> list[Piece]:
     if names != ["t"]:
         return []
     first, last = shown[0], _end(events, shown[0])
-    before, tag = _raw(events[number:first]), events[first].raw
+    before = _raw(events[number:first])
+    tag = events[first].raw
     kept = tag if "xml:space" in tag or tag.endswith("/>") else f'{tag[:-1]} xml:space="preserve">'
     name = "sup" if _RAISED.search(before) else "r"
     opening = Piece(before + tag, Kind.OPEN, name=name, again=before + kept)

@@ -94,7 +94,8 @@ def read_web_page(source: str) -> Document:
 
 def _end_of_opaque(events: list, number: int) -> int:
     """Return the last event of the element that this one starts; the last of all if nothing ends it."""
-    name, opened = events[number][2], Counter()
+    name = events[number][2]
+    opened = Counter()
     for place in range(number, len(events)):
         _, kind, other, _ = events[place]
         if kind == "start":

@@ -81,6 +81,7 @@ def test_the_steps_fit_into_the_minutes(data, tmp_path, monkeypatch, minutes):
     monkeypatch.setattr(rules, "trial_seconds", lambda *_: 0.5)
     recipe = chosen(data, tmp_path / "out", max_minutes=minutes)
     assert recipe.max_steps == round(rules.TRAINED * 60 * minutes / 0.5)
+    assert recipe.warmup_steps == round(0.4 * recipe.max_steps)  # more than a fifth: there are few
     assert recipe.warmup_steps + recipe.decline_steps < recipe.max_steps
     later = chosen(data, tmp_path / "out", max_minutes=2 * minutes)
     assert recipe.validation_bleu == 100 and later.validation_bleu == max(100, 50 * minutes)

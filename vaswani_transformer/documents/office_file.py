@@ -102,8 +102,7 @@ def _open_document(events: list[_Event]) -> list[Piece]:
             end = _end(events, number)
             inner = {part.name for part in events[number:end] if part.kind == "<"}
         if end > number and not inner & (_PARAGRAPHS | _INNER):
-            raw = _raw(events[number : end + 1])
-            name = event.name
+            raw, name = _raw(events[number : end + 1]), event.name
             kind = Kind.FIXED if name in ("tab", "line-break") else Kind.POINT
             other = Piece(raw, kind, STAND_IN * (kind is Kind.POINT and "bookmark" not in name))
             pieces.append(text_piece(raw, " ") if name == "s" else other)  # spaces, which are one in a translation

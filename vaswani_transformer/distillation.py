@@ -106,8 +106,8 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True, wor
     """Train on the recipe's pairs, and on text of the target language that a model of the reverse direction translates.
 
     The reverse model, in the folder `reverse` of the output, is trained first, unless it is there, in a quarter of
-    `max_minutes` if that is given; the final training has the rest, and translating comes on top. Of the text so many
-    lines are taken that it makes `PASSES` through them and the pairs. After an interruption the same call resumes.
+    `max_minutes` if that is given; the final training has the rest, and translating comes on top. As many lines are
+    taken as leave time for `PASSES` through them and the pairs. After an interruption the same call resumes.
 
     Args:
         recipe: of both trainings.
@@ -115,7 +115,7 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True, wor
         progress, workers: as of `distill`.
 
     Raises:
-        UserError, TrainingStopped: as `distill`, and where the minutes are too few for more text than the pairs.
+        UserError, TrainingStopped: as `distill`, and where the minutes are too few for as much text as the pairs.
     """
     check_paths(recipe)
     languages = languages_of(vars(recipe)) or list(SIDES)

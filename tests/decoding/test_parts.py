@@ -135,7 +135,8 @@ def test_workers_and_one_process_resume_each_other(model, source, expected, tmp_
 
 def test_a_mistake_in_a_line_is_named_and_what_is_done_stays(model, tmp_path, fails, here, caplog):
     bad, output = tmp_path / "bad", tmp_path / "out"
-    bad.write_text("A dog.\n" * 9 + "sees a dog " * 60 + "\n" + "A dog.\n" * 20 + "sees a cat " * 60 + "\nA dog.\n")
+    long = ["sees a dog " * 60 + "and", "sees a cat " * 60 + "and"]
+    bad.write_text("A dog.\n" * 9 + f"{long[0]}\n" + "A dog.\n" * 20 + f"{long[1]}\nA dog.\n")
     command = ["translate", model, "--input", bad, *OPTIONS, "--max-source-tokens", "50", "--output"]
     assert fails(*command, output, "--workers", "2", "--long-lines", "refuse").startswith("error: line 31 has")
     # One process stops there, also where further windows would follow.

@@ -156,9 +156,9 @@ class Models:
 
     async def _make_room(self, served: ServedModel) -> None:
         """Unload models until there is room for another."""
-        most = _SHARE * min(psutil.virtual_memory().total, control_group_limit("memory.max"))
+        room = _SHARE * min(psutil.virtual_memory().total, control_group_limit("memory.max"))
         size = lambda: served.bytes + sum(other.bytes for other in self.loaded)  # noqa: E731
-        while self.loaded and (size() > most if self._most is None else len(self.loaded) >= self._most):
+        while self.loaded and (size() > room if self._most is None else len(self.loaded) >= self._most):
             idle = (model for model in self.loaded if not self._users[model])
             self._leaving = oldest = next(idle, next(iter(self.loaded)))
             try:

@@ -17,7 +17,7 @@ from training_runs import stop_after
 from vaswani_transformer import Translator, train
 from vaswani_transformer.export.engine import load_for_decoding
 from vaswani_transformer.model import loss_kernel_vaswani
-from vaswani_transformer.model.packed_sentences_vaswani import can_use_flash_attention
+from vaswani_transformer.model import packed_sentences_vaswani as packing
 from vaswani_transformer.training.trainer import VaswaniTrainer, VaswaniTrainingArguments
 
 DEVICE = "cuda"
@@ -54,15 +54,16 @@ def distance(gradients: dict, expected: dict) -> float:
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-@pytest.mark.parametrize("with_filling", [False, True])
-def test_sentences_without_padding(with_filling, is_compiled):
+@pytest.mark.parametrize("short", [0, packing.SHORT])  # so by both kernels
+def test_sentences_without_padding(short, is_compiled, monkeypatch):
+    monkeypatch.setattr(packing, "SHORT", short)
     model = tiny_model().to(DEVICE).train()
-    batch, packed = map(on_device, both_batches(with_filling))
+    batch, packed = map(on_device, both_batches(True))
     expected, expected_gradients = pass_through(model, batch)  # padded, in float32
     for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
         layer.is_compiled = is_compiled
     with torch.autocast(DEVICE, torch.bfloat16):
-        assert can_use_flash_attention(model.config, model.lm_head.weight)
+        assert packing.can_use_flash_attention(model.config, model.lm_head.weight)
         actual, gradients = pass_through(model, packed)
         padded, padded_gradients = pass_through(model, batch)
     rows = in_a_row(expected.logits)
@@ -127,17 +128,3 @@ def test_a_training_on_the_gpu_learns_resumes_and_translates(text, tmp_path):
     translations = on_gpu.translate(sources)
     same = sum(ours == theirs for ours, theirs in zip(translations, on_cpu.translate(sources), strict=True))
     assert same >= 0.9 * len(sources) and all(translations)  # rounding may decide where two words are as good
-
-
-def test_layers_are_compiled_once():
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    model = tiny_model(encoder_layers=3, decoder_layers=3).to(DEVICE).train()
-    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
-        layer.is_compiled = True
-    for lengths in [(7, 4, 2), (5, 6, 3, 2), (12, 11, 8)]:
-        input_ids, mask = padded_batch(lengths)
-        labels = padded_batch(lengths[::-1], seed=9)[0]
-        with torch.autocast(DEVICE, torch.bfloat16):
-            model(**on_device({"input_ids": input_ids, "attention_mask": mask, "labels": labels})).loss.backward()
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2

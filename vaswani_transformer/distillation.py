@@ -102,7 +102,7 @@ def distill(
         return train(student, progress)
 
 
-def train_with_target_text(recipe: Recipe, text: str, progress: bool = True, workers: int = 1) -> TrainingResult:
+def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> TrainingResult:
     """Train on the recipe's pairs, and on text of the target language that a model of the reverse direction translates.
 
     The reverse model, in the folder `reverse` of the output, is trained first, unless it is there, in a quarter of
@@ -112,7 +112,7 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True, wor
     Args:
         recipe: of both trainings.
         text: a file, or a pattern, of lines in the target language; relative to the recipe's `data_dir`.
-        progress, workers: as of `distill`.
+        progress: as of `distill`.
 
     Raises:
         UserError, TrainingStopped: as `distill`, and where the minutes are too few for as much text as the pairs.
@@ -134,10 +134,9 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True, wor
         if not (folder / REVERSE / WEIGHTS).exists():
             train(reverse, progress)
         made = DistilledText([reverse.output], final, source, data_sources(parallel)[0], sample=True)
-        if recipe.max_minutes:
-            made.step = _step(final, reverse, made)
+        made.step = _step(final, reverse, made) if recipe.max_minutes else 1
         with joined_processes() as processes:
-            processes.share("back-translated text", lambda: made.make(progress, workers))
+            processes.share("back-translated text", lambda: made.make(progress))
         return train(final, progress)
 
 

@@ -96,12 +96,11 @@ def draw(seconds: dict[str, float], steps: int, title: str, path: Path) -> None:
 
 def measuring_callback(options: argparse.Namespace, folder: Path, name: str, results: dict):
     """What takes the time of some steps of a training, profiles further ones, and ends it."""
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import profile
     from transformers import TrainerCallback
 
     on_gpu = options.device == "cuda"
     first, last = options.warm_up_steps, options.warm_up_steps + options.steps
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
 
     class Measure(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
@@ -118,7 +117,7 @@ def measuring_callback(options: argparse.Namespace, folder: Path, name: str, res
                 results["source_tokens"], results["target_tokens"] = tokens.tolist()
                 results["padding"] = 1 - float(tokens.sum() / positions.sum())
                 results["memory"] = torch.cuda.max_memory_allocated() if on_gpu else 0
-                self.profiled = profile(activities=activities)
+                self.profiled = profile()
                 self.profiled.__enter__()
             elif state.global_step == last + options.profiled_steps:
                 if on_gpu:
@@ -139,12 +138,13 @@ def train_ours(options: argparse.Namespace, folder: Path, name: str, model_confi
 
     from vaswani_transformer import VaswaniForConditionalGeneration
     from vaswani_transformer.data.tokenization import load_tokenizer
-    from vaswani_transformer.hardware import default_num_workers
+    from vaswani_transformer.hardware import avoid_cudnn_attention, default_num_workers
     from vaswani_transformer.training.trainer import VaswaniTrainer, VaswaniTrainingArguments
 
     row, results = ROWS[name], {}
     pictures = Path(options.pictures or folder)
     pictures.mkdir(parents=True, exist_ok=True)
+    avoid_cudnn_attention()  # as `vaswani train` does
     torch.manual_seed(options.seed)
     model = VaswaniForConditionalGeneration(model_config)
     model.set_attn_implementation("sdpa" if options.device == "cuda" else "eager")

@@ -103,18 +103,26 @@ def test_in_float32_and_bfloat16():
         assert_equal_passes(tiny_model(attn_implementation="eager").train(), 3e-2)
 
 
-def reference_varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size):
+def reference_varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, window_size):
     """What the kernel computes, sentence by sentence, of `(tokens, num_heads, width)`."""
     parts = []
     for row in range(len(cu_seq_q) - 1):
         q = query[cu_seq_q[row] : cu_seq_q[row + 1]]
         k, v = (states[cu_seq_k[row] : cu_seq_k[row + 1]] for states in (key, value))
         assert len(q) <= max_q and len(k) <= max_k
-        scores = scale * torch.einsum("qhd,khd->hqk", q, k)
+        scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
         if window_size == (-1, 0):
             scores = scores.masked_fill(torch.ones(len(q), len(k)).triu(1).bool(), -torch.inf)
         parts.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
     return torch.cat(parts)
+
+
+def reference_efficient_attention(query, key, value, bias, *places_and_more):
+    """The same by the other kernel's arguments, of `(1, tokens, num_heads, width)`."""
+    *places, dropout, is_causal, _ = places_and_more
+    assert bias is None and dropout == 0
+    window = (-1, 0 if is_causal else -1)
+    return (reference_varlen_attn(query[0], key[0], value[0], *places, window_size=window)[None],)
 
 
 @pytest.fixture
@@ -123,13 +131,17 @@ def with_kernel(monkeypatch):
     monkeypatch.setattr(packing, "can_use_flash_attention", lambda config, states: True)
 
 
-def test_equals_padded_sentences_with_flash_attention(with_kernel, monkeypatch):
-    monkeypatch.setattr(packing, "varlen_attn", reference_varlen_attn)
+@pytest.mark.parametrize("short", [0, packing.SHORT])
+def test_equals_padded_sentences_with_either_kernel(with_kernel, monkeypatch, short):
+    monkeypatch.setattr(packing, "SHORT", short)
+    monkeypatch.setattr(packing, "varlen_attn", None if short else reference_varlen_attn)
+    monkeypatch.setattr(packing, "efficient_attention", reference_efficient_attention if short else None)
     assert_equal_passes(tiny_model(dtype=torch.float64).train(), 1e-10)
 
 
 def test_flash_attention_drops_no_weights(with_kernel, monkeypatch):
-    monkeypatch.setattr(packing, "varlen_attn", None)
+    for kernel in ("varlen_attn", "efficient_attention"):
+        monkeypatch.setattr(packing, kernel, None)
     assert pass_through(tiny_model(attention_dropout=0.1).train(), both_batches(True)[1])
 
 

@@ -222,7 +222,7 @@ class VaswaniAttention(nn.Module):
 
     def _attend_to_own_sentence(self, query, key, value, packed: PackedSentences, p: float) -> torch.Tensor:
         if packed.mask is None:
-            return flash_attention(query, key, value, packed, self.scaling)
+            return flash_attention(packed, query, key, value)
         query, key, value = spread(query, packed.queries), spread(key, packed.keys), spread(value, packed.keys)
         kind = "eager" if self.config._attn_implementation == "eager" else "sdpa"
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(kind, eager_attention_forward)

@@ -1,8 +1,8 @@
 """Batches without padding: all sentences one after the other, as one row of tokens.
 
 Such a row passes through the model as a batch of one, `(1, tokens, d_model)`; attention alone has to know where
-sentences start. On a GPU in half precision torch's flash attention takes the row as it is (`varlen_attn`); elsewhere
-the sentences are padded for attention and for nothing else. Nothing here reads a value from another device than a CPU.
+sentences start. On a GPU in half precision two of torch's kernels take the row as it is; elsewhere the sentences are
+padded for attention and for nothing else. Nothing here reads a value from another device than a CPU.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,8 @@ try:
 except ImportError:  # an earlier torch
     varlen_attn = None
 
+SHORT = 128  # tokens of a sentence, on average: below, attention by blocks of 64 is quicker than by blocks of 128
+efficient_attention = torch.ops.aten._efficient_attention_forward
 _WIDEST_HEAD = 256  # of flash attention, which takes multiples of 8
 
 
@@ -108,14 +110,13 @@ def _has_kernel(index: int | None) -> bool:
     return torch.version.cuda is not None and torch.cuda.get_device_capability(index) >= (8, 0)
 
 
-def flash_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: PackedSentences, scaling: float
-) -> torch.Tensor:
+def flash_attention(packed: PackedSentences, *states: torch.Tensor) -> torch.Tensor:
     """Compute Equation (1) in each sentence, of `(1, num_heads, tokens, d_k)`; output `(1, tokens, num_heads, d_v)`."""
-    query, key, value = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
-    offsets, lengths = (packed.queries.offsets, packed.keys.offsets), (packed.queries.longest, packed.keys.longest)
-    window = (-1, 0) if packed.is_causal else (-1, -1)
-    return varlen_attn(query, key, value, *offsets, *lengths, scale=scaling, window_size=window)[None]
+    rows = [each.transpose(1, 2) for each in states]
+    places = packed.queries.offsets, packed.keys.offsets, packed.queries.longest, packed.keys.longest
+    if rows[0].shape[1] < SHORT * len(places[0]):  # no `scale`: torch's compiler fails with one
+        return efficient_attention(*rows, None, *places, 0.0, int(packed.is_causal), True)[0]
+    return varlen_attn(*(row[0] for row in rows), *places, window_size=(-1, 0 if packed.is_causal else -1))[None]
 
 
 def spread(states: torch.Tensor, places: SentencePlaces) -> torch.Tensor:

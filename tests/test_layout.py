@@ -99,7 +99,7 @@ ROOM_LINES = {
     "attention": 397, "catalogues": 901, "recipes": 405, "evaluation": 332,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1606, 25000, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27999, 3500, 19970
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27999, 3500, 19825
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

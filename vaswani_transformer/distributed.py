@@ -139,9 +139,8 @@ def _is_connection_error(error: Exception) -> bool:
     """Return whether an error comes from the connection to other processes and not from this one's own work."""
     from torch import distributed
 
-    if isinstance(error, (distributed.DistBackendError, distributed.DistNetworkError, distributed.DistStoreError)):
-        return True
-    return isinstance(error, RuntimeError) and any(name in str(error) for name in ("gloo", "NCCL", "by peer"))
+    is_named = isinstance(error, RuntimeError) and any(name in str(error) for name in ("gloo", "NCCL", "by peer"))
+    return is_named or isinstance(error, distributed.DistError)
 
 
 def reports_error() -> bool:

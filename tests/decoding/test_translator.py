@@ -15,6 +15,7 @@ from transformers import LogitsProcessorList
 
 from vaswani_transformer import Ensemble, Translator, align, attend, score_pairs, train_tokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
+from vaswani_transformer.data.words import title_case
 from vaswani_transformer.decoding.file_translator import FileTranslator, record
 from vaswani_transformer.decoding.glossary import Glossary
 from vaswani_transformer.decoding.output import StreamOutput
@@ -126,21 +127,22 @@ def test_the_nbest_list_is_that_of_generate_in_its_order(model, tokenizer):
 
 def test_capitals_are_translated_as_small_letters_and_a_repeated_sentence_once(model, tokenizer):
     translator = Translator(model, tokenizer, split_long=True, max_new_tokens=12, glossary=Glossary({"CAT": ["CAT"]}))
-    words = ["The dog sees a dog.", "The dog.", "A", "It is. It is", "the dog sees", "dog dog", "a dog a dog"]
+    words = ["The dog sees a dog. it is old", "The dog.", "A", "It is. It is", "the dog sees", "dog dog", "a dog a dog"]
     whole, dog, one, unfinished, unmarked, *few = translator.translate(words)
     translator.split_long = False
     assert [*translator.translate(words[-2:])] == few  # as one line: there are such words
     translator.split_long = True
-    changed = {"THE DOG SEES A DOG.": whole.upper(), "The dog. The dog. The dog.": f"{dog} {dog} {dog}", "A": one}
+    changed = {"THE DOG SEES A DOG. IT IS OLD": whole.upper(), "The Dog Sees A Dog. It Is Old": title_case(whole)}
+    changed |= {"The dog. The dog. The dog.": f"{dog} {dog} {dog}", "A": one}
     changed |= {"THE DOG. THE DOG.": f"{dog} {dog}".upper(), "It is. It is": unfinished}
     changed |= {" ".join(["the dog sees"] * 3): " ".join([unmarked] * 3)}
     assert list(translator.translate(list(changed))) == list(changed.values())
-    as_they_are = ["THE CAT", ("THE DOG.", "Der")]  # a term, and a prefix
-    for piece, ids in zip(translator.prepare(Window(0, 1, as_they_are)).pieces, ("THE CAT", "THE DOG."), strict=True):
-        assert piece.ids == tokenizer(ids).input_ids and not piece.is_upper
+    as_they_are = {"THE CAT": "", "THE DOG.": "Der", "The Dog Sees A Dog. It Is": ""}  # a term, a prefix, seven words
+    for piece, ids in zip(translator.prepare(Window(0, 1, [*as_they_are.items()])).pieces, as_they_are, strict=True):
+        assert piece.ids == tokenizer(ids).input_ids and piece.write is str
     upper = train_tokenizer((side.upper() for pair in PAIRS for side in pair), vocab_size=400)
     [piece] = Translator(model, upper).prepare(Window(0, 1, ["THE DOG."])).pieces
-    assert piece.ids == upper("THE DOG.").input_ids and not piece.is_upper
+    assert piece.ids == upper("THE DOG.").input_ids and piece.write is str
 
 
 def test_long_sources_are_refused_or_split(tokenizer):

@@ -121,8 +121,7 @@ def reference_efficient_attention(query, key, value, bias, *places_and_more):
     """The same by the other kernel's arguments, of `(1, tokens, num_heads, width)`."""
     *places, dropout, is_causal, _ = places_and_more
     assert bias is None and dropout == 0
-    window = (-1, 0 if is_causal else -1)
-    return (reference_varlen_attn(query[0], key[0], value[0], *places, window_size=window)[None],)
+    return [reference_varlen_attn(query[0], key[0], value[0], *places, window_size=(-1, 0 if is_causal else -1))[None]]
 
 
 @pytest.fixture

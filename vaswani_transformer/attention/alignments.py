@@ -106,7 +106,5 @@ def _words_at(tokenizer, text: str, begin: int, offsets: list[tuple[int, int]]) 
 
 def parts_in_words(words: Sequence[range]) -> np.ndarray:
     """Return `(tokens, words)` float32: 1 where a token has a part in a word."""
-    parts = np.zeros((len(words), max((each.stop for each in words), default=0)), np.float32)
-    for row, numbers in zip(parts, words, strict=True):
-        row[numbers.start : numbers.stop] = 1
-    return parts
+    number = max((part.stop for part in words), default=0)
+    return np.array([[word in part for word in range(number)] for part in words], np.float32)

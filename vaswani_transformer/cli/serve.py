@@ -74,8 +74,7 @@ def serve(
 
 def _read_keys(name: str) -> list[str]:
     with reading(name):
-        text = Path(name).read_text(encoding="utf-8-sig")
-        keys = [key for key in map(str.strip, text.split("\n")) if key and key[0] != "#"]
+        keys = [key for key in map(str.strip, Path(name).read_text("utf-8-sig").split("\n")) if key and key[0] != "#"]
     if not keys:  # a server that nobody can use, or that everybody could
         raise UserError(f"--api-keys {name} holds no key: write one on each line, or leave the option out")
     return keys

@@ -17,12 +17,12 @@ import regex
 from ..model.language_codes_vaswani import typed_code
 from .memory import Memory
 from .tokenization import SIDES, side_of
+from .words import title_case
 
 ROOM = 1.15  # most tokens of a batch of changed pairs, as a share of the limit that it was made for
 _SAME_PART = 0.15  # difference of two shares of a sentence up to which they are the same part of it
 _KEYBOARD = " qwertyuiop asdfghjkl zxcvbnm "
 _LONG_WORD = regex.compile(r"\p{L}{4,}")  # a shorter one is often another word with one letter changed
-_WORD_START = regex.compile(r"(?<!\S)[^\w\s]*\p{L}")
 _FINAL_MARK = regex.compile(r"(?<![\p{Terminal_Punctuation}…\s]\s*)\s*\p{Sentence_Terminal}$")  # the only one
 _CLAUSE_END = regex.compile(r"[,;:.!?،؛](?=\s)|[，、；：]")
 _EMOJI = regex.findall(r"(?V1)[\p{Emoji}--\p{Emoji_Component}]", "".join(map(chr, range(0x2600, 0x1FB00))))
@@ -72,9 +72,7 @@ def _fragment(source: str, target: str, random: Random) -> tuple[str, str]:
 #: nothing to change. Whoever writes in lower case, or mistypes, wants a translation without that.
 CHANGES = {
     "upper": lambda source, target, random: (source.upper(), target.upper()),
-    "title": lambda *pair_and_random: tuple(
-        _WORD_START.sub(lambda at: at[0].title(), text) for text in pair_and_random[:2]
-    ),
+    "title": lambda source, target, random: (title_case(source), title_case(target)),
     "lower": lambda source, target, random: (source.lower(), target),
     "punctuation": _without_final_mark,
     "typos": _typo,

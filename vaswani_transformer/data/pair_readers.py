@@ -106,8 +106,7 @@ def _read_catalogue(path: Path, columns: tuple[str, str]) -> Pairs:
     """Read translated entries, of which line breaks become spaces, as of the segments of a TMX file."""
     sides = [column_position(column, [*DEFAULT_COLUMNS], str(path)) for column in columns]
     for pair in pairs(path):
-        source, target = (" ".join(filter(None, map(str.strip, pair[side].split("\n")))) for side in sides)
-        yield source, target
+        yield tuple(" ".join(filter(None, map(str.strip, pair[side].split("\n")))) for side in sides)
 
 
 _READERS = {

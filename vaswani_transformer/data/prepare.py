@@ -142,12 +142,11 @@ def _earlier(folder: Path, settings: dict) -> dict | None:
 
 def _remove(folder: Path) -> None:
     """Remove what an earlier preparation has listed in the folder's mark."""
-    if not is_local(folder):
-        if any(folder.glob("*")):
-            raise UserError(f"{folder} is not on this machine, where nothing is removed: remove it yourself first")
-        return
-    output = OutputFolder(folder)
-    output.remove(filter(_OURS.fullmatch, output.names))
+    if is_local(folder):
+        output = OutputFolder(folder)
+        output.remove(filter(_OURS.fullmatch, output.names))
+    elif any(folder.glob("*")):
+        raise UserError(f"{folder} is not on this machine, where nothing is removed: remove it yourself first")
 
 
 def _start(

@@ -15,6 +15,12 @@ _WORD = regex.compile(
 )
 #: A character that is a word by itself; other letters and digits of a word; a sign.
 LETTERS_OR_SIGN = regex.compile(rf"{_LETTER}{_MARK}*|(?:(?!{_LETTER})\w)+|[^\w\s]")
+_START = regex.compile(r"(?<!\S)[^\w\s]*\p{L}")
+
+
+def title_case(text: str) -> str:
+    """Begin each word with a capital."""
+    return _START.sub(lambda at: at[0].title(), text)
 
 
 def word_places(text: str) -> list[tuple[int, int]]:

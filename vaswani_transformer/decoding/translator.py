@@ -13,6 +13,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from ..data.words import title_case
 from ..errors import UserError, reading
 from ..model.language_codes_vaswani import LanguageCodes
 from ..model.sentence_splitting_vaswani import join_translations
@@ -47,7 +48,7 @@ class Piece:
     prefix: list[int] = field(default_factory=list)  # tokens that the translation has to begin with
     terms: Terms | None = None  # what it has to have by a glossary
     known: str | None = None  # its translation by a memory: nothing is to be searched
-    is_upper: bool = False  # whether its capitals were made small, and its translation is to have capitals again
+    write: Callable[[str], str] = str  # puts its translation into the capitals that were made small in its source
 
 
 def _check_room(number: int, what: str, tokens: int, limit: float) -> None:
@@ -135,7 +136,7 @@ class Translator:
                     pieces.append(Piece(line, source_ids, known=known))
                     continue
                 is_free = not (pairs[line][1].strip() or (glossary and glossary.of(source)))
-                text, times, is_upper = self._simplified(source) if is_free else (source, 1, False)
+                text, times, write = self._simplified(source) if is_free else (source, 1, str)
                 source_ids = source_ids if text == source else self._own_tokenizer(self.codes.coded(text))["input_ids"]
                 parts = self._within_limits(number, text, source_ids)
                 prefix = self._prefix_ids(number, pairs[line][1], len(parts[0]))
@@ -148,23 +149,23 @@ class Translator:
             elif self.memory and self.setting("fuzzy_matches"):
                 parts = [self._with_match(text, source_ids)]
             prefixes = [prefix, *([] for _ in parts[1:])]
-            some = [Piece(line, *part, is_upper=is_upper) for part in zip(parts, prefixes, terms, strict=True)]
+            some = [Piece(line, *part, write=write) for part in zip(parts, prefixes, terms, strict=True)]
             pieces += some * times
         return replace(window, pieces=pieces, split=split)
 
-    def _simplified(self, source: str) -> tuple[str, int, bool]:
-        """Return what is translated of a source, how often it is there, and whether its capitals were made small.
+    def _simplified(self, source: str) -> tuple[str, int, Callable[[str], str]]:
+        """Return what is translated of a source, how often it is there, and how its translation is written.
 
-        They are where that takes fewer tokens: a vocabulary of ordinary text knows few words in capitals.
+        Capitals are made small where that takes fewer tokens: a vocabulary of ordinary text knows few words in them.
         """
-        times, count = 1, lambda text: len(self._own_tokenizer(text)["input_ids"])
-        line = f"{source} "
-        period = (line * 2).find(line, 1)
-        if self.split_long and (source[-1] in ".!?…。؟।" or line[:period].count(" ") > 2):  # no "bye bye"
-            source, times = source[: period - 1], len(line) // period
-        small = source[:1] + source[1:].lower()
-        is_upper = source.isupper() and count(small) < count(source)
-        return small if is_upper else source, times, is_upper
+        times, period = 1, f"{source} {source} ".find(f"{source} ", 1)
+        if self.split_long and (source[-1] in ".!?…。؟।" or source[:period].count(" ") > 2):  # no "bye bye"
+            source, times = source[: period - 1], (len(source) + 1) // period
+        small, count = source[:1] + source[1:].lower(), lambda text: len(self._own_tokenizer(text)["input_ids"])
+        is_title = source.count(" ") > 6 and title_case(source) == source  # fewer are often names or menus
+        if (source.isupper() or is_title) and count(small) < count(source):
+            return small, times, str.upper if source.isupper() else title_case
+        return source, times, str
 
     def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
         """Return the tokens of line `number` in one part, or in several if they are too many."""
@@ -239,7 +240,7 @@ class Translator:
         repeated = [piece for piece in pieces for _ in range(number)]
         kept = [self._without_repetition(ids, piece.terms) for piece, ids in zip(repeated, flat, strict=True)]
         texts = self.tokenizer.batch_decode(kept, skip_special_tokens=True)
-        texts = [text.upper() if piece.is_upper else text for piece, text in zip(repeated, texts, strict=True)]
+        texts = [piece.write(text) for piece, text in zip(repeated, texts, strict=True)]
         columns = zip(texts, kept, flat, strict=True)
         hypotheses = [Hypothesis(text, len(cut), repeats=len(cut) < len(ids)) for text, cut, ids in columns]
         if self.scores:

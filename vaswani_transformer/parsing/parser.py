@@ -1,7 +1,7 @@
 """A constituency parser (Section 6.3): training on trees as text, and parsing with the trained model."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import tee
 from pathlib import Path
@@ -80,8 +80,8 @@ class Parser(Translator):
         prepared = super().prepare(replace(window, lines=[sentence_text(words) for words in window.lines]))
         return replace(prepared, lines=window.lines[: len(prepared.lines)])
 
-    def _simplified(self, source: str) -> tuple[str, int, bool]:
-        return source, 1, False  # a tree is for all words as they are
+    def _simplified(self, source: str) -> tuple[str, int, Callable[[str], str]]:
+        return source, 1, str  # a tree is for all words as they are
 
     def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
         parts = super()._within_limits(number, text, ids)

@@ -133,7 +133,7 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
             processes.share("parallel text", lambda: _write_parallel_text(recipe, languages))
         if not (folder / REVERSE / WEIGHTS).exists():
             train(reverse, progress)
-        made = DistilledText([reverse.output], final, source, data_sources(parallel)[0], sample=True)
+        made = DistilledText([reverse.output], final, source, data_sources(parallel)[0])
         made.step = _step(final, reverse, made) if recipe.max_minutes else 1
         with joined_processes() as processes:
             processes.share("back-translated text", lambda: made.make(progress))

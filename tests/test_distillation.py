@@ -271,11 +271,10 @@ def test_two_processes_distil_what_one_does(teachers, student, tmp_path):
     assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)
 
 
+@pytest.mark.usefixtures("whole_outputs")  # a model of two steps repeats itself
 def test_text_of_the_target_language_is_translated_back_and_learned_too(student, text, tmp_path, monkeypatch):
-    mono = (text / "test.de").read_text().splitlines()
-    (tmp_path / "mono.de").write_text("".join(line + "\n" for line in mono))
     command = ["train", student, "--vocab-size", 300, "--validation-source", "none", "--validation-target", "none"]
-    options = {"--validation-size": 3, "--max-minutes": 100, "--target-text": tmp_path / "mono.de"}
+    options = {"--validation-size": 3, "--max-minutes": 100, "--target-text": text / "test.de"}
     command += [*sum(options.items(), ()), "--quiet", "--output"]
     assert main(list(map(str, [*command, tmp_path / "straight"]))) == 0
     stop_after_step(1, monkeypatch)
@@ -289,9 +288,10 @@ def test_text_of_the_target_language_is_translated_back_and_learned_too(student,
         for part in ("parallel", "validation")
     )
     assert len(held_out) == 3 and len(parallel) == LINES - 3 and not set(held_out) & set(parallel)
-    sides = [(out / f"back_translated.{side}").read_text().splitlines() for side in ("en", "de")]
+    sides = ((out / f"back_translated.{side}").read_text().splitlines() for side in ("en", "de"))
     pairs = list(zip(*sides, strict=True))
     made = [pair for pair in pairs if pair[0].startswith("<BT> ")]
+    mono = (text / "test.de").read_text().splitlines()
     assert made and [target for _, target in made] == [line for line in mono if line in dict(map(reversed, made))]
     assert pairs[len(made) :] == parallel  # once: there is as much of it as of the other
     reverse = load_recipe(str(out / "reverse" / "recipe.yaml"))

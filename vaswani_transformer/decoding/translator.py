@@ -162,7 +162,7 @@ class Translator:
         if self.split_long and (source[-1] in ".!?…。؟।" or source[:period].count(" ") > 2):  # no "bye bye"
             source, times = source[: period - 1], (len(source) + 1) // period
         small, count = source[:1] + source[1:].lower(), lambda text: len(self._own_tokenizer(text)["input_ids"])
-        is_title = source.count(" ") > 6 and title_case(source) == source  # fewer are often names or menus
+        is_title = source.count(" ") > 6 and title_case(source) == source != small  # fewer are often names or menus
         if (source.isupper() or is_title) and count(small) < count(source):
             return small, times, str.upper if source.isupper() else title_case
         return source, times, str

@@ -18,7 +18,7 @@ from transformers.utils import TransformersKwargs
 from .configuration_vaswani import VaswaniConfig
 from .linear_vaswani import has_hooks, project_together
 from .local_attention_vaswani import NeighbourMask, restricted_attention
-from .packed_sentences_vaswani import PackedSentences, flash_attention, gather, spread
+from .packed_sentences_vaswani import PackedSentences, gather, packed_attention, spread
 
 Mask = torch.Tensor | NeighbourMask | PackedSentences | None  # what each position sees
 
@@ -222,7 +222,7 @@ class VaswaniAttention(nn.Module):
 
     def _attend_to_own_sentence(self, query, key, value, packed: PackedSentences, p: float) -> torch.Tensor:
         if packed.mask is None:
-            return flash_attention(packed, query, key, value)
+            return packed_attention(packed, query, key, value)
         query, key, value = spread(query, packed.queries), spread(key, packed.keys), spread(value, packed.keys)
         kind = "eager" if self.config._attn_implementation == "eager" else "sdpa"
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(kind, eager_attention_forward)

@@ -20,7 +20,7 @@ try:
 except ImportError:  # an earlier torch
     varlen_attn = None
 
-SHORT = 128  # tokens of a sentence, on average: below, attention by blocks of 64 is quicker than by blocks of 128
+SHORT = 128  # tokens of a sentence, on average: below, blocks of 64 are quicker than `varlen_attn`'s (on an H200)
 efficient_attention = torch.ops.aten._efficient_attention_forward
 _WIDEST_HEAD = 256  # of flash attention, which takes multiples of 8
 
@@ -110,11 +110,12 @@ def _has_kernel(index: int | None) -> bool:
     return torch.version.cuda is not None and torch.cuda.get_device_capability(index) >= (8, 0)
 
 
-def flash_attention(packed: PackedSentences, *states: torch.Tensor) -> torch.Tensor:
-    """Compute Equation (1) in each sentence, of `(1, num_heads, tokens, d_k)`; output `(1, tokens, num_heads, d_v)`."""
+def packed_attention(packed: PackedSentences, *states: torch.Tensor) -> torch.Tensor:
+    """Compute Equation (1) in each sentence: query, key, value, `(1, heads, tokens, d)`, to `(1, tokens, heads, d)`."""
     rows = [each.transpose(1, 2) for each in states]
     places = packed.queries.offsets, packed.keys.offsets, packed.queries.longest, packed.keys.longest
-    if rows[0].shape[1] < SHORT * len(places[0]):  # no `scale`: torch's compiler fails with one
+    if rows[0].shape[1] < SHORT * len(places[0]):
+        # Given a `scale`, even the usual one, torch's compiler fails.
         return efficient_attention(*rows, None, *places, 0.0, int(packed.is_causal), True)[0]
     return varlen_attn(*(row[0] for row in rows), *places, window_size=(-1, 0 if packed.is_causal else -1))[None]
 

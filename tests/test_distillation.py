@@ -26,7 +26,7 @@ from vaswani_transformer.decoding.file_translator import FileTranslator
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.distillation import distill, student_recipe
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.hub.card_facts import facts_of
+from vaswani_transformer.hub.card_facts import facts_of, read_run
 from vaswani_transformer.hub.model_card import render_card
 from vaswani_transformer.recipes.recipe import Recipe, load_recipe
 
@@ -103,14 +103,6 @@ def test_the_best_translations_of_one_teacher_or_several(teachers, student, made
     assert (facts["lines"], facts["pairs"]) == (LINES, len(expected))
 
 
-def test_samples_follow_the_seed_and_are_no_search(teachers, made, student, tmp_path):
-    drawn, again, searched = (made(teachers[:1], name, sample=name != "c") for name in "abc")
-    assert drawn == again != searched
-    recipe = load_recipe(str(student), {"output": str(tmp_path / "d"), "seed": 1})
-    distill(teachers[:1], recipe, sample=True)
-    assert pairs_of(tmp_path / "d") != drawn
-
-
 def test_outputs_that_are_empty_or_repeat_themselves_are_dropped(teachers, made, monkeypatch):
     def translate(self, prepared, progress=None):
         return [
@@ -140,7 +132,7 @@ def test_validation_stays_and_a_text_of_lines_needs_no_references(teachers, text
 def test_workers_write_what_one_process_writes(teachers, student, tmp_path, here, monkeypatch, fails):
     monkeypatch.setattr(distillation, "train", lambda recipe, progress: None)
     monkeypatch.setattr(distillation, "FileTranslator", partial(FileTranslator, window=WINDOW))
-    command = ["distill", teachers[0], "--student", student, "--quiet", "--sample", "--output"]
+    command = ["distill", teachers[0], "--student", student, "--quiet", "--output"]
     monkeypatch.setattr("vaswani_transformer.cli.train._print_trained", lambda result: None)
     assert translating.run(*command, tmp_path / "one") == 0
     here.append(3)
@@ -238,7 +230,6 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(teachers, stranger, stude
         (*command[:3], tmp_path / "own.yaml", *command[4:]): "the student's recipe has another tokenizer",
         (*command[:4], "--output", teachers[0], "--overwrite"): f"is where the model {teachers[0]} lies",
         (*command, "--beams", 0): 'Invalid value "0" for --beams. Must be >= 1',
-        (*command, "--sample", "--beams", 3): "--sample and --beams cannot be combined",
         (*command, "--teacher-precision", "int7"): "precision is 'int7'",
     }.items():
         assert message in fails(*words), words
@@ -272,10 +263,10 @@ def test_two_processes_distil_what_one_does(teachers, student, tmp_path):
 
 
 @pytest.mark.usefixtures("whole_outputs")  # a model of two steps repeats itself
-def test_text_of_the_target_language_is_translated_back_and_learned_too(student, text, tmp_path, monkeypatch):
+def test_text_of_the_target_language_is_translated_back_and_learned_too(student, text, tmp_path, monkeypatch, fails):
     command = ["train", student, "--vocab-size", 300, "--validation-source", "none", "--validation-target", "none"]
-    options = {"--validation-size": 3, "--max-minutes": 100, "--target-text": text / "test.de"}
-    command += [*sum(options.items(), ()), "--quiet", "--output"]
+    command += ["--validation-size", "auto", "--augmentation", "auto", "--dropout", "auto", "--max-minutes", 100]
+    command += ["--target-text", text / "test.de", "--quiet", "--output"]
     assert main(list(map(str, [*command, tmp_path / "straight"]))) == 0
     stop_after_step(1, monkeypatch)
     out = tmp_path / "out"
@@ -287,7 +278,7 @@ def test_text_of_the_target_language_is_translated_back_and_learned_too(student,
         list(zip(*((out / f"{part}.{side}").read_text().splitlines() for side in ("en", "de")), strict=True))
         for part in ("parallel", "validation")
     )
-    assert len(held_out) == 3 and len(parallel) == LINES - 3 and not set(held_out) & set(parallel)
+    assert len(held_out) == 1 and len(parallel) == LINES - 1 and not set(held_out) & set(parallel)
     sides = ((out / f"back_translated.{side}").read_text().splitlines() for side in ("en", "de"))
     pairs = list(zip(*sides, strict=True))
     made = [pair for pair in pairs if pair[0].startswith("<BT> ")]
@@ -295,8 +286,11 @@ def test_text_of_the_target_language_is_translated_back_and_learned_too(student,
     assert made and [target for _, target in made] == [line for line in mono if line in dict(map(reversed, made))]
     assert pairs[len(made) :] == parallel  # once: there is as much of it as of the other
     reverse = load_recipe(str(out / "reverse" / "recipe.yaml"))
-    assert [name.rsplit("/")[-1] for name in (reverse.train_source, reverse.train_target)] == [
-        "parallel.de", "parallel.en"]  # fmt: skip
+    assert reverse.train_source.endswith("/parallel.de") and reverse.train_target.endswith("/parallel.en")
+    assert "distilled from" not in read_run(out)
+    (out / "parallel.en").write_text("")
+    assert "already holds a model" in fails(*command, out)
+    assert (out / "parallel.en").read_text() == ""
 
 
 def test_few_minutes_take_few_lines_of_text_or_are_refused(tmp_path):

@@ -4,9 +4,8 @@ The method of distillation, with its sections, is that of Kim and Rush, 2016, Se
 (arXiv 1606.07947). In place of a sum over all translations, the student's loss takes the one that the teacher's beam
 search finds (Section 3.2; 5 beams there).
 
-Back-translation makes sources for text of the target language alone (Sennrich et al., 2016, arXiv 1511.06709): drawn
-from the distribution of a model of the reverse direction (Edunov et al., 2018, arXiv 1808.09381), with a tag in front
-(Caswell et al., 2019, arXiv 1906.06442).
+Back-translation makes sources for text of the target language alone (Sennrich et al., 2016, arXiv 1511.06709), by the
+search of a model of the reverse direction, with a tag in front (Caswell et al., 2019, arXiv 1906.06442).
 """
 
 import hashlib
@@ -21,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from .data.augmentation import TAG
 from .data.parallel_text import PairSource
 from .data.recipe_data import data_sources, load_training_pairs, split_to_validate_on
 from .data.text_files import file_stamp
@@ -50,7 +50,6 @@ DISTILLED = "distilled"  # files distilled.en and distilled.de, or whatever the 
 TRANSLATIONS = "translations.jsonl"  # until these are written: the teachers' outputs, a line of JSON for each source
 SOURCES = "sources.txt"  # and what is translated
 BACK_TRANSLATED = "back_translated"  # the same of sources that a reverse model wrote, with the parallel text
-TAG = "<BT>"  # before each such source
 PARALLEL, HELD_OUT = "parallel", "validation"  # files of the parallel text, by language
 REVERSE_MINUTES = 0.25  # share of the training's minutes that the reverse model gets
 PASSES = 8  # that the final training is to make through its text: fewer lines are translated for few minutes
@@ -62,7 +61,6 @@ def distill(
     recipe: Recipe,
     text: str | None = None,
     beams: int | None = None,
-    sample: bool = False,
     precision: str | None = None,
     progress: bool = True,
     workers: int = 1,
@@ -76,7 +74,7 @@ def distill(
         teachers: a model folder, or several, which translate together.
         recipe: of the student. Its training sources are what is translated, its validation data stays as it is.
         text: a file, or a pattern, whose lines are translated instead; relative to the recipe's `data_dir`.
-        beams, sample, precision: how the teachers translate, as of `DistilledText`.
+        beams, precision: how the teachers translate, as of `DistilledText`.
         progress: whether to show progress bars on standard error.
         workers: processes of this machine that translate, each with the teachers loaded, and on its own GPU if there
             are any; what they write is what one writes.
@@ -94,7 +92,7 @@ def distill(
     if text is not None:
         recipe = replace(recipe, train_source=text, train_target=text, train_data=None)
     source, _ = data_sources(recipe, one_text=True)
-    made = DistilledText(teachers, student, source, beams=beams, sample=sample, precision=precision)
+    made = DistilledText(teachers, student, source, beams=beams, precision=precision)
     join_process_group(student)
     with locked_together(student.output):
         with joined_processes() as processes:
@@ -119,7 +117,8 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
     """
     check_paths(recipe)
     languages = languages_of(vars(recipe)) or list(SIDES)
-    source, _ = data_sources(replace(recipe, train_source=text, train_target=text, train_data=None), one_text=True)
+    mono = replace(recipe, train_source=text, train_target=text, train_data=None, train_split="train")
+    source, _ = data_sources(mono, one_text=True)
     folder, share = Path(recipe.output).absolute(), REVERSE_MINUTES
     pairs, held_out, both = (
         [str(folder / f"{part}.{language}") for language in languages] for part in (PARALLEL, HELD_OUT, BACK_TRANSLATED)
@@ -130,6 +129,7 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
     join_process_group(recipe)
     with locked_together(recipe.output):
         with joined_processes() as processes:
+            processes.share("output", lambda: check_output(final))  # before hours are spent
             processes.share("parallel text", lambda: _write_parallel_text(recipe, languages))
         if not (folder / REVERSE / WEIGHTS).exists():
             train(reverse, progress)
@@ -159,6 +159,7 @@ def _on_files(recipe: Recipe, training: list[str], validation: list[str], minute
     names = ("train_source", "train_target", "validation_source", "validation_target")
     fields = dict(zip(names, training + validation, strict=True))
     fields |= dict.fromkeys(("train_data", "validation_data", "validation_split", "prepared"))
+    fields |= {name: getattr(Recipe, name) for name in ("train_split", "source_column", "target_column")}
     return replace(recipe, **fields, max_minutes=minutes, output=output)
 
 
@@ -214,7 +215,6 @@ class DistilledText:
     source: PairSource  # pairs whose sources are translated
     parallel: PairSource | None = None  # of back-translation: the pairs that the new ones are added to
     beams: int | None = None  # as the first teacher was saved, if none
-    sample: bool = False  # draw a translation from the teachers' distribution in place of a search
     precision: str | None = None  # what the teachers are loaded in
     step: int = 1  # one of so many sources is translated
 
@@ -232,8 +232,7 @@ class DistilledText:
             check_trainable(recipe, load_tokenizer(recipe.tokenizer))
         settings = {"teachers": [model_sha256(teacher) for teacher in self.teachers], "text": _digest(self.source)}
         settings |= {} if self.parallel is None else {"parallel text": _digest(self.parallel), "lines": self.step}
-        settings |= {"beams": self.beams, "sample": self.sample, "precision": self.precision}
-        settings |= {"max_length": recipe.max_length, "seed": recipe.seed if self.sample else None}
+        settings |= {"beams": self.beams, "precision": self.precision, "max_length": recipe.max_length}
         if not self._is_made(settings):
             self.output.check([DISTILLATION, SOURCES, TRANSLATIONS, *self.names])
             self._translate(settings, progress, workers)
@@ -254,8 +253,7 @@ class DistilledText:
 
     def _translate(self, settings: dict[str, Any], progress: bool, workers: int) -> None:
         """Translate what is not translated yet."""
-        make = partial(self._file_translator, settings["seed"])
-        translator = make()  # here too where workers translate: what is wrong with the teachers is known at once
+        translator = self._file_translator()  # here too where workers translate: mistakes are found at once
         sources, translations = self.output.path / SOURCES, self.output.path / TRANSLATIONS
         self.output.note([SOURCES, TRANSLATIONS, notes_path(translations).name])
         with closing(ResumableOutput(translations, settings, resume=True)) as output:
@@ -263,7 +261,7 @@ class DistilledText:
                 with written_whole(sources) as new, new.open("w", encoding="utf-8") as file:
                     file.writelines(f"{line}\n" for line in self._sources())
             doing, window = translator.doing if progress else None, translator.window
-            make = make if workers > 1 else lambda loaded=translator: loaded
+            make = self._file_translator if workers > 1 else lambda loaded=translator: loaded
             del translator  # of which each worker loads its own
             write_in_parts(output, doing, make, ((sources, file_stamp(sources)),), window, workers)
 
@@ -271,15 +269,12 @@ class DistilledText:
         """Yield each source as one line."""
         return (" ".join(source.splitlines()) for source, _ in islice(self.source.stream(), 0, None, self.step))
 
-    def _file_translator(self, seed: int | None) -> FileTranslator:
+    def _file_translator(self) -> FileTranslator:
         """Return the teachers' translator with their models loaded; workers call this too."""
-        needs = ["--sample"] if self.sample else []
-        model, tokenizer = load_for_decoding(self.teachers, precision=self.precision, needs=needs)
+        model, tokenizer = load_for_decoding(self.teachers, precision=self.precision)
         beams = self.beams or model.generation_config.num_beams or 1
         search = {"do_sample": False, "num_beams": beams, "num_return_sequences": 1}
-        if self.sample:
-            search = {"do_sample": True, "num_beams": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-        search |= {"seed": seed, "source_language": languages_of_model(self.teachers[0])[0]}
+        search["source_language"] = languages_of_model(self.teachers[0])[0]
         longest = self.recipe.max_length  # longer ones, which no student of this recipe learns, are split
         translator = Translator(model, tokenizer, max_source_tokens=longest, split_long=True, **search)
         return FileTranslator(translator, partial(record, as_json=True))

@@ -113,7 +113,9 @@ def joined_processes() -> Iterator[Processes]:
     try:
         yield _processes
     except Exception as error:
-        if not _is_connection_error(error):
+        # Of the connection to other processes, not of this one's own work.
+        is_named = isinstance(error, RuntimeError) and any(name in str(error) for name in ("gloo", "NCCL", "by peer"))
+        if not (is_named or isinstance(error, distributed.DistError)):
             raise
         earlier_handler = signal.SIG_IGN  # the launcher is about to send it
         lost = f"one of the {distributed.get_world_size()} processes was lost"
@@ -133,14 +135,6 @@ def _on_sigterm(handler):
     """Set the handler of SIGTERM; returns the earlier one."""
     with contextlib.suppress(ValueError, TypeError):  # not the main thread's, or not set by Python
         return signal.signal(signal.SIGTERM, handler)
-
-
-def _is_connection_error(error: Exception) -> bool:
-    """Return whether an error comes from the connection to other processes and not from this one's own work."""
-    from torch import distributed
-
-    is_named = isinstance(error, RuntimeError) and any(name in str(error) for name in ("gloo", "NCCL", "by peer"))
-    return is_named or isinstance(error, distributed.DistError)
 
 
 def reports_error() -> bool:

@@ -58,6 +58,15 @@ def test_outputs_that_copy_run_on_or_are_empty_and_what_is_returned(rows):
     assert returned == {"emoji": 0, "numbers": 100, "repeat": 100}
 
 
+def test_what_is_returned_of_text_without_spaces_and_behind_a_language_code():
+    def hypotheses(sources, progress):
+        return ([Hypothesis("你好。" * text.count("Hi") + "".join(filter(str.isdigit, text)))] for text in sources)
+
+    pairs, clean = [("Hi", "你好。"), (">>zho<< Hi", "你好。")], [Hypothesis("你好。")] * 2
+    rows = dict(stress(SimpleNamespace(hypotheses=hypotheses), pairs, clean))
+    assert rows["repeat"]["returned"] == rows["numbers"]["returned"] == 100
+
+
 @pytest.mark.parametrize(
     ("output", "runs_on"),
     [

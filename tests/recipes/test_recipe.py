@@ -289,12 +289,3 @@ def test_anything_is_converted_or_refused_in_one_line(value):
             continue
         kind, optional = field_type(name)
         assert type(converted) is kind or (converted is None and optional)
-
-
-def test_a_field_that_has_gone_is_accepted_where_it_made_no_difference(tmp_path):
-    path = tmp_path / "earlier.yaml"
-    path.write_text("max_steps: 7\nbpe_dropout: 0.0\nexpected_pairs: 29000\nexpected_source_length: null\n")
-    assert load_recipe(str(path)).max_steps == 7
-    path.write_text("max_steps: 7\nbpe_dropout: 0.1\n")
-    with pytest.raises(UserError, match="bpe_dropout"):
-        load_recipe(str(path))

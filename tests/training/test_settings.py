@@ -76,6 +76,14 @@ def test_every_open_field_is_chosen_and_no_other(data, tmp_path):
     assert equation_3(7, 48, 7, recipe.learning_rate_scale) == pytest.approx(ROWS[0].rate, rel=0.01)
 
 
+def test_the_rate_is_for_a_presets_width_and_a_batch_has_pairs_for_all_processes(data, tmp_path, monkeypatch):
+    recipe = chosen(data, tmp_path / "out", preset="table3-c-dmodel-256")
+    highest = equation_3(recipe.warmup_steps, 256, recipe.warmup_steps, recipe.learning_rate_scale)
+    assert highest == pytest.approx(ROWS[0].rate, rel=0.01)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert chosen(data, tmp_path / "out").tokens_per_batch == 8 * 4 * 200
+
+
 @pytest.mark.parametrize("minutes", [1, 3])
 def test_the_steps_fit_into_the_minutes(data, tmp_path, monkeypatch, minutes):
     monkeypatch.setattr(rules, "trial_seconds", lambda *_: 0.5)
@@ -157,9 +165,8 @@ def test_an_interrupted_run_keeps_what_was_chosen(data, tmp_path, monkeypatch):
     earlier = out / "checkpoints" / "recipe.yaml"
     assert not changed_settings(load_recipe(str(out / "recipe.yaml")), earlier)
     other = replace(recipe, max_length=19)  # another run, which is chosen for anew
-    assert choose_settings(other).max_steps == 285
-    earlier.write_text(earlier.read_text().replace("decline_steps: 57\n", ""))  # earlier versions had no such field
-    assert choose_settings(recipe).max_steps == 285
+    assert "max_length: 19, was 200" in error_of(choose_settings, other)
+    assert choose_settings(replace(other, overwrite=True)).max_steps == 285
 
 
 @pytest.mark.parametrize("changes", [{}, {"augmentation": "default"}, {"validation_data": "pairs.tsv"}])
@@ -181,8 +188,7 @@ def test_other_commands_choose_nothing(data, tmp_path, fails):
 def test_a_step_is_dealt_out_evenly_and_in_as_few_parts_as_fit(tokens, per_device, processes):
     overrides = {"tokens_per_batch": tokens, "tokens_per_device": per_device}
     parts = micro_batches_of(Recipe(**overrides), processes)
-    assert parts % processes == 0
-    assert tokens / parts <= per_device
+    assert parts % processes == 0 and tokens / parts <= per_device
     assert parts == processes or tokens / (parts - processes) > per_device
 
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models
 from training_runs import stop_after_step
 from transformers import PreTrainedTokenizerFast
 
-from vaswani_transformer import train_tokenizer
+from vaswani_transformer import load_recipe, train_tokenizer
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.training import run as training
 from vaswani_transformer.training import verdict
@@ -85,7 +85,8 @@ def recipe(tmp_path_factory, text):
         (folder / f"train.{side}").write_text("".join(line + "\n" for line in lines))
     values = {name: value for name, value in TINY_RECIPE.items() if not name.startswith("validation")}
     values |= {"data_dir": str(folder), "validation_size": 5, "validation_bleu": 3, "max_extra_tokens": 2}
-    values |= {"max_steps": 2, "evaluate_every": 2, "precision": "fp32", "vocab_size": "auto", "dropout": 0.0}
+    values |= {"max_steps": 2, "evaluate_every": 2, "precision": "fp32", "dropout": 0.0}
+    values |= {"vocab_size": "auto", "augmentation": "auto"}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(values))
     return folder / "tiny.yaml"
 
@@ -114,6 +115,8 @@ def test_a_forecast_is_of_nested_parts_and_the_same_validation_however_often_it_
     assert main([*command, str(out)]) == 0  # nothing is left to do
     assert json.loads((out / "verdict.json").read_text()) == again
 
+    recipes = [load_recipe(str(out / folder / "recipe.yaml")) for folder in ("", "forecast/quarter", "forecast/half")]
+    assert [each.augmentation for each in recipes] == ["default"] * 3
     files = (out / "forecast" / f"{name}.parquet" for name in ("quarter", "half"))
     parts = [list(datasets.Dataset.from_parquet(str(path))) for path in files]
     assert list(map(len, parts)) == [10, 21] and all(pair in parts[1] for pair in parts[0])

@@ -43,7 +43,11 @@ def serve(
         api_keys: a key on each line (`#`: a comment), one of which a request needs (default: none is needed)
         root_path: path at which a proxy shows the server, as /translate
     """
-    keys = [] if api_keys is None else _read_keys(api_keys)
+    with reading(api_keys):
+        lines = [] if api_keys is None else Path(api_keys).read_text("utf-8-sig").split("\n")
+    keys = [key for key in map(str.strip, lines) if key and key[0] != "#"]
+    if lines and not keys:  # a server that nobody can use, or that everybody could
+        raise UserError(f"--api-keys {api_keys} holds no key: write one on each line, or leave the option out")
     with reading("serving (pip install 'vaswani_transformer[serve]')"):
         from ..serving.app import make_app
         from ..serving.server import listen, make_server
@@ -70,11 +74,3 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.handle_exit)
     server.run(sockets=[socket])
-
-
-def _read_keys(name: str) -> list[str]:
-    with reading(name):
-        keys = [key for key in map(str.strip, Path(name).read_text("utf-8-sig").split("\n")) if key and key[0] != "#"]
-    if not keys:  # a server that nobody can use, or that everybody could
-        raise UserError(f"--api-keys {name} holds no key: write one on each line, or leave the option out")
-    return keys

@@ -38,7 +38,7 @@ def train(
 
     settings = options.read_recipe(recipe, fields, chooses=True)
     others = {"prepared": settings.prepared, "fuzzy_matches": settings.fuzzy_matches}
-    options.exclude("--target-text", target_text, others)
+    options.exclude("--target-text", target_text, others | {"from": settings.from_model})
     options.exclude("--forecast", forecast, others | {"target_text": target_text})
     if target_text is not None:
         from ..distillation import train_with_target_text
@@ -56,10 +56,12 @@ def _print_trained(result: Any) -> None:
     """Print what came of a training."""
     if not is_first_process():
         return
-    labels = {"eval_loss": "loss", "eval_perplexity": "perplexity", "eval_bleu": "BLEU (greedy)", "eval_chrf": "chrF"}
-    shown = ", ".join(f"{labels[key]} {result.metrics[key]:.2f}" for key in labels if key in result.metrics)
+    from ..training.callbacks import SHOWN
+
+    shown = ", ".join(f"{label} {result.metrics[key]:.2f}" for key, label in SHOWN if key in result.metrics)
     print(f"trained {result.steps:,} steps in {duration(result.seconds)}; kept the {result.kept}: validation {shown}")
-    print("\n".join([*result.verdict, f"learning curve: {result.folder}/learning_curve.png"]))
+    curve = result.folder / "learning_curve.png"
+    print("\n".join([*result.verdict, *([f"learning curve: {curve}"] if curve.exists() else [])]))
     print(f"model: {result.folder}\ntranslate with it: vaswani translate {result.folder} 'a sentence'")
 
 
@@ -68,7 +70,6 @@ def distill(
     student: RecipeName,
     text: Path_ | None = None,
     beams: Annotated[int | None, setting("num_beams")] = None,
-    sample: bool = False,
     teacher_precision: str | None = None,
     workers: Annotated[int, within(1, MOST_WORKERS)] = 1,
     quiet: Quiet = False,
@@ -84,16 +85,14 @@ def distill(
         teachers: model folders; of several, which have one tokenizer, the probabilities are averaged
         text: text to translate, or a pattern: a.*.en.gz (default: the training sources of the recipe)
         beams: beam size of the teacher (default: as it was saved; the paper: 5)
-        sample: draw translations at random, by the recipe's seed, instead of searching for the likeliest
         teacher_precision: of the teacher: float32, bfloat16, float16, or int8 on a CPU (default: as it was saved)
         workers: processes that translate, each on its own GPU if any
     """
     from ..distillation import distill as train_student
 
-    options.exclude("--sample", sample, {"beams": beams})
     recipe = options.read_recipe(student, fields)
-    teaching = {"beams": beams, "sample": sample, "precision": teacher_precision}
-    _print_trained(train_student(list(teachers), recipe, text, **teaching, progress=not quiet, workers=workers))
+    result = train_student(list(teachers), recipe, text, beams, teacher_precision, not quiet, workers)
+    _print_trained(result)
 
 
 def demo(*, output: Path_ = "demo_output", seed: int = 0) -> None:

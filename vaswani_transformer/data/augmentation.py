@@ -19,10 +19,12 @@ from .memory import Memory
 from .tokenization import SIDES, side_of
 from .words import title_case
 
+TAG = "<BT>"  # before each source that a model of the reverse direction wrote
 ROOM = 1.15  # most tokens of a batch of changed pairs, as a share of the limit that it was made for
 _SAME_PART = 0.15  # difference of two shares of a sentence up to which they are the same part of it
 _KEYBOARD = " qwertyuiop asdfghjkl zxcvbnm "
-_LONG_WORD = regex.compile(r"\p{L}{4,}")  # a shorter one is often another word with one letter changed
+_LONG_WORD = regex.compile(r"[\p{L}\p{M}]{4,}")  # a shorter one is often another word with one letter changed
+_SEVERAL_LETTERS = regex.compile(r"\p{L}[\p{L}\p{M}]+")
 _FINAL_MARK = regex.compile(r"(?<![\p{Terminal_Punctuation}…\s]\s*)\s*\p{Sentence_Terminal}$")  # the only one
 _CLAUSE_END = regex.compile(r"[,;:.!?،؛](?=\s)|[，、；：]")
 _EMOJI = regex.findall(r"(?V1)[\p{Emoji}--\p{Emoji_Component}]", "".join(map(chr, range(0x2600, 0x1FB00))))
@@ -81,15 +83,18 @@ CHANGES = {
     "fragments": _fragment,
     "repeat": lambda source, target, random: (f"{source} {source}", f"{target} {target}"),
     # Of the stress test alone, since nobody knows the reference.
-    "word": lambda source, target, random: (random.choice(regex.findall(r"\p{L}{2,}", source) or [source]), ""),
+    "word": lambda source, target, random: (random.choice(_SEVERAL_LETTERS.findall(source) or [source]), ""),
 }
 
 
 def changed(kind: str, source: str, target: str, random: Random) -> tuple[str, str]:
-    """Return a pair changed in one way; the code of a target language before its source and a match behind it stay."""
+    """Return a pair changed in one way; tags before its source (a language, `TAG`) and a match behind it stay."""
     (code, source), tag = typed_code(source), f" {Memory.TAG} "
+    if source.startswith(f"{TAG} "):
+        code, source = f"{code}{TAG} ", source[len(TAG) + 1 :]
     source, *match = source.split(tag)
-    source, target = CHANGES[kind](source, target, random)
+    new = CHANGES[kind](source, target, random)
+    source, target = (source, target) if new[0] == source and new[1] else new  # many scripts have no capitals
     return code + tag.join([source, *match]), target
 
 

@@ -75,8 +75,11 @@ def prepare(
     with locked(folder) if is_local(folder) else reading(folder):
         train, validation = data_sources(recipe)
         settings = _settings(recipe, train, validation)
-        if overwrite:
-            _remove(folder)
+        if overwrite and is_local(folder):  # what the folder's mark lists
+            output = OutputFolder(folder)
+            output.remove(filter(_OURS.fullmatch, output.names))
+        elif overwrite and any(folder.glob("*")):
+            raise UserError(f"{folder} is not on this machine, where nothing is removed: remove it yourself first")
         if (manifest := _earlier(folder, settings)) is not None:
             return manifest
         if is_local(folder):
@@ -138,15 +141,6 @@ def _earlier(folder: Path, settings: dict) -> dict | None:
     if is_finished:
         prepared.open_prepared(folder)
     return earlier if is_finished else None
-
-
-def _remove(folder: Path) -> None:
-    """Remove what an earlier preparation has listed in the folder's mark."""
-    if is_local(folder):
-        output = OutputFolder(folder)
-        output.remove(filter(_OURS.fullmatch, output.names))
-    elif any(folder.glob("*")):
-        raise UserError(f"{folder} is not on this machine, where nothing is removed: remove it yourself first")
 
 
 def _start(

@@ -8,17 +8,18 @@ import regex
 from sacrebleu.metrics import CHRF
 
 from ..data.augmentation import CHANGES, changed
+from ..model.language_codes_vaswani import typed_code
 from .translator import Hypothesis, Translator
 
 _LOOP = regex.compile(r"\b(\w+(?:\W+\w+){0,5})(?:\W+\1\b){3}")  # up to six words, four times one after the other
 
 
 def stress(
-    translator: Translator, pairs: Sequence[tuple[str, str]], clean: Sequence[Hypothesis], seed: int = 0, progress=None
+    translator: Translator, pairs: Sequence[tuple[str, str]], clean: Sequence[Hypothesis], progress=None
 ) -> Iterator[tuple[str, dict[str, float | None]]]:
     """Translate a test set changed in each way, and compare with `clean`, the translations of it as it is.
 
-    Neither side of a pair is blank; `seed` determines the changes; a `progress` bar moves by one for each sentence.
+    Neither side of a pair is blank; a `progress` bar moves by one for each sentence.
 
     Yields:
         `clean`, or each of `CHANGES` that some pair has a place for; and of the sentences that were changed
@@ -31,7 +32,7 @@ def stress(
     translator = copy.copy(translator)
     translator.split_long = True  # a sentence twice may be more than the model takes
     for kind in CHANGES:
-        new = [changed(kind, *pair, Random(f"{seed} {kind} {place}")) for place, pair in enumerate(pairs)]
+        new = [changed(kind, *pair, Random(f"0 {kind} {place}")) for place, pair in enumerate(pairs)]
         if places := [place for place, pair in enumerate(pairs) if new[place] != pair]:
             sources = [new[place][0] for place in places]
             outputs = [ranked[0] for ranked in translator.hypotheses(sources, progress=progress)]
@@ -64,7 +65,8 @@ def _row(
 
 def _is_returned(pair: tuple[str, str], new: tuple[str, str], output: Hypothesis) -> bool:
     """Return whether an output has what was added to its source, or is something twice if that is the source again."""
-    if (added := new[0].replace(pair[0], "", 1).strip()) != pair[0].strip():
+    source, changed_source = (typed_code(text)[1] for text, _ in (pair, new))
+    if (added := changed_source.replace(source, "", 1).strip()) != source.strip():
         return added in output.text
-    words = output.text.split()
-    return words[: len(words) // 2] == words[len(words) // 2 :] != []
+    text = "".join(output.text.split())
+    return text[: len(text) // 2] == text[len(text) // 2 :] != ""

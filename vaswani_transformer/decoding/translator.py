@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from ..data.words import title_case
+from ..data.words import ends_a_sentence, title_case
 from ..errors import UserError, reading
 from ..model.language_codes_vaswani import LanguageCodes
 from ..model.sentence_splitting_vaswani import join_translations
@@ -159,7 +159,7 @@ class Translator:
         Capitals are made small where that takes fewer tokens: a vocabulary of ordinary text knows few words in them.
         """
         times, period = 1, f"{source} {source} ".find(f"{source} ", 1)
-        if self.split_long and (source[-1] in ".!?…。؟।" or source[:period].count(" ") > 2):  # no "bye bye"
+        if self.split_long and (ends_a_sentence(source) or source[:period].count(" ") > 2):  # no "bye bye"
             source, times = source[: period - 1], (len(source) + 1) // period
         small, count = source[:1] + source[1:].lower(), lambda text: len(self._own_tokenizer(text)["input_ids"])
         is_title = source.count(" ") > 6 and title_case(source) == source != small  # fewer are often names or menus

@@ -97,7 +97,7 @@ class Recipe:
         AUTO, "of these, about what one device takes at once; auto: what its memory holds; 4096 on a CPU or with FSDP"
     )
     padding_free: bool | Literal["auto"] = _batches(
-        AUTO, "train on sentences one after the other, without padding; auto: where a GPU has attention for it"
+        AUTO, "train on sentences one after the other, without padding; auto: where it is quicker"
     )
     data_workers: AutoInt = _batches(AUTO, "processes that make batches; 0: the training's own; auto: some for a GPU")
     ddp_timeout: int = _batches(1800, "seconds to wait for an unresponsive process before giving up")
@@ -186,9 +186,6 @@ PATHS = (
 _FOLDERS = ("output", "prepared", "tokenizer", "from_model", "data_dir")
 _FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 _TYPES = typing.get_type_hints(Recipe)
-# Fields of earlier versions: with the default that changed nothing, and those that never changed a training.
-_GONE = {"bpe_dropout": 0.0, "checkpoint_minutes": 0.0, "compress_gradients": False}
-_IDLE = ("expected_pairs", "expected_source_length", "expected_target_length")
 
 
 def field_type(name: str) -> tuple[type, bool]:
@@ -274,8 +271,6 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
     text, name = read_recipe(name_or_path)
     with reading(name_or_path):
         values, overrides = dict(parse_yaml(text) or {}), overrides or {}
-    # A recipe of an earlier version may name a field that has gone, as long as it made no difference there.
-    values = {name: value for name, value in values.items() if name not in _IDLE and value != _GONE.get(name, _GONE)}
     preset = PRESETS.get(str(overrides.get("preset")), {})
     values = {name: value for name, value in values.items() if name not in preset} | overrides
     for field in values:

@@ -115,8 +115,7 @@ class TrainingLogCallback(TrainerCallback, ExportableState):
         self.restore(state)
         self.started = time.monotonic()
         if state.is_world_process_zero:
-            entries = [{"seconds": 0.0} | entry for entry in state.log_history]  # commit b26e237 noted no seconds there
-            write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in entries))
+            write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in state.log_history))
 
     def restore(self, state: TrainerState) -> None:
         """Take the seconds of earlier sessions from the checkpoint that a training resumes from."""
@@ -178,7 +177,7 @@ def best_validation(candidates: Collection[dict], validations: Collection[dict],
 
 
 def _highest_bleu(validations: Collection[dict]) -> tuple[float, float]:
-    """Return the highest BLEU and its standard error, which earlier versions did not log."""
+    """Return the highest BLEU and its standard error, if that was measured."""
     return max((each["eval_bleu"], each.get("eval_bleu_error", 0.0)) for each in validations)
 
 

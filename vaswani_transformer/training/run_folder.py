@@ -20,7 +20,7 @@ from ..files import remove_leftovers, written_whole
 from ..json_and_yaml import read_json, read_yaml
 from ..model import configuration_vaswani
 from ..output_folder import RECIPE, OutputFolder
-from ..recipes.recipe import Recipe
+from ..recipes.recipe import AUTO, CHOSEN, Recipe
 from .callbacks import TENSORBOARD, read_training_log
 from .checkpoints import WEIGHTS, checkpoint_folders, checkpoint_to_resume, remove_checkpoint, remove_half_removed
 
@@ -93,11 +93,12 @@ def check_is_elsewhere(output: str, model: str) -> None:
 
 
 def changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
-    """Return settings that may not change on a resume and did, as `"seed: 1, was 0"`."""
+    """Return settings that may not change on a resume and did, as `"seed: 1, was 0"`; `auto` stands for any."""
     with reading(earlier_recipe):
         # Fields that are newer than the run had no other value than their default.
         earlier = {field.name: field.default for field in fields(Recipe)} | read_yaml(earlier_recipe)
-    now = {name: value for name, value in asdict(recipe).items() if name not in FREE_ON_RESUME}
+    free = FREE_ON_RESUME | {name for name in CHOSEN if getattr(recipe, name) == AUTO}
+    now = {name: value for name, value in asdict(recipe).items() if name not in free}
     return [f"{name}: {new}, was {earlier[name]!s:.100}" for name, new in sorted(now.items()) if new != earlier[name]]
 
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from ..data.prepared import open_prepared
-from ..data.recipe_data import data_sources, load_training_pairs, new_tokenizer
+from ..data.recipe_data import data_sources, held_out_pairs, load_training_pairs, new_tokenizer
 from ..data.tokenization import load_tokenizer
 from ..data.tokenized_pairs import pair_lengths, tokenize_pairs
-from ..data.words import words_of
+from ..data.words import ends_a_sentence, words_of
 from ..errors import UserError
 from ..hardware import accelerator, choose_precision, on_cpu
 from ..json_and_yaml import read_yaml
@@ -27,9 +27,8 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import RECIPE
 from ..recipes.recipe import AUTO, CHOSEN, Recipe, check_recipe, field_type, model_config
-from .checkpoints import WEIGHTS
 from .initial_model import with_attention
-from .run_folder import CHECKPOINTS, changed_settings
+from .run_folder import CHECKPOINTS, check_output
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ ROWS = (
     Row(100_000, 128, 512, 4, 3, 3, 0.3, 1024, 2e-3, 100),
     Row(1_000_000, 256, 1024, 4, 3, 3, 0.3, 1024, 1.6e-3, 60),
     Row(4_000_000, 256, 1024, 4, 3, 3, 0.2, 2048, 1.6e-3, 40),
-    Row(20_000_000, 384, 1536, 6, 4, 4, 0.1, 4096, 1e-3, 20),
+    Row(20_000_000, 384, 1536, 8, 4, 4, 0.1, 4096, 1e-3, 20),
     Row(100_000_000, 512, 2048, 8, 6, 6, 0.1, 12_500, 7e-4, 15),
     Row(math.inf, 512, 2048, 8, 6, 6, 0.1, 25_000, 7e-4, 10),
 )
@@ -84,15 +83,14 @@ def choose_settings(recipe: Recipe) -> Recipe:
     on this machine says how many fit into them.
 
     Raises:
-        UserError: for a text that cannot be read, or fewer minutes than a training needs.
+        UserError: for a text that cannot be read, fewer minutes than a training needs, and as `check_output`.
     """
     left = [name for name in CHOSEN if getattr(recipe, name) == AUTO]
-    earlier = Path(recipe.output) / CHECKPOINTS / RECIPE
-    if left and earlier.exists() and not (Path(recipe.output) / WEIGHTS).exists():
-        values = read_yaml(earlier)
-        resumed = replace(recipe, **{name: values.get(name) for name in left})
-        if not changed_settings(resumed, earlier):
-            return resumed
+    if left and check_output(recipe) is not None:
+        earlier = read_yaml(Path(recipe.output) / CHECKPOINTS / RECIPE)
+        if "max_steps" in left and earlier.get("max_minutes") != recipe.max_minutes:
+            logger.info("max_steps stays %d, as chosen before: --max-steps changes it", earlier["max_steps"])
+        return replace(recipe, **{name: earlier.get(name) for name in left})
     return _Choice(recipe, left).recipe if left else recipe
 
 
@@ -103,15 +101,20 @@ class _Choice:
         self.recipe, self.left = recipe, left
         pairs, words, tokens, entries = self._prepared() if recipe.prepared is not None else self._text()
         place = next(place for place, row in enumerate(ROWS) if words <= row.words)
-        row, reason = ROWS[place], f"for up to {ROWS[place].words / 1e6:g} million words"
+        row, reason = self._row(place), f"for {words / 1e6:.2g} million words"
         fit = self._steps_that_fit(row, entries, tokens)
         if fit and fit[2] < FEW_PASSES * pairs * tokens:
-            row, reason = ROWS[max(0, place - 1)]._replace(dropout=0.1), "few minutes for so much text"
+            row, reason = self._row(max(0, place - 1))._replace(dropout=0.1), "few minutes for so much text"
             fit = self._steps_that_fit(row, entries, tokens)
         for name, value in row._asdict().items():
             self.choose(name, value, reason)
         self._choose_steps(row, fit, pairs * tokens / self.recipe.tokens_per_batch)
         check_recipe(self.recipe)
+
+    def _row(self, place: int) -> Row:
+        """Return a row with batches that have four of the longest pairs for each process, as several need."""
+        pairs = 4 * _processes() if _processes() > 1 else 1
+        return ROWS[place]._replace(tokens_per_batch=max(ROWS[place].tokens_per_batch, pairs * self.recipe.max_length))
 
     def choose(self, name: str, value: float | str | None, reason: str) -> None:
         """Set a field that was left open."""
@@ -126,8 +129,8 @@ class _Choice:
         text = data_sources(self.recipe, one_text=True)[0].load()
         sample = text.select(np.linspace(0, len(text) - 1, min(len(text), _SAMPLE)).astype(int))
         words = sum(len(words_of(side)) for row in sample for side in row.values()) * len(text) / len(sample)
-        self.choose("validation_size", max(1, min(1000, len(text) // 10)), "a tenth of the pairs, at most 1,000")
-        ends = float(np.mean([row["source"].rstrip().endswith((".", "!", "?", "。", "।", "؟")) for row in sample]))
+        self.choose("validation_size", held_out_pairs(self.recipe, len(text)), "a tenth of the pairs, at most 1,000")
+        ends = float(np.mean([ends_a_sentence(row["source"]) for row in sample]))
         kind = "default" if ends >= SENTENCES else None
         self.choose("augmentation", kind, f"{ends:.0%} of the sources end as sentences do")
         size = f"{len(text):,} pairs of {words / 2 / len(text):.1f} words"
@@ -167,7 +170,7 @@ class _Choice:
         steps = self.recipe.max_steps
         warmup = np.clip(WARMUP * steps, max(1, min(LEAST_WARMUP, 0.4 * steps)), 4000)
         self.choose("warmup_steps", warmup, f"{WARMUP:.0%} of the steps, up to 40% of few, at most the paper's")
-        width = self.recipe.d_model or 512
+        width = model_config(self.recipe, self.recipe.vocab_size).d_model  # a preset's or a row's
         scale = row.rate * (width * self.recipe.warmup_steps) ** 0.5  # of Equation 3 at the end of the warmup
         self.choose("learning_rate_scale", scale, f"for a highest rate of {row.rate:g}")
         self.choose("decline_steps", DECLINE * steps, "the rate ends at zero")
@@ -180,10 +183,13 @@ class _Choice:
         if not self.recipe.max_minutes or "max_steps" not in self.left:
             return None
         trial = replace(self.recipe, **{name: value for name, value in row._asdict().items() if name in self.left})
-        processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun
-        seconds = trial_seconds(trial, model_config(trial, entries), tokens, processes)
+        seconds = trial_seconds(trial, model_config(trial, entries), tokens, _processes())
         steps = TRAINED * 60 * self.recipe.max_minutes / seconds
         return steps, seconds, steps * trial.tokens_per_batch
+
+
+def _processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun
 
 
 def micro_batches_of(recipe: Recipe, processes: int) -> int:

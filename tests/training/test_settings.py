@@ -99,16 +99,14 @@ def test_the_steps_fit_into_the_minutes(data, tmp_path, monkeypatch, minutes):
 
 
 def test_the_trial_computes_what_the_training_does(data, tmp_path, monkeypatch):
-    kinds, forward = [], VaswaniForConditionalGeneration.forward
-    monkeypatch.setattr(rules, "TRIAL_STEPS", 1)
-    monkeypatch.setattr(
-        VaswaniForConditionalGeneration,
-        "forward",
-        lambda self, **inputs: (kinds.append(self.config._attn_implementation), forward(self, **inputs))[1],
-    )
-    for attention in ("auto", "eager", "sdpa"):
-        chosen(data, tmp_path / "out", max_minutes=1, attention=attention, **SMALL)
-    assert list(dict.fromkeys(kinds)) == (["eager", "sdpa"] if rules.on_cpu() else ["sdpa", "eager"])
+    seen, forward = [], VaswaniForConditionalGeneration.forward
+    kind = lambda model, inputs: (model.config._attn_implementation, "source_offsets" in inputs)  # noqa: E731
+    noting = lambda self, **inputs: (seen.append(kind(self, inputs)), forward(self, **inputs))[1]  # noqa: E731
+    monkeypatch.setattr(VaswaniForConditionalGeneration, "forward", noting)
+    for changes in ({}, {"attention": "eager"}, {"attention": "sdpa"}, {"augmentation": "typos:0.5"}):
+        chosen(data, tmp_path / "out", max_minutes=1, **changes, **SMALL)
+    kinds = [("eager", False), ("sdpa", False), ("eager", True)]
+    assert list(dict.fromkeys(seen)) == (kinds if rules.on_cpu() else kinds[1::-1])
 
 
 def test_a_small_text_is_enough_to_finetune_on_and_prepared_as_before(data, folder, tmp_path, capsys):
@@ -128,6 +126,8 @@ def test_few_times_through_the_text_make_a_smaller_model(tmp_path, monkeypatch):
         widths.append((recipe.d_model, recipe.dropout, recipe.max_steps > 570))
     assert widths == [(256, 0.3, True), (128, 0.1, False)]
     assert chosen(data, tmp_path / "out", max_minutes=1, d_model=64, num_heads=2).d_model == 64
+    monkeypatch.setattr(rules, "ROWS", [row._replace(words=row.words / 10) for row in ROWS])
+    assert chosen(data, tmp_path / "out", max_minutes=1).d_model == 128  # two rows less, where steps are few, too
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_odd_text_is_trained_or_refused_in_one_line(tmp_path, capsys, pairs, mes
 
 
 def test_an_interrupted_run_keeps_what_was_chosen(data, tmp_path, monkeypatch):
-    out, times = tmp_path / "out", iter([0.5, 0.5, 0.2, 0.2, 0.2, 0.2])
+    out, times = tmp_path / "out", iter([0.5, 0.2])
     recipe = load_recipe("auto", {"train_data": str(data), "output": str(out), "max_minutes": 1, **SMALL})
     recipe = replace(recipe, evaluate_every=2, log_every=1)
     monkeypatch.setattr(rules, "trial_seconds", lambda *_: next(times))

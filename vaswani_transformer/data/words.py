@@ -16,12 +16,8 @@ _WORD = regex.compile(
 #: A character that is a word by itself; other letters and digits of a word; a sign.
 LETTERS_OR_SIGN = regex.compile(rf"{_LETTER}{_MARK}*|(?:(?!{_LETTER})\w)+|[^\w\s]")
 _START = regex.compile(r"(?<!\S)[^\w\s]*\p{L}")
-_END = regex.compile(r"[\p{Sentence_Terminal}…]\s*$")
-
-
-def ends_a_sentence(text: str) -> bool:
-    """Return whether a text ends with a full stop, a question mark or the like, of any script."""
-    return _END.search(text) is not None
+#: Find a full stop, a question mark or the like, of any script, at the end of a text.
+ends_a_sentence = regex.compile(r"[\p{Sentence_Terminal}…]\s*$").search
 
 
 def title_case(text: str) -> str:

@@ -39,10 +39,7 @@ MULTI30K = {
 # paper's: 132,886,171 English and 137,628,246 German ones of 4,500,966 pairs, with a joint BPE vocabulary of 32,768
 # entries (a log of fairseq-preprocess, dertilo/machine-translation, nmt_fairseq.md, on Google's WMT 2016
 # English-German). For French no published count was found: it is assumed to have 1.15 times the tokens of English.
-LENGTHS = {
-    "laptop": {"de": (16.6, 17.7), "fr": (16.6, 17.7)},
-    "paper": {"de": (29.5, 30.6), "fr": (29.5, 33.9)},
-}
+LENGTHS = {"laptop": {"de": (16.6, 17.7), "fr": (16.6, 17.7)}, "paper": {"de": (29.5, 30.6), "fr": (29.5, 33.9)}}
 # Share of `tokens_per_batch` that a batch has on the longer side. `TokenBatchSampler` gave 0.996 for 25,000 tokens and
 # 400,000 generated pairs: log-normal lengths of mean 30, sides 20% apart.
 EXPECTED_FILL = 0.996

@@ -149,8 +149,7 @@ def read_run(folder: str | Path) -> dict:
         recipe["optimizer steps"] = max(entry["step"] for entry in read_training_log(Path(folder) / LOG))
     with contextlib.suppress(OSError, UserError, KeyError, TypeError):
         values = read_json(Path(folder) / "distillation.json")
-        is_distilled = "parallel text" not in values["settings"]  # but back-translated
-        if is_distilled and file_name(str(recipe.get("train_target"))) in values["files"]:
+        if file_name(str(recipe.get("train_target"))) in values["files"] and "parallel text" not in values["settings"]:
             recipe["distilled from"] = " and ".join(file_name(str(name)) for name in values["teachers"])
     return recipe
 

@@ -90,7 +90,14 @@ class RequestLimiter:
         finally:
             self.metrics.under_way -= 1
             # 499: nginx's number for a client that has left
-            self._log(scope, status or 499, perf_counter() - start)
+            path, status, seconds = self._route(scope), status or 499, perf_counter() - start
+            path = path if path in self.metrics.paths else "other"
+            self.metrics.requests.labels(path, status).inc()
+            self.metrics.seconds.labels(path).observe(seconds)
+            client = (scope.get("client") or ("-",))[0]
+            notes = scope.get("state", {}).get("notes", {})
+            rest = "".join(f" {name}={json.dumps(value, ensure_ascii=False)}" for name, value in notes.items())
+            logger.info(f"{client} {scope['method']} {path} {status} {1000 * seconds:.0f} ms{rest}")
 
     async def _answer(self, scope, receive, send) -> None:
         """Let the application answer, as long as there is time and a client."""
@@ -134,15 +141,6 @@ class RequestLimiter:
     def _route(self, scope) -> str:
         """Return the path below the proxy's, which uvicorn adds and some proxies leave too, without a slash behind."""
         return re.sub(rf"^({re.escape(scope.get('root_path', ''))}){{0,2}}(?=/)", "", scope["path"]).rstrip("/") or "/"
-
-    def _log(self, scope, status: int, seconds: float) -> None:
-        path = path if (path := self._route(scope)) in self.metrics.paths else "other"
-        self.metrics.requests.labels(path, status).inc()
-        self.metrics.seconds.labels(path).observe(seconds)
-        client = (scope.get("client") or ("-",))[0]
-        notes = scope.get("state", {}).get("notes", {})
-        rest = "".join(f" {name}={json.dumps(value, ensure_ascii=False)}" for name, value in notes.items())
-        logger.info(f"{client} {scope['method']} {path} {status} {1000 * seconds:.0f} ms{rest}")
 
 
 def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -9,13 +9,18 @@ import math
 import os
 import time
 from dataclasses import replace
+from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import datasets
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 
-from ..data.prepared import open_prepared
+from ..data.augmentation import ROOM, AugmentedPairs
+from ..data.batching import MOST_PADDED, PackedCollator, PairCollator, TokenBatchSampler
+from ..data.prepared import PreparedPairs, open_prepared
 from ..data.recipe_data import data_sources, held_out_pairs, load_training_pairs, new_tokenizer
 from ..data.tokenization import load_tokenizer
 from ..data.tokenized_pairs import pair_lengths, tokenize_pairs
@@ -23,10 +28,10 @@ from ..data.words import ends_a_sentence, words_of
 from ..errors import UserError
 from ..hardware import accelerator, choose_precision, on_cpu
 from ..json_and_yaml import read_yaml
-from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import RECIPE
-from ..recipes.recipe import AUTO, CHOSEN, Recipe, check_recipe, field_type, model_config
+from ..recipes.recipe import AUTO, CHOSEN, Recipe, augmentation_shares, check_recipe, field_type, model_config
+from .device_memory import count_tokens
 from .initial_model import with_attention
 from .run_folder import CHECKPOINTS, check_output
 
@@ -62,7 +67,8 @@ TRAINED = 0.95  # share of the minutes for steps; validations say how many reall
 SENTENCES = 0.33  # share of sources with a final mark from which a text is one of sentences
 VALIDATIONS, MINUTES_APART, TRANSLATED = 12, 2.0, 25  # at most so many, so far apart; pairs of each for each minute
 LEAST_STEPS = 50
-FEW_PASSES = 30  # through the text: if the minutes allow fewer, a smaller model with little dropout learns more
+FEW_PASSES = 20  # through the text: if the minutes allow fewer, a smaller model with little dropout learns more
+FEW_STEPS = 2000  # if the minutes allow fewer of these, one that is smaller still
 TRIAL_STEPS, TRIAL_SECONDS = 10, 20.0  # the trial ends with whichever is reached first
 TOKENS_PER_WORD = 1.3  # in prepared data
 _SAMPLE = 20_000  # pairs whose words and tokens are counted
@@ -99,13 +105,16 @@ class _Choice:
 
     def __init__(self, recipe: Recipe, left: list[str]):
         self.recipe, self.left = recipe, left
-        pairs, words, tokens, entries = self._prepared() if recipe.prepared is not None else self._text()
-        place = next(place for place, row in enumerate(ROWS) if words <= row.words)
+        self.processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun
+        pairs, words, tokens = self._prepared() if recipe.prepared is not None else self._text()
+        first = place = next(place for place, row in enumerate(ROWS) if words <= row.words)
         row, reason = self._row(place), f"for {words / 1e6:.2g} million words"
-        fit = self._steps_that_fit(row, entries, tokens)
+        fit = self._steps_that_fit(row)
         if fit and fit[2] < FEW_PASSES * pairs * tokens:
-            row, reason = self._row(max(0, place - 1))._replace(dropout=0.1), "few minutes for so much text"
-            fit = self._steps_that_fit(row, entries, tokens)
+            while place and (place == first or fit[0] < FEW_STEPS):
+                place -= 1
+                fit = self._steps_that_fit(self._row(place))
+            row, reason = self._row(place)._replace(dropout=0.1), "few minutes for so much text"
         for name, value in row._asdict().items():
             self.choose(name, value, reason)
         self._choose_steps(row, fit, pairs * tokens / self.recipe.tokens_per_batch)
@@ -113,7 +122,7 @@ class _Choice:
 
     def _row(self, place: int) -> Row:
         """Return a row with batches that have four of the longest pairs for each process, as several need."""
-        pairs = 4 * _processes() if _processes() > 1 else 1
+        pairs = 4 * self.processes if self.processes > 1 else 1
         return ROWS[place]._replace(tokens_per_batch=max(ROWS[place].tokens_per_batch, pairs * self.recipe.max_length))
 
     def choose(self, name: str, value: float | str | None, reason: str) -> None:
@@ -124,13 +133,13 @@ class _Choice:
             self.recipe = replace(self.recipe, **{name: value})
             logger.info("%s: %s (%s)", name, f"{value:,}" if isinstance(value, int) else value, reason)
 
-    def _text(self) -> tuple[int, float, float, int]:
-        """Return pairs, words of both sides, mean tokens of the longer side, and the entries of the vocabulary."""
+    def _text(self) -> tuple[int, float, float]:
+        """Return pairs, words of both sides, and mean tokens of the longer side; keeps a tokenized sample."""
         text = data_sources(self.recipe, one_text=True)[0].load()
         sample = text.select(np.linspace(0, len(text) - 1, min(len(text), _SAMPLE)).astype(int))
         words = sum(len(words_of(side)) for row in sample for side in row.values()) * len(text) / len(sample)
         self.choose("validation_size", held_out_pairs(self.recipe, len(text)), "a tenth of the pairs, at most 1,000")
-        ends = float(np.mean([ends_a_sentence(row["source"]) for row in sample]))
+        ends = float(np.mean([ends_a_sentence(row["source"]) is not None for row in sample]))
         kind = "default" if ends >= SENTENCES else None
         self.choose("augmentation", kind, f"{ends:.0%} of the sources end as sentences do")
         size = f"{len(text):,} pairs of {words / 2 / len(text):.1f} words"
@@ -139,21 +148,22 @@ class _Choice:
         if recipe.fuzzy_matches:
             text = load_training_pairs(recipe)[0]
             sample = text.select(np.linspace(0, len(text) - 1, min(len(text), _SAMPLE)).astype(int))
-        tokenizer = new_tokenizer(recipe, sample) if folder is None else load_tokenizer(folder)
+        self.tokenizer = new_tokenizer(recipe, sample) if folder is None else load_tokenizer(folder)
         limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
-        kept, _ = tokenize_pairs(sample, tokenizer, **limits, description="counting tokens")
-        tokens = max(float(np.mean(side)) for side in pair_lengths(kept)) * len(kept) / len(sample)
-        return len(text), words, tokens, len(tokenizer)
+        self.sample, _ = tokenize_pairs(sample, self.tokenizer, **limits, description="counting tokens")
+        tokens = max(float(np.mean(side)) for side in pair_lengths(self.sample)) * len(self.sample) / len(sample)
+        return len(text), words, tokens
 
-    def _prepared(self) -> tuple[int, float, float, int]:
+    def _prepared(self) -> tuple[int, float, float]:
         """Return the same of prepared data, whose words are estimated."""
         prepared = open_prepared(self.recipe.prepared)
+        self.sample, self.tokenizer = prepared.train, prepared.tokenizer
         others = {"validation_size": Recipe.validation_size, "vocab_size": len(prepared.tokenizer)}
         for name in ("validation_size", "vocab_size", "augmentation"):
             value = prepared.manifest["recipe"].get(name) or others.get(name)
             self.choose(name, value, "as the data was prepared")
         pairs, means = len(prepared.train), np.mean(prepared.train.lengths, axis=1)
-        return pairs, float(pairs * means.sum() / TOKENS_PER_WORD), float(means.max()), len(prepared.tokenizer)
+        return pairs, float(pairs * means.sum() / TOKENS_PER_WORD), float(means.max())
 
     def _choose_steps(self, row: Row, fit: tuple | None, epoch: float) -> None:
         """Set the fields for steps; `fit` is of `_steps_that_fit`, `epoch` the steps of one pass through the text."""
@@ -178,18 +188,14 @@ class _Choice:
         self.choose("evaluate_every", max(1, math.ceil(steps / number)), f"{number:.0f} validations")
         self.choose("validation_bleu", np.clip(TRANSLATED * (minutes or 20), 100, 500), "fewer for few minutes")
 
-    def _steps_that_fit(self, row: Row, entries: int, tokens: float) -> tuple | None:
+    def _steps_that_fit(self, row: Row) -> tuple | None:
         """Return by a trial the steps that fit into the minutes with a row's settings, their seconds and tokens."""
         if not self.recipe.max_minutes or "max_steps" not in self.left:
             return None
         trial = replace(self.recipe, **{name: value for name, value in row._asdict().items() if name in self.left})
-        seconds = trial_seconds(trial, model_config(trial, entries), tokens, _processes())
+        seconds = trial_seconds(trial, self.sample, self.tokenizer, self.processes)
         steps = TRAINED * 60 * self.recipe.max_minutes / seconds
         return steps, seconds, steps * trial.tokens_per_batch
-
-
-def _processes() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun
 
 
 def micro_batches_of(recipe: Recipe, processes: int) -> int:
@@ -200,28 +206,35 @@ def micro_batches_of(recipe: Recipe, processes: int) -> int:
     return processes * math.ceil(math.ceil(recipe.tokens_per_batch / per_device) / processes)
 
 
-def trial_seconds(recipe: Recipe, config: VaswaniConfig, tokens: float, processes: int) -> float:
-    """Time steps of a new model, each of one random micro-batch; returns the seconds of an optimizer step.
+def trial_seconds(recipe: Recipe, pairs: datasets.Dataset | PreparedPairs, tokenizer: Any, processes: int) -> float:
+    """Time steps of a new model, each of a micro-batch of these pairs; returns the seconds of an optimizer step.
 
-    Sentences have so many `tokens` on each side, and `processes` share a step. The first is not counted where there are
-    more: memory is taken and kernels are chosen in it.
+    `processes` share a step. Batches are made as in training; on a GPU they are padded, which takes about as long. The
+    first is not counted where there are more: memory is taken and kernels are chosen in it.
     """
-    device, length = accelerator() or torch.device("cpu"), math.ceil(tokens)
-    micro_batches = micro_batches_of(recipe, processes)
+    device, config = accelerator() or torch.device("cpu"), model_config(recipe, len(tokenizer))
     model = with_attention(VaswaniForConditionalGeneration(config), recipe).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    precision = choose_precision(recipe.precision)
+    precision, parts = choose_precision(recipe.precision), micro_batches_of(recipe, processes)
     dtype = torch.float16 if precision["fp16"] else torch.bfloat16
-    rows = max(1, recipe.tokens_per_batch // micro_batches // length)
-    ids = torch.randint(3, max(4, min(config.vocab_size, config.target_vocab_size)), (rows, length), device=device)
+    lengths = pair_lengths(pairs) if isinstance(pairs, datasets.Dataset) else pairs.lengths
+    sampler, longest = TokenBatchSampler(*lengths, recipe.tokens_per_batch, parts), max(2, *map(np.max, lengths))
+    shares, most = augmentation_shares(recipe.augmentation), int(ROOM * sampler.part_tokens)
+    is_packed, pad = shares and on_cpu(), config.pad_token_id
+    limits = longest, most, math.inf if is_packed else MOST_PADDED * most
+    changed = AugmentedPairs(pairs, tokenizer, shares, recipe.seed, limits)
+    collator = PackedCollator(pad, longest) if is_packed else PairCollator(pad)
     times = [time.perf_counter()]
-    while len(times) <= TRIAL_STEPS and times[-1] - times[0] <= TRIAL_SECONDS:
+    for numbers in islice(chain.from_iterable(repeat(sampler)), TRIAL_STEPS):
+        batch = collator(changed.__getitems__(numbers))
+        count_tokens(batch)  # takes out what the model does not know
         with torch.autocast(device.type, dtype, enabled=any(precision.values())):
-            model(input_ids=ids, labels=ids, skip_logits=recipe.fused_loss).loss.backward()
+            model(**send_to_device(batch, device), skip_logits=recipe.fused_loss).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
+        next(model.parameters())[0].sum().item()  # waits for a GPU
         times.append(time.perf_counter())
+        if times[-1] - times[0] > TRIAL_SECONDS:
+            break
     seconds = np.diff(times)
-    return micro_batches / processes * float(np.mean(seconds[1:] if len(seconds) > 1 else seconds))
+    return parts / processes * float(np.mean(seconds[1:] if len(seconds) > 1 else seconds))

@@ -221,7 +221,7 @@ class StopAndSaveCallback(TrainerCallback):
     Args:
         log: counts the seconds, earlier sessions included.
         max_minutes: for training, a last validation and checkpoint, and `validations` more, as long as the latest one;
-            0 for no limit. Without one there is one after a quarter of the time. Where the rate declines, each
+            0 for no limit. Without one there is one after a third of the time. Where the rate declines, each
             validation sets the trainer's `max_steps` to the steps that fit.
         first_step: before this step the Trainer's periodic checkpoints are written only at validations.
         validations: how many of them take as long as the selection of weights and length penalty.
@@ -264,7 +264,7 @@ class StopAndSaveCallback(TrainerCallback):
 
     def _needed(self, state: TrainerState, validations: int) -> float:
         seconds = [entry["eval_runtime"] for entry in state.log_history if "eval_runtime" in entry]
-        return seconds[-1] * (validations + self.validations) if seconds else 0.75 * self.limit
+        return seconds[-1] * (validations + self.validations) if seconds else 0.65 * self.limit
 
     def requests(self, state: TrainerState) -> tuple[bool, bool]:
         """Return what this process asks for: to stop, to end."""

@@ -88,8 +88,8 @@ def test_the_rate_is_for_a_presets_width_and_a_batch_has_pairs_for_all_processes
 def test_the_steps_fit_into_the_minutes(data, tmp_path, monkeypatch, minutes):
     monkeypatch.setattr(rules, "trial_seconds", lambda *_: 0.5)
     recipe = chosen(data, tmp_path / "out", max_minutes=minutes)
-    assert recipe.max_steps == round(rules.TRAINED * 60 * minutes / 0.5)
-    assert recipe.warmup_steps == round(0.4 * recipe.max_steps)  # more than a fifth: there are few
+    assert recipe.max_steps == round(rules.SPARE_STEPS * rules.TRAINED * 60 * minutes / 0.5)
+    assert recipe.warmup_steps == round(0.4 * recipe.max_steps / rules.SPARE_STEPS)  # more than a fifth: there are few
     assert recipe.warmup_steps + recipe.decline_steps < recipe.max_steps
     later = chosen(data, tmp_path / "out", max_minutes=2 * minutes)
     assert recipe.validation_bleu == 100 and later.validation_bleu == max(100, 50 * minutes)
@@ -123,7 +123,7 @@ def test_few_times_through_the_text_make_a_smaller_model(tmp_path, monkeypatch):
     for seconds in (1e-9, 0.1):
         monkeypatch.setattr(rules, "trial_seconds", lambda *_, seconds=seconds: seconds)
         recipe = chosen(data, tmp_path / "out", max_minutes=1)
-        widths.append((recipe.d_model, recipe.dropout, recipe.max_steps > 570))
+        widths.append((recipe.d_model, recipe.dropout, recipe.max_steps > 855))
     assert widths == [(256, 0.3, True), (128, 0.1, False)]
     assert chosen(data, tmp_path / "out", max_minutes=1, d_model=64, num_heads=2).d_model == 64
     monkeypatch.setattr(rules, "ROWS", [row._replace(words=row.words / 10) for row in ROWS])
@@ -160,13 +160,13 @@ def test_an_interrupted_run_keeps_what_was_chosen(data, tmp_path, monkeypatch):
     monkeypatch.setattr(rules, "trial_seconds", lambda *_: next(times))
     stop_after(3, recipe)
     written = read_yaml(out / "recipe.yaml")
-    assert written["max_steps"] == 114
+    assert written["max_steps"] == 171
     assert choose_settings(recipe) == replace(recipe, **{name: written[name] for name in CHOSEN})
     earlier = out / "checkpoints" / "recipe.yaml"
     assert not changed_settings(load_recipe(str(out / "recipe.yaml")), earlier)
     other = replace(recipe, max_length=19)  # another run, which is chosen for anew
     assert "max_length: 19, was 200" in error_of(choose_settings, other)
-    assert choose_settings(replace(other, overwrite=True)).max_steps == 285
+    assert choose_settings(replace(other, overwrite=True)).max_steps == 428
 
 
 @pytest.mark.parametrize("changes", [{}, {"augmentation": "default"}, {"validation_data": "pairs.tsv"}])

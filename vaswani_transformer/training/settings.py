@@ -9,7 +9,7 @@ import math
 import os
 import time
 from dataclasses import replace
-from itertools import chain, islice, repeat
+from itertools import chain, islice, repeat, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,6 +62,7 @@ ROWS = (
     Row(math.inf, 512, 2048, 8, 6, 6, 0.1, 25_000, 7e-4, 10),
 )
 WARMUP, DECLINE = 0.2, 0.5  # shares of the steps
+SPARE_STEPS = 1.5  # times those that fit by the trial, should a step take less; the clock lowers the number
 LEAST_WARMUP = 400  # steps, or 40%: with 208 of 1,039 two models of three never attended to the source
 TRAINED = 0.95  # share of the minutes for steps; validations say how many really fit, and the rate declines by that
 SENTENCES = 0.33  # share of sources with a final mark from which a text is one of sentences
@@ -168,22 +169,23 @@ class _Choice:
     def _choose_steps(self, row: Row, fit: tuple | None, epoch: float) -> None:
         """Set the fields for steps; `fit` is of `_steps_that_fit`, `epoch` the steps of one pass through the text."""
         minutes = self.recipe.max_minutes
-        steps, reason = max(LEAST_STEPS, row.epochs * epoch), "where the text has been seen often enough"
+        enough = max(LEAST_STEPS, row.epochs * epoch)
+        steps, reason = enough, "where the text has been seen often enough"
         if fit:
             fitting, seconds, _ = fit
             if fitting < LEAST_STEPS:
                 problem = f"max_minutes {minutes:g} is enough for {fitting:.0f} steps of {seconds:.2g} s"
                 raise UserError(f"{problem}, and a training needs {LEAST_STEPS} or more: give it more minutes")
             if fitting < steps:
-                steps, reason = fitting, f"what fits into {minutes:g} minutes at {seconds:.2g} s, by a trial here"
-        self.choose("max_steps", steps, f"{steps / epoch:.1f} times through the text: {reason}")
-        steps = self.recipe.max_steps
+                steps, reason = fitting, f"about what fits into {minutes:g} minutes at {seconds:.2g} s, by a trial here"
+        self.choose("max_steps", min(enough, SPARE_STEPS * steps), f"{steps / epoch:.1f} passes: {reason}")
+        steps = steps if "max_steps" in self.left else self.recipe.max_steps
         warmup = np.clip(WARMUP * steps, max(1, min(LEAST_WARMUP, 0.4 * steps)), 4000)
         self.choose("warmup_steps", warmup, f"{WARMUP:.0%} of the steps, up to 40% of few, at most the paper's")
         width = model_config(self.recipe, self.recipe.vocab_size).d_model  # a preset's or a row's
         scale = row.rate * (width * self.recipe.warmup_steps) ** 0.5  # of Equation 3 at the end of the warmup
         self.choose("learning_rate_scale", scale, f"for a highest rate of {row.rate:g}")
-        self.choose("decline_steps", DECLINE * steps, "the rate ends at zero")
+        self.choose("decline_steps", DECLINE * self.recipe.max_steps, "the rate ends at zero")
         number = np.clip(minutes / MINUTES_APART if minutes else VALIDATIONS, 3, VALIDATIONS)
         self.choose("evaluate_every", max(1, math.ceil(steps / number)), f"{number:.0f} validations")
         self.choose("validation_bleu", np.clip(TRANSLATED * (minutes or 20), 100, 500), "fewer for few minutes")
@@ -216,7 +218,6 @@ def trial_seconds(recipe: Recipe, pairs: datasets.Dataset | PreparedPairs, token
     model = with_attention(VaswaniForConditionalGeneration(config), recipe).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     precision, parts = choose_precision(recipe.precision), micro_batches_of(recipe, processes)
-    dtype = torch.float16 if precision["fp16"] else torch.bfloat16
     lengths = pair_lengths(pairs) if isinstance(pairs, datasets.Dataset) else pairs.lengths
     sampler, longest = TokenBatchSampler(*lengths, recipe.tokens_per_batch, parts), max(2, *map(np.max, lengths))
     shares, most = augmentation_shares(recipe.augmentation), int(ROOM * sampler.part_tokens)
@@ -225,16 +226,17 @@ def trial_seconds(recipe: Recipe, pairs: datasets.Dataset | PreparedPairs, token
     changed = AugmentedPairs(pairs, tokenizer, shares, recipe.seed, limits)
     collator = PackedCollator(pad, longest) if is_packed else PairCollator(pad)
     times = [time.perf_counter()]
-    for numbers in islice(chain.from_iterable(repeat(sampler)), TRIAL_STEPS):
+    batches = islice(chain.from_iterable(repeat(sampler)), TRIAL_STEPS)
+    for numbers in takewhile(lambda _: times[-1] - times[0] <= TRIAL_SECONDS, batches):
         batch = collator(changed.__getitems__(numbers))
         count_tokens(batch)  # takes out what the model does not know
-        with torch.autocast(device.type, dtype, enabled=any(precision.values())):
+        with torch.autocast(
+            device.type, torch.float16 if precision["fp16"] else torch.bfloat16, any(precision.values())
+        ):
             model(**send_to_device(batch, device), skip_logits=recipe.fused_loss).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         next(model.parameters())[0].sum().item()  # waits for a GPU
         times.append(time.perf_counter())
-        if times[-1] - times[0] > TRIAL_SECONDS:
-            break
     seconds = np.diff(times)
     return parts / processes * float(np.mean(seconds[1:] if len(seconds) > 1 else seconds))

@@ -217,7 +217,7 @@ def trial_seconds(recipe: Recipe, pairs: datasets.Dataset | PreparedPairs, token
     device, config = accelerator() or torch.device("cpu"), model_config(recipe, len(tokenizer))
     model = with_attention(VaswaniForConditionalGeneration(config), recipe).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    precision, parts = choose_precision(recipe.precision), micro_batches_of(recipe, processes)
+    kinds, parts = choose_precision(recipe.precision), micro_batches_of(recipe, processes)
     lengths = pair_lengths(pairs) if isinstance(pairs, datasets.Dataset) else pairs.lengths
     sampler, longest = TokenBatchSampler(*lengths, recipe.tokens_per_batch, parts), max(2, *map(np.max, lengths))
     shares, most = augmentation_shares(recipe.augmentation), int(ROOM * sampler.part_tokens)
@@ -230,9 +230,7 @@ def trial_seconds(recipe: Recipe, pairs: datasets.Dataset | PreparedPairs, token
     for numbers in takewhile(lambda _: times[-1] - times[0] <= TRIAL_SECONDS, batches):
         batch = collator(changed.__getitems__(numbers))
         count_tokens(batch)  # takes out what the model does not know
-        with torch.autocast(
-            device.type, torch.float16 if precision["fp16"] else torch.bfloat16, any(precision.values())
-        ):
+        with torch.autocast(device.type, torch.float16 if kinds["fp16"] else torch.bfloat16, any(kinds.values())):
             model(**send_to_device(batch, device), skip_logits=recipe.fused_loss).loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -89,7 +89,7 @@ class OutputFolder:
         self.path, self.shown = Path(path).resolve(), Path(path)
         mark, self.names = self.path / RECORD, {}  # the listed names, in their order; the values are None
         if mark.is_file():
-            with reading(mark):
+            with reading(mark):  # a list of names; commit b26e237 wrote a dictionary by name
                 names = read_json(mark)["files"]
                 self.names = {name: None for name in names if not {"..", "/"} & set(Path(name).parts)}
 

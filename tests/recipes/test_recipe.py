@@ -149,7 +149,7 @@ def test_a_recipe_of_ones_own(write):
 
 @pytest.mark.parametrize("name", ["mine.yml", "mine.txt", "mine"])
 def test_a_recipe_under_any_name(write, name):
-    assert load_recipe(write("max_steps: 5", name)).max_steps == 5
+    assert load_recipe(write("max_steps: 5\nbpe_dropout: 0.0\nexpected_pairs: 29000", name)).max_steps == 5
 
 
 @pytest.mark.parametrize("text", ["", "# nothing but a comment\n", "---\n"])

@@ -297,8 +297,9 @@ def load_pairs(
     return pair_source(source, target, data, config, split, source_column, target_column).load()
 
 
-def held_out_rows(number: int, size: int, seed: int) -> np.ndarray:
-    """Return which of `number` pairs are held out for validation: `size` rows at random, sorted."""
+def held_out_rows(number: int, size: int | str, seed: int) -> np.ndarray:
+    """Return which of `number` pairs are held out: `size` rows at random, sorted; `auto`: a tenth, at most 1,000."""
+    size = max(1, min(1000, number // 10)) if size == "auto" else size
     if not 0 < size < number:
         fix = "give validation data, or another validation_size"
         raise UserError(f"cannot hold validation_size {size} pairs out of {number} training pairs: {fix}")

@@ -103,6 +103,7 @@ def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) 
     """Return what decides the content: a preparation is resumed with the same only."""
     fields = {name: getattr(recipe, name) for name in (*prepared.LIMIT_FIELDS, *prepared.DATA_FIELDS)}
     fields |= {name: None if recipe.tokenizer_folder else getattr(recipe, name) for name in prepared.TOKENIZER_FIELDS}
+    fields |= {"fuzzy_matches": True} if recipe.fuzzy_matches else {}  # which earlier preparations do not name
     files = list(train.files)
     if validation is None or recipe.tokenizer_folder is None:
         fields["seed"] = recipe.seed  # chooses what is held out, and the tokenizer's sample

@@ -36,7 +36,7 @@ _VALIDATION_FIELDS = ("validation_source", "validation_target", "validation_data
 # Recipe fields that decide what is in the folder, besides the limits and the tokenizer.
 _PARTS_OF_DATA = ("data_config", "train_split", "source_column", "target_column")
 DATA_FIELDS = (*_TRAIN_FIELDS, *_PARTS_OF_DATA, *_VALIDATION_FIELDS, "validation_size")
-LIMIT_FIELDS = ("max_length", "max_length_ratio", "fuzzy_matches")
+LIMIT_FIELDS = ("max_length", "max_length_ratio")
 TOKENIZER_FIELDS = ("tokenizer_kind", "vocab_size", "augmentation")
 _AGAIN = "copy the file again, or remove the folder and prepare it again"
 
@@ -169,13 +169,13 @@ def open_prepared(folder: str | Path) -> PreparedData:
 
 def check_recipe_matches(prepared: PreparedData, recipe: Recipe) -> None:
     """Refuse a recipe that would make other pairs; the data's location may differ, and data that it does not name."""
-    fields, differing = [*LIMIT_FIELDS], []
+    fields, differing = [*LIMIT_FIELDS, "fuzzy_matches"], []
     if any(getattr(recipe, name) for name in _TRAIN_FIELDS):
         fields += DATA_FIELDS
     elif any(getattr(recipe, name) for name in _VALIDATION_FIELDS):
         fields += _VALIDATION_FIELDS
     with reading(prepared.folder / MANIFEST):
-        made_with = prepared.manifest["recipe"]
+        made_with = {"fuzzy_matches": False} | prepared.manifest["recipe"]
         if (folder := recipe.tokenizer_folder) is not None:
             if tokenizer_sha256(load_tokenizer(folder)) != prepared.manifest["tokenizer"]["sha256"]:
                 differing.append(f"tokenizer is {folder}, prepared with another")

@@ -11,7 +11,7 @@ import datasets
 import numpy as np
 
 from ..files import is_local
-from ..recipes.recipe import AUTO, Recipe, augmentation_shares
+from ..recipes.recipe import Recipe, augmentation_shares
 from .augmentation import choose_change
 from .memory import Memory
 from .parallel_text import CACHE_VERSION, PairSource, cache_file, held_out_rows, pair_source, pairs_of, random_rows
@@ -69,11 +69,6 @@ def data_sources(recipe: Recipe, one_text: bool = False) -> tuple[PairSource, Pa
     return train, _source(recipe, *validation, recipe.validation_split or "validation")
 
 
-def held_out_pairs(recipe: Recipe, pairs: int) -> int:
-    """Return how many of so many pairs are held out; a tenth, at most 1,000, where the recipe leaves it open."""
-    return max(1, min(1000, pairs // 10)) if recipe.validation_size == AUTO else recipe.validation_size
-
-
 def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Dataset]:
     """Load training text, with matches if any, and validation text; without the latter some pairs are held out."""
     train_source, validation_source = data_sources(recipe)
@@ -81,7 +76,7 @@ def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Data
     if validation_source is not None:
         validation = validation_source.load()
     else:
-        held_out = held_out_rows(len(train), held_out_pairs(recipe, len(train)), recipe.seed)
+        held_out = held_out_rows(len(train), recipe.validation_size, recipe.seed)
         validation, train = train.select(held_out), train.select(np.delete(np.arange(len(train)), held_out))
     return _with_matches(train) if recipe.fuzzy_matches else train, validation
 

@@ -186,6 +186,9 @@ PATHS = (
 _FOLDERS = ("output", "prepared", "tokenizer", "from_model", "data_dir")
 _FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 _TYPES = typing.get_type_hints(Recipe)
+# Fields of earlier versions: with the default that changed nothing, and those that never changed a training.
+_GONE = {"bpe_dropout": 0.0, "checkpoint_minutes": 0.0, "compress_gradients": False}
+_IDLE = ("expected_pairs", "expected_source_length", "expected_target_length")
 
 
 def field_type(name: str) -> tuple[type, bool]:
@@ -271,6 +274,7 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
     text, name = read_recipe(name_or_path)
     with reading(name_or_path):
         values, overrides = dict(parse_yaml(text) or {}), overrides or {}
+    values = {name: value for name, value in values.items() if name not in _IDLE and value != _GONE.get(name, _GONE)}
     preset = PRESETS.get(str(overrides.get("preset")), {})
     values = {name: value for name, value in values.items() if name not in preset} | overrides
     for field in values:

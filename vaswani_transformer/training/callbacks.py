@@ -115,7 +115,8 @@ class TrainingLogCallback(TrainerCallback, ExportableState):
         self.restore(state)
         self.started = time.monotonic()
         if state.is_world_process_zero:
-            write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in state.log_history))
+            entries = [{"seconds": 0.0} | entry for entry in state.log_history]  # commit b26e237 noted no seconds there
+            write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in entries))
 
     def restore(self, state: TrainerState) -> None:
         """Take the seconds of earlier sessions from the checkpoint that a training resumes from."""

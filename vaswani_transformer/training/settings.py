@@ -21,7 +21,7 @@ from accelerate.utils import send_to_device
 from ..data.augmentation import ROOM, AugmentedPairs
 from ..data.batching import MOST_PADDED, PackedCollator, PairCollator, TokenBatchSampler
 from ..data.prepared import PreparedPairs, open_prepared
-from ..data.recipe_data import data_sources, held_out_pairs, load_training_pairs, new_tokenizer
+from ..data.recipe_data import data_sources, load_training_pairs, new_tokenizer
 from ..data.tokenization import load_tokenizer
 from ..data.tokenized_pairs import pair_lengths, tokenize_pairs
 from ..data.words import ends_a_sentence, words_of
@@ -95,8 +95,6 @@ def choose_settings(recipe: Recipe) -> Recipe:
     left = [name for name in CHOSEN if getattr(recipe, name) == AUTO]
     if left and check_output(recipe) is not None:
         earlier = read_yaml(Path(recipe.output) / CHECKPOINTS / RECIPE)
-        if "max_steps" in left and earlier.get("max_minutes") != recipe.max_minutes:
-            logger.info("max_steps stays %d, as chosen before: --max-steps changes it", earlier["max_steps"])
         return replace(recipe, **{name: earlier.get(name) for name in left})
     return _Choice(recipe, left).recipe if left else recipe
 
@@ -139,7 +137,7 @@ class _Choice:
         text = data_sources(self.recipe, one_text=True)[0].load()
         sample = text.select(np.linspace(0, len(text) - 1, min(len(text), _SAMPLE)).astype(int))
         words = sum(len(words_of(side)) for row in sample for side in row.values()) * len(text) / len(sample)
-        self.choose("validation_size", held_out_pairs(self.recipe, len(text)), "a tenth of the pairs, at most 1,000")
+        self.choose("validation_size", max(1, min(1000, len(text) // 10)), "a tenth of the pairs, at most 1,000")
         ends = float(np.mean([ends_a_sentence(row["source"]) is not None for row in sample]))
         kind = "default" if ends >= SENTENCES else None
         self.choose("augmentation", kind, f"{ends:.0%} of the sources end as sentences do")

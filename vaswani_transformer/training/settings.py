@@ -1,7 +1,7 @@
 """Choice of the settings that a recipe leaves to the text and the time: `auto`.
 
 The rules are in `ROWS`, `vocabulary_size` and the constants below. `scripts/benchmarks/small_text.py` measures them: so
-far, by a training or two each, the rates of the first two rows, `FEW_PASSES`, `TRANSLATED` and the augmentation.
+far, by a training or two each, the rates of the first two rows, `FEW_PASSES`, `FEW_STEPS`, `TRANSLATED`, augmentation.
 """
 
 import logging

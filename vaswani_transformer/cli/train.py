@@ -91,8 +91,7 @@ def distill(
     from ..distillation import distill as train_student
 
     recipe = options.read_recipe(student, fields)
-    result = train_student(list(teachers), recipe, text, beams, teacher_precision, not quiet, workers)
-    _print_trained(result)
+    _print_trained(train_student(list(teachers), recipe, text, beams, teacher_precision, not quiet, workers))
 
 
 def demo(*, output: Path_ = "demo_output", seed: int = 0) -> None:

@@ -20,6 +20,7 @@ from accelerate.utils import send_to_device
 
 from ..data.augmentation import ROOM, AugmentedPairs
 from ..data.batching import MOST_PADDED, PackedCollator, PairCollator, TokenBatchSampler
+from ..data.parallel_text import held_out_rows
 from ..data.prepared import PreparedPairs, open_prepared
 from ..data.recipe_data import data_sources, load_training_pairs, new_tokenizer
 from ..data.tokenization import load_tokenizer
@@ -137,7 +138,7 @@ class _Choice:
         text = data_sources(self.recipe, one_text=True)[0].load()
         sample = text.select(np.linspace(0, len(text) - 1, min(len(text), _SAMPLE)).astype(int))
         words = sum(len(words_of(side)) for row in sample for side in row.values()) * len(text) / len(sample)
-        self.choose("validation_size", max(1, min(1000, len(text) // 10)), "a tenth of the pairs, at most 1,000")
+        self.choose("validation_size", len(held_out_rows(max(2, len(text)), AUTO, 0)), "a tenth of all, at most 1,000")
         ends = float(np.mean([ends_a_sentence(row["source"]) is not None for row in sample]))
         kind = "default" if ends >= SENTENCES else None
         self.choose("augmentation", kind, f"{ends:.0%} of the sources end as sentences do")

@@ -17,10 +17,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
-def python_examples(page) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
-
-
 def shell_commands(page) -> list[str]:
     """The shell commands of a page's blocks and tables, in order, each once."""
     text = page.read_text(encoding="utf-8")
@@ -45,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 
 @EVERY_PAGE
 def test_examples_run_by_themselves(page, folder):
-    for code in python_examples(page):
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
         if not re.search(r"runs/parser|exported/|model\.pt|torch\.nn", code):  # run by tests of those rooms
             exec(compile(code, str(page), "exec"), {})
 

@@ -13,7 +13,7 @@ from test_schedule import equation_3
 from training_runs import stop_after
 from translating import run
 
-from vaswani_transformer import VaswaniForConditionalGeneration, load_recipe, prepare, train
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, load_recipe, prepare, train
 from vaswani_transformer.data.prepared import check_recipe_matches, open_prepared
 from vaswani_transformer.json_and_yaml import read_yaml
 from vaswani_transformer.recipes.recipe import AUTO, CHOSEN, Recipe
@@ -109,12 +109,19 @@ def test_the_trial_computes_what_the_training_does(data, tmp_path, monkeypatch):
     assert list(dict.fromkeys(seen)) == (kinds if rules.on_cpu() else kinds[1::-1])
 
 
-def test_a_small_text_is_enough_to_finetune_on_and_prepared_as_before(data, folder, tmp_path, capsys):
+def test_a_small_text_is_enough_to_finetune_on_and_prepared_as_before(data, folder, tmp_path, capsys, monkeypatch):
     given = {"from_model": str(folder), "train_data": str(data), "output": str(tmp_path / "out")}
     assert choose_settings(load_recipe("finetune", given)) == load_recipe("finetune", given | {"validation_size": 40})
     command = ["prepare", "finetune", "--from", folder, "--train-data", data, "--output", tmp_path / "prepared"]
     assert run(*command) == 2 and "cannot hold validation_size 1000 pairs out of 400" in capsys.readouterr().err
     assert run(*command, "--validation-size", "20") == 0 and len(open_prepared(tmp_path / "prepared").validation) == 20
+    size, sizes = VaswaniConfig.from_pretrained(folder).d_model, []
+    noting = lambda config: (sizes.append(config.d_model), VaswaniForConditionalGeneration(config))[1]  # noqa: E731
+    monkeypatch.setattr(rules, "VaswaniForConditionalGeneration", noting)
+    open_fields = {"max_minutes": 1, "max_steps": AUTO, "learning_rate_scale": AUTO}
+    recipe = choose_settings(load_recipe("finetune", given | open_fields))  # for the model's width, by steps of it
+    highest = equation_3(recipe.warmup_steps, size, recipe.warmup_steps, recipe.learning_rate_scale)
+    assert sizes == [size] and highest == pytest.approx(ROWS[0].rate, rel=0.01)
 
 
 def test_few_times_through_the_text_make_a_smaller_model(tmp_path, monkeypatch):

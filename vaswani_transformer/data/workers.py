@@ -45,10 +45,12 @@ def run_tasks(
         UserError: of a task; an engine that is not installed; workers that were lost.
     """
     workers = max(1, min(workers, len(numbers)))
-    run = {LOCAL: _here if workers == 1 else _in_processes, RAY: _on_ray}[engine]
     disable = None if shown else True  # None: shown on a terminal only
     early, waiting = {}, list(reversed(numbers))
-    results = run(make, numbers, workers)
+    if engine == LOCAL and workers == 1:
+        results = zip(numbers, map(make(), numbers), strict=True) if numbers else ()
+    else:
+        results = (_in_processes if engine == LOCAL else _on_ray)(make, numbers, workers)
     for number, result in tqdm(results, shown, len(numbers), disable=disable, unit=" parts", delay=1):
         early[number] = result
         while waiting and waiting[-1] in early:
@@ -58,12 +60,6 @@ def run_tasks(
 def default_workers(parts: int) -> int:
     """Return a worker for each CPU, but no more than there are parts: a worker takes seconds to start."""
     return max(1, min(len(available_cpus()), parts))
-
-
-def _here(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Any]]:
-    task = make() if numbers else None
-    for number in numbers:
-        yield number, task(number)
 
 
 def _in_processes(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Any]]:

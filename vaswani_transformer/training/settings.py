@@ -29,11 +29,12 @@ from ..data.words import ends_a_sentence, words_of
 from ..errors import UserError
 from ..hardware import accelerator, choose_precision, on_cpu
 from ..json_and_yaml import read_yaml
+from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import RECIPE
 from ..recipes.recipe import AUTO, CHOSEN, Recipe, augmentation_shares, check_recipe, field_type, model_config
 from .device_memory import count_tokens
-from .initial_model import with_attention
+from .initial_model import read_model_of, with_attention
 from .run_folder import CHECKPOINTS, check_output
 
 logger = logging.getLogger(__name__)
@@ -87,8 +88,7 @@ def vocabulary_size(words: float) -> int:
 def choose_settings(recipe: Recipe) -> Recipe:
     """Return the recipe with values in place of `auto`, and log each with its reason.
 
-    A run that was interrupted keeps what was chosen when it began. Where `max_minutes` is given, a trial of some steps
-    on this machine says how many fit into them.
+    An interrupted run keeps what was chosen when it began. With `max_minutes` a trial here says how many steps fit.
 
     Raises:
         UserError: for a text that cannot be read, fewer minutes than a training needs, and as `check_output`.
@@ -142,8 +142,8 @@ class _Choice:
         ends = float(np.mean([ends_a_sentence(row["source"]) is not None for row in sample]))
         kind = "default" if ends >= SENTENCES else None
         self.choose("augmentation", kind, f"{ends:.0%} of the sources end as sentences do")
-        size = f"{len(text):,} pairs of {words / 2 / len(text):.1f} words"
-        self.choose("vocab_size", vocabulary_size(words), f"{size}: each entry has to be seen often")
+        size = f"{len(text):,} pairs of {words / 2 / len(text):.1f} words: each entry has to be seen often"
+        self.choose("vocab_size", vocabulary_size(words), size)
         recipe, folder = self.recipe, self.recipe.tokenizer_folder
         if recipe.fuzzy_matches:
             text = load_training_pairs(recipe)[0]
@@ -158,10 +158,9 @@ class _Choice:
         """Return the same of prepared data, whose words are estimated."""
         prepared = open_prepared(self.recipe.prepared)
         self.sample, self.tokenizer = prepared.train, prepared.tokenizer
-        others = {"validation_size": Recipe.validation_size, "vocab_size": len(prepared.tokenizer)}
-        for name in ("validation_size", "vocab_size", "augmentation"):
-            value = prepared.manifest["recipe"].get(name) or others.get(name)
-            self.choose(name, value, "as the data was prepared")
+        own = {"validation_size": Recipe.validation_size, "vocab_size": len(prepared.tokenizer), "augmentation": None}
+        for name, other in own.items():
+            self.choose(name, prepared.manifest["recipe"].get(name) or other, "as the data was prepared")
         pairs, means = len(prepared.train), np.mean(prepared.train.lengths, axis=1)
         return pairs, float(pairs * means.sum() / TOKENS_PER_WORD), float(means.max())
 
@@ -181,7 +180,7 @@ class _Choice:
         steps = steps if "max_steps" in self.left else self.recipe.max_steps
         warmup = np.clip(WARMUP * steps, max(1, min(LEAST_WARMUP, 0.4 * steps)), 4000)
         self.choose("warmup_steps", warmup, f"{WARMUP:.0%} of the steps, up to 40% of few, at most the paper's")
-        width = model_config(self.recipe, self.recipe.vocab_size).d_model  # a preset's or a row's
+        width = _config(self.recipe, self.recipe.vocab_size).d_model
         scale = row.rate * (width * self.recipe.warmup_steps) ** 0.5  # of Equation 3 at the end of the warmup
         self.choose("learning_rate_scale", scale, f"for a highest rate of {row.rate:g}")
         self.choose("decline_steps", DECLINE * self.recipe.max_steps, "the rate ends at zero")
@@ -207,13 +206,18 @@ def micro_batches_of(recipe: Recipe, processes: int) -> int:
     return processes * math.ceil(math.ceil(recipe.tokens_per_batch / per_device) / processes)
 
 
+def _config(recipe: Recipe, vocab_size: int) -> VaswaniConfig:
+    """Return the configuration of the model that is trained: of a preset or row, or that of `from_model`."""
+    return model_config(recipe, vocab_size) if recipe.from_model is None else read_model_of(recipe.from_model).config
+
+
 def trial_seconds(recipe: Recipe, pairs: datasets.Dataset | PreparedPairs, tokenizer: Any, processes: int) -> float:
     """Time steps of a new model, each of a micro-batch of these pairs; returns the seconds of an optimizer step.
 
     `processes` share a step. Batches are made as in training; on a GPU they are padded, which takes about as long. The
     first is not counted where there are more: memory is taken and kernels are chosen in it.
     """
-    device, config = accelerator() or torch.device("cpu"), model_config(recipe, len(tokenizer))
+    device, config = accelerator() or torch.device("cpu"), _config(recipe, len(tokenizer))
     model = with_attention(VaswaniForConditionalGeneration(config), recipe).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     kinds, parts = choose_precision(recipe.precision), micro_batches_of(recipe, processes)

@@ -175,7 +175,7 @@ class _Choice:
                 problem = f"max_minutes {minutes:g} is enough for {fitting:.0f} steps of {seconds:.2g} s"
                 raise UserError(f"{problem}, and a training needs {LEAST_STEPS} or more: give it more minutes")
             if fitting < steps:
-                steps, reason = fitting, f"about what fits into {minutes:g} minutes at {seconds:.2g} s, by a trial here"
+                steps, reason = fitting, f"by a trial {fitting:,.0f} steps of {seconds:.2g} s fit; the clock decides"
         self.choose("max_steps", min(enough, SPARE_STEPS * steps), f"{steps / epoch:.1f} passes: {reason}")
         steps = steps if "max_steps" in self.left else self.recipe.max_steps
         warmup = np.clip(WARMUP * steps, max(1, min(LEAST_WARMUP, 0.4 * steps)), 4000)

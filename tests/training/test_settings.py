@@ -109,17 +109,20 @@ def test_the_trial_computes_what_the_training_does(data, tmp_path, monkeypatch):
     assert list(dict.fromkeys(seen)) == (kinds if rules.on_cpu() else kinds[1::-1])
 
 
-def test_a_small_text_is_enough_to_finetune_on_and_prepared_as_before(data, folder, tmp_path, capsys, monkeypatch):
+def test_a_small_text_is_enough_to_finetune_on_and_prepared_as_before(data, folder, tmp_path, capsys):
     given = {"from_model": str(folder), "train_data": str(data), "output": str(tmp_path / "out")}
     assert choose_settings(load_recipe("finetune", given)) == load_recipe("finetune", given | {"validation_size": 40})
     command = ["prepare", "finetune", "--from", folder, "--train-data", data, "--output", tmp_path / "prepared"]
     assert run(*command) == 2 and "cannot hold validation_size 1000 pairs out of 400" in capsys.readouterr().err
     assert run(*command, "--validation-size", "20") == 0 and len(open_prepared(tmp_path / "prepared").validation) == 20
+
+
+def test_finetuning_is_timed_with_the_model_that_it_starts_from(data, folder, tmp_path, monkeypatch):
     size, sizes = VaswaniConfig.from_pretrained(folder).d_model, []
     noting = lambda config: (sizes.append(config.d_model), VaswaniForConditionalGeneration(config))[1]  # noqa: E731
     monkeypatch.setattr(rules, "VaswaniForConditionalGeneration", noting)
-    open_fields = {"max_minutes": 1, "max_steps": AUTO, "learning_rate_scale": AUTO}
-    recipe = choose_settings(load_recipe("finetune", given | open_fields))  # for the model's width, by steps of it
+    given = {"from_model": str(folder), "train_data": str(data), "output": str(tmp_path / "out"), "max_minutes": 1}
+    recipe = choose_settings(load_recipe("finetune", given | {"max_steps": AUTO, "learning_rate_scale": AUTO}))
     highest = equation_3(recipe.warmup_steps, size, recipe.warmup_steps, recipe.learning_rate_scale)
     assert sizes == [size] and highest == pytest.approx(ROWS[0].rate, rel=0.01)
 

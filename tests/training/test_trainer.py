@@ -314,10 +314,11 @@ def test_batches_without_padding_train_as_padded_ones_do(tmp_path):
     ("bleu", "endless", "error", "seconds", "expected"),
     [
         ((10, 20, 30, 25, 5), (0, 0, 0, 0, 0), 1, 99, 1.0),
+        ((30, 20, 10, 5, 5), (0, 0, 0, 0, 0), 1, 99, 0.2),
         ((10, 20, 20.04, 5, 5), (0, 0, 0, 0, 0), 1, 99, 0.6),  # less than a tenth of a point better than the paper's
         ((2, 6, 10, 14, 18), (0, 1, 1, 2, 3), 1, 99, 1.0),  # with the others more outputs do not end than with that
         ((2, 2.1, 2.9, 3.5, 4), (0, 0, 0, 0, 0), 0.5, 99, 0.6),  # chance
-        ((10, 20, 30, 40, 50), (0, 0, 0, 0, 0), 1, 40, 1.4),  # for the last there is no time
+        ((10, 20, 30, 40, 50), (0, 0, 0, 0, 0), 1, 30, 1.4),  # for the last there is no time
         ((10, 20, 30, 40, 50), (0, 0, 0, 0, 0), 1, -1, 0.6),  # the time was over before
     ],
 )

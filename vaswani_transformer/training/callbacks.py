@@ -221,15 +221,15 @@ class StopAndSaveCallback(TrainerCallback):
 
     Args:
         log: counts the seconds, earlier sessions included.
-        max_minutes: for training, a last validation and checkpoint, and `validations` more, as long as the latest one;
-            0 for no limit. Without one there is one after a third of the time. Where the rate declines, each
-            validation sets the trainer's `max_steps` to the steps that fit.
+        max_minutes: for training, a last validation and checkpoint, and the selection of weights; 0 for no limit.
+            Without one there is one after a third of the time. Where the rate declines, each validation sets the
+            trainer's `max_steps` to the steps that fit.
         first_step: before this step the Trainer's periodic checkpoints are written only at validations.
-        validations: how many of them take as long as the selection of weights and length penalty.
+        searched: how many validations take as long as a search with one length penalty; two more get a little time.
     """
 
-    def __init__(self, log, max_minutes: float = 0, first_step: int = 0, validations: float = 0):
-        self.first_step, self.validations = first_step, validations
+    def __init__(self, log, max_minutes: float = 0, first_step: int = 0, searched: float = 0):
+        self.first_step, self.searched = first_step, searched
         self.log, self.limit = log, 60 * max_minutes
         self.received: int | None = None  # the signal
         self.save_reasons: set[str] = set()  # of the next checkpoint
@@ -265,7 +265,9 @@ class StopAndSaveCallback(TrainerCallback):
 
     def _needed(self, state: TrainerState, validations: int) -> float:
         seconds = [entry["eval_runtime"] for entry in state.log_history if "eval_runtime" in entry]
-        return seconds[-1] * (validations + self.validations) if seconds else 0.65 * self.limit
+        if not seconds:
+            return 0.65 * self.limit
+        return seconds[-1] * (validations + 2 + self.searched) + min(2 * self.searched * seconds[-1], 0.02 * self.limit)
 
     def requests(self, state: TrainerState) -> tuple[bool, bool]:
         """Return what this process asks for: to stop, to end."""

@@ -354,8 +354,7 @@ class TrainingRun:
         self.log = callbacks.TrainingLogCallback(self.folder / LOG)
         # A beam search of the validation set takes half as many times a greedy one as it has beams, and one has to be.
         searched = 0.5 * (model.generation_config.num_beams or 1) if recipe.length_penalty == AUTO else 0
-        limits = recipe.max_minutes, averaged_from(recipe), 2 + searched
-        self.stopper = callbacks.StopAndSaveCallback(self.log, *limits)
+        self.stopper = callbacks.StopAndSaveCallback(self.log, recipe.max_minutes, averaged_from(recipe), searched)
         save = partial(trainer._save_checkpoint, model, None)
         trainer.add_callback(self.log)
         trainer.add_callback(callbacks.BestValidationCallback(save, recipe.best_by, recipe.early_stopping))

@@ -81,30 +81,29 @@ def select_weights(
 def choose_length_penalty(trainer: VaswaniTrainer, seconds_left: Callable[[], float]) -> None:
     """Translate the validation set with several `LENGTH_PENALTIES`, and give the model the one with most BLEU.
 
-    Section 6.1 chose its alpha on the development set, too. One with which more outputs do not end than with the
-    paper's is not taken: its BLEU may be higher for the others, which get longer. A model that searches greedily needs
-    none. Those nearest to the paper's come first; where BLEU says nothing, or another would take more than
-    `seconds_left`, the others are left out. All processes call it.
+    Section 6.1 chose its alpha on the development set, too. From there it goes to a neighbour that has a tenth of a
+    point more, unless more outputs do not end: the others get longer, and BLEU may be higher for that. A model that
+    searches greedily needs none. It ends where BLEU says nothing, or another search would take more than
+    `seconds_left`. All processes call it.
     """
     search = trainer.accelerator.unwrap_model(trainer.model).generation_config
     if search.num_beams in (None, 1):
         return
-    scores, endless, longest = {}, {}, float("-inf")  # the first is tried in any case
-    for alpha in sorted(LENGTH_PENALTIES, key=lambda alpha: abs(alpha - SEARCH["length_penalty"])):
-        if any(over_processes(trainer.args, [int(seconds_left() < longest)])):
-            break
+    start = chosen = SEARCH["length_penalty"]
+    scores, endless, near, longest = {}, {}, [start], float("-inf")  # the first is tried in any case
+    while near and not any(over_processes(trainer.args, [int(seconds_left() < longest)])):
+        alpha = max(near)
         options = {"num_beams": search.num_beams, "length_penalty": alpha}
         output = trainer.predict(trainer.eval_dataset, metric_key_prefix="search", **options)
-        scores[alpha], longest = output.metrics["search_bleu"], max(longest, output.metrics["search_runtime"])
+        bleu, longest = output.metrics["search_bleu"], max(longest, output.metrics["search_runtime"])
         endless[alpha] = int((~np.isin(output.predictions[:, 1:], search.eos_token_id).any(axis=1)).sum())
-        shown = alpha, search.num_beams, scores[alpha], endless[alpha]
+        shown = alpha, search.num_beams, bleu, endless[alpha]
         logger.info("length penalty %g: validation BLEU with beam %d %.2f, %d outputs without end", *shown)
-        if not says_something(max(scores.values()), output.metrics["search_bleu_error"]):
+        if not says_something(bleu, output.metrics["search_bleu_error"]):
             break
-    most = endless[SEARCH["length_penalty"]]
-    # A tenth of a point is no reason to leave the paper's.
-    allowed = [alpha for alpha in scores if endless[alpha] <= most]
-    chosen = max(allowed, key=lambda alpha: (round(scores[alpha], 1), -abs(alpha - SEARCH["length_penalty"])))
+        scores[alpha] = round(bleu, 1) if endless[alpha] <= endless[start] else float("-inf")
+        chosen = max(scores, key=scores.get)
+        near = [other for other in LENGTH_PENALTIES if other not in scores and abs(other - chosen) < 0.5]
     logger.info("length penalty %g is chosen", chosen)
     search.length_penalty = chosen
 

@@ -268,8 +268,9 @@ def test_text_of_the_target_language_is_translated_back_and_learned_too(student,
     command += ["--validation-size", "auto", "--augmentation", "auto", "--dropout", "auto", "--max-minutes", 100]
     command += ["--target-text", text / "test.de", "--quiet", "--output"]
     assert main(list(map(str, [*command, tmp_path / "straight"]))) == 0
-    stop_after_step(1, monkeypatch)
     out = tmp_path / "out"
+    assert "give --max-minutes" in fails(*[1e-3 if word == 100 else word for word in command], out)
+    stop_after_step(1, monkeypatch)  # of the reverse model too, that has more minutes now
     statuses = [main(list(map(str, [*command, out]))) for _ in range(3)]
     assert statuses == [128 + signal.SIGTERM, 128 + signal.SIGTERM, 0]  # in the reverse training, and in the final one
     assert equal(weights_of(tmp_path / "straight"), weights_of(out))

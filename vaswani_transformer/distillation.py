@@ -39,7 +39,7 @@ from .json_and_yaml import parse_json, read_json
 from .loading import check_folder
 from .output_folder import OutputFolder, locked_together
 from .recipes.recipe import Recipe, check_paths, languages_of
-from .training.checkpoints import WEIGHTS
+from .training.forecast import train_once
 from .training.initial_model import read_model_of
 from .training.run import TrainingResult, check_trainable, join_process_group, train
 from .training.run_folder import DISTILLATION, REVERSE, VERDICT, check_is_elsewhere, check_output
@@ -104,8 +104,8 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
     """Train on the recipe's pairs, and on text of the target language that a model of the reverse direction translates.
 
     The reverse model, in the folder `reverse` of the output, is trained first, unless it is there, in a quarter of
-    `max_minutes` if that is given; the final training has the rest, and translating comes on top. As many lines are
-    taken as leave time for `PASSES` through them and the pairs. After an interruption the same call resumes.
+    `max_minutes` if that is given, again for other minutes; the final training has the rest, and translating comes on
+    top, of as many lines as leave time for `PASSES` through them and the pairs. After a stop the same call resumes.
 
     Args:
         recipe: of both trainings.
@@ -131,8 +131,8 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
         with joined_processes() as processes:
             processes.share("output", lambda: check_output(final))  # before hours are spent
             processes.share("parallel text", lambda: _write_parallel_text(recipe, languages))
-        if not (folder / REVERSE / WEIGHTS).exists():
-            train(reverse, progress)
+        if not [*folder.glob(TRANSLATIONS), *folder.glob(DISTILLATION)]:  # the reverse model translates, or has
+            train_once(replace(reverse, overwrite=recipe.overwrite or recipe.max_minutes > 0), progress)
         made = DistilledText([reverse.output], final, source, data_sources(parallel)[0])
         made.step = _step(final, reverse, made) if recipe.max_minutes else 1
         with joined_processes() as processes:

@@ -39,7 +39,7 @@ def change(kind, source, target="", seed=0):
         ("fragments", ("A man, old", "Ein Mann, alt"), ("A man", "Ein Mann")),
         ("fragments", ("A man, so old", "Ein alter Mann, ja"), ("A man, so old", "Ein alter Mann, ja")),
         ("fragments", ("1,000 men", "1.000 Männer"), ("1,000 men", "1.000 Männer")),
-        ("typos", ("a bc 123", "x"), ("a bc 123", "x")),
+        ("typos", ("a bc 123 我们今天不去。", "x"), ("a bc 123 我们今天不去。", "x")),
         ("repeat", ("A b.", "C."), ("A b. A b.", "C. C.")),
     ],
 )

@@ -62,7 +62,7 @@ def test_what_is_returned_of_text_without_spaces_and_behind_a_language_code():
     def hypotheses(sources, progress):
         return ([Hypothesis("你好。" * text.count("Hi") + "".join(filter(str.isdigit, text)))] for text in sources)
 
-    pairs, clean = [("Hi", "你好。"), (">>zho<< Hi", "你好。")], [Hypothesis("你好。")] * 2
+    pairs, clean = [("Hi", "你好。"), (">>zho<< Hi", "你好。"), ("5", "5")], [Hypothesis("你好。")] * 3
     rows = dict(stress(SimpleNamespace(hypotheses=hypotheses), pairs, clean))
     assert rows["repeat"]["returned"] == rows["numbers"]["returned"] == 100
 

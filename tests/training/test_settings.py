@@ -172,6 +172,7 @@ def test_an_interrupted_run_keeps_what_was_chosen(data, tmp_path, monkeypatch):
     written = read_yaml(out / "recipe.yaml")
     assert written["max_steps"] == 171
     assert choose_settings(recipe) == replace(recipe, **{name: written[name] for name in CHOSEN})
+    assert choose_settings(replace(recipe, max_minutes=3)).max_steps == 3 * 171
     earlier = out / "checkpoints" / "recipe.yaml"
     assert not changed_settings(load_recipe(str(out / "recipe.yaml")), earlier)
     other = replace(recipe, max_length=19)  # another run, which is chosen for anew

@@ -17,14 +17,14 @@ import regex
 from ..model.language_codes_vaswani import typed_code
 from .memory import Memory
 from .tokenization import SIDES, side_of
-from .words import title_case
+from .words import LETTER, title_case
 
 TAG = "<BT>"  # before each source that a model of the reverse direction wrote
 ROOM = 1.15  # most tokens of a batch of changed pairs, as a share of the limit that it was made for
 _SAME_PART = 0.15  # difference of two shares of a sentence up to which they are the same part of it
 _KEYBOARD = " qwertyuiop asdfghjkl zxcvbnm "
-_LONG_WORD = regex.compile(r"[\p{L}\p{M}]{4,}")  # a shorter one is often another word with one letter changed
-_SEVERAL_LETTERS = regex.compile(r"\p{L}[\p{L}\p{M}]+")
+_LONG_WORD = regex.compile(rf"(?:(?!{LETTER})[\p{{L}}\p{{M}}]){{4,}}")  # with one letter changed "on" is "in"
+_LETTERS = regex.compile(rf"{LETTER}|\p{{L}}(?:(?!{LETTER})[\p{{L}}\p{{M}}])+")  # a word; not one of "a"
 _FINAL_MARK = regex.compile(r"(?<![\p{Terminal_Punctuation}…\s]\s*)\s*\p{Sentence_Terminal}$")  # the only one
 _CLAUSE_END = regex.compile(r"[,;:.!?،؛](?=\s)|[，、；：]")
 _EMOJI = regex.findall(r"(?V1)[\p{Emoji}--\p{Emoji_Component}]", "".join(map(chr, range(0x2600, 0x1FB00))))
@@ -83,7 +83,7 @@ CHANGES = {
     "fragments": _fragment,
     "repeat": lambda source, target, random: (f"{source} {source}", f"{target} {target}"),
     # Of the stress test alone, since nobody knows the reference.
-    "word": lambda source, target, random: (random.choice(_SEVERAL_LETTERS.findall(source) or [source]), ""),
+    "word": lambda source, target, random: (random.choice(_LETTERS.findall(source) or [source]), ""),
 }
 
 

@@ -5,16 +5,16 @@ from collections.abc import Iterable
 import regex
 
 # Chinese, Japanese, Thai, Lao, Khmer, Burmese: what their words are, dictionaries say, and Unicode's rules do not.
-_LETTER = r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Line_Break=Complex_Context}]"
+LETTER = r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Line_Break=Complex_Context}]"
 _MARK = r"[\p{M}\u200c\u200dー]"  # belongs to the letter before it, as joiners do
 # Punctuation goes with a character as it does with words: opening brackets with the one behind them, the rest with the
 # one before. At most three signs are skipped to find a character behind them, or long rows of signs would take long.
 _BEFORE = r"(?:(?<!\S)[^\w\s]{1,3}|[\p{Ps}\p{Pi}]{0,3})"
 _WORD = regex.compile(
-    rf"{_BEFORE}{_LETTER}{_MARK}*[^\w\s\p{{Ps}}\p{{Pi}}]* | (?:(?!{_BEFORE}{_LETTER})\S)+", regex.VERBOSE
+    rf"{_BEFORE}{LETTER}{_MARK}*[^\w\s\p{{Ps}}\p{{Pi}}]* | (?:(?!{_BEFORE}{LETTER})\S)+", regex.VERBOSE
 )
 #: A character that is a word by itself; other letters and digits of a word; a sign.
-LETTERS_OR_SIGN = regex.compile(rf"{_LETTER}{_MARK}*|(?:(?!{_LETTER})\w)+|[^\w\s]")
+LETTERS_OR_SIGN = regex.compile(rf"{LETTER}{_MARK}*|(?:(?!{LETTER})\w)+|[^\w\s]")
 _START = regex.compile(r"(?<!\S)[^\w\s]*\p{L}")
 #: Find a full stop, a question mark or the like, of any script, at the end of a text.
 ends_a_sentence = regex.compile(r"[\p{Sentence_Terminal}…]\s*$").search
@@ -49,7 +49,7 @@ def words_at(text: str, places: Iterable[tuple[int, int]]) -> list[range]:
 
 def stands_alone(text: str) -> bool:
     """Return whether a text begins with a character that is a word by itself."""
-    return regex.match(_LETTER, text) is not None
+    return regex.match(LETTER, text) is not None
 
 
 def is_inner(character: str) -> bool:

@@ -66,7 +66,7 @@ def _row(
 def _is_returned(pair: tuple[str, str], new: tuple[str, str], output: Hypothesis) -> bool:
     """Return whether an output has what was added to its source, or is something twice if that is the source again."""
     source, changed_source = (typed_code(text)[1] for text, _ in (pair, new))
-    if (added := changed_source.replace(source, "", 1).strip()) != source.strip():
+    if added := changed_source.removeprefix(source).removesuffix(source).strip():
         return added in output.text
     text = "".join(output.text.split())
     return text[: len(text) // 2] == text[len(text) // 2 :] != ""

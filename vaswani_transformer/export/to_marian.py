@@ -162,7 +162,7 @@ def _settings(model, tokenizer, type: str) -> dict[str, Any]:
     limits = {"max-length": rows, "max-length-crop": True} if type == NEW else {}
     return {
         "beam-size": generation.num_beams or 1,
-        "normalize": float(getattr(generation, "length_penalty", None) or 0),
+        "normalize": 1.0 if (alpha := getattr(generation, "length_penalty", None)) is None else float(alpha),
         "word-penalty": 0,
         "allow-unk": unknown not in (getattr(generation, "suppress_tokens", None) or ()),
         "mini-batch": 16,

@@ -221,9 +221,8 @@ class StopAndSaveCallback(TrainerCallback):
 
     Args:
         log: counts the seconds, earlier sessions included.
-        max_minutes: for training, a last validation and checkpoint, and the selection of weights; 0 for no limit.
-            Without one there is one after a third of the time. Where the rate declines, each validation sets the
-            trainer's `max_steps` to the steps that fit.
+        max_minutes: for training with a validation after a third or before, and for the selection of weights; 0 for no
+            limit. Where the rate declines, each validation sets the trainer's `max_steps` to the steps that fit.
         first_step: before this step the Trainer's periodic checkpoints are written only at validations.
         searched: how many validations take as long as a search with one length penalty; two more get a little time.
     """

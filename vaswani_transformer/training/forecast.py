@@ -55,10 +55,10 @@ def train_with_forecast(recipe: Recipe, progress: bool = True) -> TrainingResult
     OutputFolder(Path(recipe.output) / FORECAST).check_ours()
     join_process_group(recipe)
     with locked_together(recipe.output):
-        whole = _trained(recipe, progress)
+        whole = train_once(recipe, progress)
         with joined_processes() as processes:
             parts = processes.share("parts of the text", lambda: _write_parts(recipe))
-        results = [*(_trained(part, progress) for part in parts), whole]
+        results = [*(train_once(part, progress) for part in parts), whole]
         scores = [result.metrics["eval_chrf"] for result in results]
         gain = f"{FORECAST}: twice the pairs would bring about {gain_of_doubling(*scores):+.1f} chrF"
         line = gain + " (a quarter {:.1f}, half {:.1f}, all {:.1f})".format(*scores)
@@ -70,7 +70,7 @@ def train_with_forecast(recipe: Recipe, progress: bool = True) -> TrainingResult
     return whole
 
 
-def _trained(recipe: Recipe, progress: bool) -> TrainingResult:
+def train_once(recipe: Recipe, progress: bool) -> TrainingResult:
     """Train, unless there is a finished run of the same settings; return what came of it."""
     with joined_processes() as processes:
         result = processes.share("result", lambda: _finished(recipe))

@@ -352,8 +352,8 @@ class TrainingRun:
                 callback.logging_dir = str(self.folder / callbacks.TENSORBOARD)
         trainer.remove_callback(PrinterCallback)
         self.log = callbacks.TrainingLogCallback(self.folder / LOG)
-        # A beam search of the validation set takes half as many times a greedy one as it has beams, and one has to be.
-        searched = 0.5 * (model.generation_config.num_beams or 1) if recipe.length_penalty == AUTO else 0
+        searches = recipe.length_penalty == AUTO and recipe.validation_bleu > 0
+        searched = 0.5 * (model.generation_config.num_beams or 1) * searches  # times as long as a greedy one
         self.stopper = callbacks.StopAndSaveCallback(self.log, recipe.max_minutes, averaged_from(recipe), searched)
         save = partial(trainer._save_checkpoint, model, None)
         trainer.add_callback(self.log)

@@ -127,8 +127,8 @@ def check_contents(folder: Path, hashes: dict[str, str]) -> None:
     """Refuse to resume on another tokenizer or other data than the run in `folder` started with."""
     earlier = read_json(folder / CHECKPOINTS / CONTENTS)
     if changed := [name for name, value in hashes.items() if earlier.get(name) != value]:
-        problem = f"changed since the interrupted training in {folder} started"
-        fix = "restore the earlier content to resume it, or give another --output"
+        problem = f"changed since the training in {folder} started"
+        fix = "restore the earlier content, or give another --output"
         raise UserError(f"the {' and the '.join(changed)} {problem}: {fix}")
 
 

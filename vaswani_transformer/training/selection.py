@@ -82,27 +82,26 @@ def choose_length_penalty(trainer: VaswaniTrainer, seconds_left: Callable[[], fl
     """Translate the validation set with several `LENGTH_PENALTIES`, and give the model the one with most BLEU.
 
     Section 6.1 chose its alpha on the development set, too. From there it goes to a neighbour that has a tenth of a
-    point more, unless more outputs do not end: the others get longer, and BLEU may be higher for that. A model that
-    searches greedily needs none. It ends where BLEU says nothing, or another search would take more than
-    `seconds_left`. All processes call it.
+    point more, unless more outputs do not end: the others get longer, and BLEU may be higher for that. It ends where
+    BLEU says nothing, or another search would take more than `seconds_left`. All processes call it.
     """
     search = trainer.accelerator.unwrap_model(trainer.model).generation_config
     if search.num_beams in (None, 1):
         return
     start = chosen = SEARCH["length_penalty"]
-    scores, endless, near, longest = {}, {}, [start], float("-inf")  # the first is tried in any case
+    scores, endless, near, longest = {}, {}, [start], 0.0
     while near and not any(over_processes(trainer.args, [int(seconds_left() < longest)])):
         alpha = max(near)
         options = {"num_beams": search.num_beams, "length_penalty": alpha}
         output = trainer.predict(trainer.eval_dataset, metric_key_prefix="search", **options)
-        bleu, longest = output.metrics["search_bleu"], max(longest, output.metrics["search_runtime"])
+        scores[alpha], longest = output.metrics["search_bleu"], max(longest, output.metrics["search_runtime"])
         endless[alpha] = int((~np.isin(output.predictions[:, 1:], search.eos_token_id).any(axis=1)).sum())
-        shown = alpha, search.num_beams, bleu, endless[alpha]
+        shown = alpha, search.num_beams, scores[alpha], endless[alpha]
         logger.info("length penalty %g: validation BLEU with beam %d %.2f, %d outputs without end", *shown)
-        if not says_something(bleu, output.metrics["search_bleu_error"]):
+        if not says_something(max(scores.values()), output.metrics["search_bleu_error"]):
             break
-        scores[alpha] = round(bleu, 1) if endless[alpha] <= endless[start] else float("-inf")
-        chosen = max(scores, key=scores.get)
+        if endless[alpha] <= endless[start] and scores[alpha] >= scores[chosen] + 0.1:
+            chosen = alpha
         near = [other for other in LENGTH_PENALTIES if other not in scores and abs(other - chosen) < 0.5]
     logger.info("length penalty %g is chosen", chosen)
     search.length_penalty = chosen

@@ -96,6 +96,8 @@ def choose_settings(recipe: Recipe) -> Recipe:
     left = [name for name in CHOSEN if getattr(recipe, name) == AUTO]
     if left and check_output(recipe) is not None:
         earlier = read_yaml(Path(recipe.output) / CHECKPOINTS / RECIPE)
+        if more := recipe.max_minutes / (earlier["max_minutes"] or math.inf):  # other minutes, other steps
+            earlier |= {name: round(more * earlier[name]) for name in ("max_steps", "decline_steps")}
         return replace(recipe, **{name: earlier.get(name) for name in left})
     return _Choice(recipe, left).recipe if left else recipe
 
@@ -218,7 +220,7 @@ def trial_seconds(recipe: Recipe, pairs: datasets.Dataset | PreparedPairs, token
     first is not counted where there are more: memory is taken and kernels are chosen in it.
     """
     device, config = accelerator() or torch.device("cpu"), _config(recipe, len(tokenizer))
-    model = with_attention(VaswaniForConditionalGeneration(config), recipe).to(device).train()
+    model = with_attention(VaswaniForConditionalGeneration(config), replace(recipe, compile=False)).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     kinds, parts = choose_precision(recipe.precision), micro_batches_of(recipe, processes)
     lengths = pair_lengths(pairs) if isinstance(pairs, datasets.Dataset) else pairs.lengths

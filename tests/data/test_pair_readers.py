@@ -98,7 +98,7 @@ def test_of_more_than_two_columns_without_names_none_are_guessed(tmp_path, heade
     assert read(data=path, source_column="4", target_column="2") == SWAPPED
     assert "no column '5'; the columns are: 1, 2, 3, 4;" in read(data=path, source_column="2", target_column="5")
     path = write(tmp_path / "b.tsv", "a\tb\nc\td\te\n")
-    assert f"{path}, line 2: 3 field(s) and not 2" in read(data=path)
+    assert f"{path}, line 2: 3 field(s), where the first has 2" in read(data=path)
 
 
 def test_csv_has_quoting_and_words_like_null_stay_text(tmp_path):
@@ -132,7 +132,8 @@ def test_json_lines_and_parquet_have_flat_columns_or_a_translation_column(tmp_pa
         ("a.parquet", "no parquet", ""),
         ("a.csv", "en,de\n", "empty"),
         ("a.tsv", "en\tid\tde\na\t1\tb\nc\t2\n", "a.tsv, line 3: 2 field"),
-        ("a.csv", "en,de\na,b\nHello, you,c\n", "a.csv, row 3: 3 field(s) and not 2"),
+        ("a.tsv", "en\tde\na\tb\tc\n", "a.tsv, line 2: 3 field(s), where the first has 2"),
+        ("a.csv", "en,de\na,b\nHello, you,c\n", "a.csv, row 3: 3 field(s), where the first has 2"),
         ("a.csv", "en,de,de\na,b,c\n", "several columns 'de'"),
         ("a.csv", 'en,de\na,b\n"c,d\ne,f\n', "unexpected end of data"),
         ("a.csv", "en,goal\na,b\n", "no column 'de'; the columns are: en, goal"),

@@ -83,8 +83,11 @@ def test_shards_that_do_not_pair_match_or_agree_are_refused(tmp_path):
     assert "part.*.en.gz matches 3 files and " in message and "part.*.de.gz 2: every file" in message
     (tmp_path / "part.0.en.gz").unlink()  # as many on both sides, and other ones
     assert "of the same name but for its language" in error_of(load_pairs, **arguments)
-    missing = {"source": tmp_path / "b.*.en", "target": tmp_path / "b.*.de"}
-    assert f"{tmp_path / 'b.*.en'}: No such file" in error_of(load_pairs, **missing)
+    missing = error_of(load_pairs, source=tmp_path / "b.*.en", target=tmp_path / "b.*.de")
+    assert f"{tmp_path / 'b.*.en'}: No such file" in missing
+    for name in ("c.en", "c.e.en", "c.de", "c.e.de"):  # of which the names sort otherwise
+        write(tmp_path / name, name[:-3] + "\n")
+    assert read(source=tmp_path / "c*.en", target=tmp_path / "c*.de") == [("c", "c"), ("c.e", "c.e")]
     write(tmp_path / "x.tsv", "a\tb\n")
     write(tmp_path / "x.csv", "source,target\na,b\n")
     assert ".csv and .tsv" in error_of(load_pairs, data=tmp_path / "x.*")
@@ -123,7 +126,7 @@ def test_a_file_in_a_folder_is_read_as_if_it_were_named(tmp_path, name, content)
 
 def test_splits_and_slices_of_a_folder(tmp_path):
     lines = [(f"s{number}", f"t{number}") for number in range(10)]
-    for name, some in (("train-0", lines[:6]), ("train-1", lines[6:]), ("test", lines[:1])):
+    for name, some in (("train-0", lines[:6]), ("train-1", lines[6:]), ("test-eval", lines[:1])):
         write(tmp_path / f"{name}.tsv", "".join(f"{source}\t{target}\n" for source, target in some))
     cases = {"train": lines, "test": lines[:1], "train[2:8]": lines[2:8], "train[7:]": lines[7:]}
     cases |= {"train[:50%]": lines[:5], "train[-3:]": lines[-3:]}
@@ -162,6 +165,7 @@ def test_folders_saved_by_datasets_give_the_split(tmp_path):
     assert read(data=tmp_path / "one", **GERMAN) == PAIRS
     assert read(data=tmp_path / "many", split="valid", **GERMAN) == PAIRS[1:2]
     assert "no entry 'test'" in read(data=tmp_path / "many", split="test", **GERMAN)
+    assert data_sources(Recipe(train_data=str(tmp_path / "one"), validation_split="valid"))[1] is None
 
 
 def test_a_file_has_no_configuration_and_no_split_to_validate_on(tmp_path):
@@ -169,8 +173,9 @@ def test_a_file_has_no_configuration_and_no_split_to_validate_on(tmp_path):
     fields = {"data_config": "de-en", "data_dir": str(tmp_path)}
     recipe = Recipe(train_data="wmt14", validation_data="a.tsv", **fields)
     assert list(data_sources(recipe)[1].stream()) == [("a", "b")] * 9
-    recipe = Recipe(train_data="a.tsv", validation_split="validation", validation_size=2, **fields)
-    assert list(map(len, load_training_pairs(recipe))) == [7, 2]
+    for split, numbers in (("validation", [7, 2]), ("train[5:]", [9, 4])):
+        recipe = Recipe(train_data="a.tsv", validation_split=split, validation_size=2, **fields)
+        assert list(map(len, load_training_pairs(recipe))) == numbers
 
 
 def test_a_hub_name_reaches_load_dataset_with_config_and_split(tmp_path, monkeypatch):

@@ -181,6 +181,8 @@ def test_a_folder_with_something_else_in_it_is_left_alone(recipe, tmp_path):
 def test_a_start_over_removes_what_was_written_and_nothing_else(recipe, tmp_path):
     make(recipe, tmp_path / "p")
     whole, own = digests(tmp_path / "p"), tmp_path / "p" / "tokenizer" / "notes.txt"
+    error_of(make, dataclasses.replace(recipe, validation_size=10**6), tmp_path / "p", overwrite=True)
+    assert digests(tmp_path / "p") == whole
     own.write_text("mine")
     make(
         dataclasses.replace(recipe, train_source="part.0.en", train_target="part.0.de"), tmp_path / "p", overwrite=True

@@ -123,8 +123,7 @@ def test_gum_survives_text_and_tokens(shared_data, name):
     """What the model would write for each tree, through the tokenizer and back."""
     read, form = load_trees(shared_data / "trees" / name), TextForm(words=True)
     read = read[:: max(1, len(read) // 150)]
-    sentences = [sentence_text(tree.words()) for tree in read]
-    tokenizer = train_parser_tokenizer(sentences, form.vocabulary(read), 1500)
+    tokenizer = train_parser_tokenizer([sentence_text(tree.words()) for tree in read], form.vocabulary(read), 1500)
     for tree in read:
         ids = tokenizer(" ".join(form.tokens(tree)))["input_ids"]
         written = tokenizer.decode(ids, skip_special_tokens=True).split()

@@ -238,8 +238,7 @@ def test_an_exported_model(make, exported):
 
     app = make(f"en-de={exported}", load=lambda folder: load_exported(folder, "cpu"))
     answer = ask(app, "POST", "/translate", json={"q": SENTENCES[:9], **LANGUAGES})[1]
-    alone = exported_translator(exported)
-    assert answer["translatedText"] == list(alone.translate(SENTENCES[:9]))
+    assert answer["translatedText"] == list(exported_translator(exported).translate(SENTENCES[:9]))
     wanted = {"text": SENTENCES[0], "target": "de"}
     answer = ask(app, "POST", "/v1/translations", json=wanted | {"nbest": 2, "scores": True, "confidence": True})[1]
     assert answer["precision"] == "float32" and len(answer["translations"][0]["sentences"][0]["translations"]) == 2

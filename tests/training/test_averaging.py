@@ -171,8 +171,7 @@ def test_mistakes_end_in_one_line(run, tmp_path, fails):
 @given(st.integers(1, 12), st.integers(1, 40), st.integers(1, 300))
 def test_averages_are_those_that_selection_takes(count, every, end):
     steps = [step for step in range(1, end + 1) if step % every == 0 or step == end]
-    checkpoints = [Checkpoint(Path(f"checkpoint-{step}")) for step in steps]
-    taken = to_average(checkpoints, count, every, end)
+    taken = to_average([Checkpoint(Path(f"checkpoint-{step}")) for step in steps], count, every, end)
     assert averaged_from(Recipe(average_checkpoints=count, average_every=every, max_steps=end)) == taken[0].step
 
 

@@ -148,8 +148,7 @@ def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_later(recipe, undistur
     checkpoint = undisturbed / "checkpoints" / f"checkpoint-{STEPS}"
     sizes = [(checkpoint / name).stat().st_size for name in ("model.safetensors", "optimizer.pt")]
     assert sizes[0] < sizes[1]
-    stop = [*words, "--max-steps", "4"]
-    assert run_in_child(stop, tmp_path, _leave_before_the_end)[0] == 130
+    assert run_in_child([*words, "--max-steps", "4"], tmp_path, _leave_before_the_end)[0] == 130
     for limit, name in ((sizes[0] - 1000, "model"), (sizes[1] - 1000, "optimizer")):
         status, shown = run_in_child(words, tmp_path, lambda limit=limit: limit_files(limit))
         said = [line for line in shown.splitlines() if line.startswith("error: ")]

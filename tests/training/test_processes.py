@@ -72,8 +72,7 @@ def as_one(rank, folder, name, world_size, parts, more):
         options["compute_metrics"] = lambda prediction: {"rows": len(prediction.predictions)}
         for generate in (False, True):
             trainer = make_trainer(folder / name, trainer_options=options, predict_with_generate=generate)
-            result = json.dumps(trainer.evaluate())
-            (folder / f"evaluation-{generate}-{rank}.json").write_text(result)
+            (folder / f"evaluation-{generate}-{rank}.json").write_text(json.dumps(trainer.evaluate()))
 
 
 def resume(rank, folder, name, world_size, parts, more):

@@ -94,8 +94,7 @@ def test_the_steps_fit_into_the_minutes(data, tmp_path, monkeypatch, minutes):
     later = chosen(data, tmp_path / "out", max_minutes=2 * minutes)
     assert recipe.validation_bleu == 100 and later.validation_bleu == max(100, 50 * minutes)
     monkeypatch.setattr(rules, "trial_seconds", lambda *_: 60.0)
-    problem = error_of(chosen, data, tmp_path / "out", max_minutes=minutes)
-    assert "give it more minutes" in problem
+    assert "give it more minutes" in error_of(chosen, data, tmp_path / "out", max_minutes=minutes)
 
 
 def test_the_trial_computes_what_the_training_does(data, tmp_path, monkeypatch):
@@ -173,8 +172,7 @@ def test_an_interrupted_run_keeps_what_was_chosen(data, tmp_path, monkeypatch):
     assert written["max_steps"] == 171
     assert choose_settings(recipe) == replace(recipe, **{name: written[name] for name in CHOSEN})
     assert choose_settings(replace(recipe, max_minutes=3)).max_steps == 3 * 171
-    earlier = out / "checkpoints" / "recipe.yaml"
-    assert not changed_settings(load_recipe(str(out / "recipe.yaml")), earlier)
+    assert not changed_settings(load_recipe(str(out / "recipe.yaml")), out / "checkpoints" / "recipe.yaml")
     other = replace(recipe, max_length=19)  # another run, which is chosen for anew
     assert "max_length: 19, was 200" in error_of(choose_settings, other)
     assert choose_settings(replace(other, overwrite=True)).max_steps == 428

@@ -110,17 +110,16 @@ def clean(
     dropped = ", ".join(f"{pairs:,} {name}" for name, pairs in counts.items()) or "none"
     print(f"{read:,} pairs read, {kept:,} kept; dropped: {dropped}")
     print(f"report: {Path(output) / REPORT}")
-    print(f"train on it: vaswani train {shlex.join([recipe, *_train_options(load_recipe(recipe), changed, output)])}")
+    words = _train_options(load_recipe(recipe), changed, output, manifest["parts"])
+    print(f"train on it: vaswani train {shlex.join([recipe, *words])}")
 
 
-def _train_options(as_it_is: Any, recipe: Any, folder: str) -> list[str]:
+def _train_options(as_it_is: Any, recipe: Any, folder: str, parts: list[str]) -> list[str]:
     """Return options by which a recipe reads the text that was cleaned of it, and its validation text beside it."""
     fields = {"train_data": str(Path(folder).absolute()), "train_source": None, "train_target": None}
-    fields |= {"data_config": None, "train_split": "train"}
-    fields |= {"source_column": recipe.source_column, "target_column": recipe.target_column}
-    if recipe.validation_source or recipe.validation_data or recipe.validation_split:
-        fields |= {"validation_source": None, "validation_target": None, "validation_data": None}
-        fields |= {"validation_split": "validation"}
+    fields |= {"source_column": recipe.source_column, "target_column": recipe.target_column, "train_split": "train"}
+    fields |= dict.fromkeys(("data_config", "validation_source", "validation_target", "validation_data"))
+    fields |= {"validation_split": "validation" if any("validation" in name for name in parts) else None}
     changed = {name: value for name, value in fields.items() if getattr(as_it_is, name) != value}
     return [word for name, value in changed.items() for word in (f"--{name.replace('_', '-')}", value or "none")]
 

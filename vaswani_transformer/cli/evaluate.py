@@ -75,7 +75,7 @@ def evaluate(
     tables = [name for name in (source, reference) if suffix(name) in FORMATS]
     if tables and files.are_same_file(Path(source), Path(reference)):
         pairs = list(pair_source(data=source, **columns).stream())
-    elif tables:
+    elif {*map(suffix, tables)} - {".ts"}:  # which is Tsonga too
         raise UserError(f"{tables[0]} holds pairs, not lines: give the same file as --source and --reference")
     else:
         pairs = list(read_pairs("text", [(source, reference)]))

@@ -157,18 +157,16 @@ def _judging(tasks: Path, text: datasets.Dataset, judge: Judge) -> Callable[[int
     return task
 
 
-def _match(
-    tasks: Path, text: datasets.Dataset, rules: CleaningRules, parts: range
-) -> tuple[np.ndarray, dict[int, int]]:
-    """Find copies; return the status of all pairs, `(pairs,)`, and the row each is a copy of."""
+def _match(tasks: Path, text: datasets.Dataset, rules: CleaningRules, parts: range) -> tuple[np.ndarray, np.ndarray]:
+    """Find copies; return the status of all pairs, `(pairs,)`, and the row each is a copy of, or its own."""
     table = np.concatenate([np.load(tasks / _JUDGED.format(number)) for number in parts])
-    status, firsts = table["status"].copy(), {}
+    status, firsts = table["status"].copy(), np.arange(len(table))
     if not rules.keep_duplicates:
         kept = np.flatnonzero(status == KEPT)
         _, first, group = np.unique(table["key"][kept], return_index=True, return_inverse=True)
         first = kept[first[group]]
         status[kept[first < kept]] = cleaning_rules.DUPLICATE
-        firsts = dict(zip(kept[first < kept].tolist(), first[first < kept].tolist(), strict=True))
+        firsts[kept] = first
     if rules.near_duplicates is not None:
         kept = np.flatnonzero(status == KEPT)
         texts = (tuple(map(plain, pair)) for pair in pairs_of(text.select(kept)))
@@ -185,16 +183,14 @@ def _write(text: datasets.Dataset, path: Path, recipe: Recipe) -> None:
         pq.write_table(table.replace_schema_metadata(), path, compression="zstd")
 
 
-def _samples(
-    text: datasets.Dataset, status: np.ndarray, firsts: dict[int, int], judge: Judge, seed: int
-) -> dict[str, list]:
+def _samples(text: datasets.Dataset, status: np.ndarray, firsts: np.ndarray, judge: Judge, seed: int) -> dict:
     """Return by rule some of the pairs that it has dropped, in words; `status` and `firsts` are of `_match`."""
     samples, random = {}, np.random.default_rng(seed)
     for rule in range(KEPT + 1, len(NAMES)):
         rows = np.flatnonzero(status == rule)
         for row in np.sort(random.choice(rows, min(SHOWN, len(rows)), replace=False)).tolist():
             pair = text[row]["source"], text[row]["target"]
-            reason = f"as pair {firsts[row] + 1:,}" if row in firsts else judge.judge(pair)[1]
+            reason = f"as pair {firsts[row] + 1:,}" if firsts[row] != row else judge.judge(pair)[1]
             lines = f"pair {row + 1:,}{reason and ': '}{reason}", *map(_shown, pair)
             samples.setdefault(NAMES[rule], []).append("\n".join(f"    {line}" for line in lines))
     return samples

@@ -53,13 +53,13 @@ def _read_table(path: Path, columns: tuple[str, str]) -> Pairs:
             if number == 1:
                 names, is_header = _header(fields, columns, is_csv)
                 source, target = (column_position(column, names, f"{path}, line 1") for column in columns)
-                is_exact = is_csv or not (is_header or columns[0].isdecimal())
-                least = len(fields) if is_exact else max(source, target) + 1
+                most = len(fields) if is_csv or not columns[0].isdecimal() else LONGEST_LINE
+                least = max(source, target) + 1 if most == LONGEST_LINE or (is_header and not is_csv) else most
                 if is_header:
                     logger.info("%s: line 1 names the columns: %.200s", path, ", ".join(fields))
                     continue
-            if len(fields) < least or (is_exact and len(fields) > least):
-                counts = f"{len(fields)} field(s) and not {least}{' or more' * (not is_exact)}"
+            if not least <= len(fields) <= most:
+                counts = f"{len(fields)} field(s), where the first has {len(names)}"
                 raise UserError(f"{path}, {'row' if is_csv else 'line'} {number}: {counts}; give it both sides")
             yield fields[source], fields[target]
 

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -202,7 +203,9 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
         with _loading(str(folder)):
             patterns = datasets.data_files.get_data_patterns(base := glob.escape(str(folder)))
             named = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=base)
-        shards = {str(key): [(Path(path),) for path in named[key] if suffix(path) in FORMATS] for key in named}
+        shards = {
+            str(key): [(Path(path),) for path in dict.fromkeys(named[key]) if suffix(path) in FORMATS] for key in named
+        }
         shards = {name: paths for name, paths in shards.items() if paths}
         kinds = sorted({suffix(path.name) for paths in shards.values() for (path,) in paths})
         if len(kinds) > 1:  # `datasets` would take those of one
@@ -245,7 +248,7 @@ def _paired_shards(source: str | Path, target: str | Path) -> list[tuple[Path, P
     missing on the other side; where they stand for other text throughout, only the order counts.
     """
     names = source, target
-    sides = [find_shards(name) for name in names]
+    sides = [sorted(find_shards(name), key=partial(_wildcard_text, name)) for name in names]
     texts = [{_wildcard_text(name, path) for path in side} for name, side in zip(names, sides, strict=True)]
     if len(sides[0]) != len(sides[1]) or (texts[0] & texts[1] and texts[0] != texts[1]):
         counts = f"{source} matches {len(sides[0])} files and {target} {len(sides[1])}"
@@ -253,11 +256,11 @@ def _paired_shards(source: str | Path, target: str | Path) -> list[tuple[Path, P
     return list(zip(*sides, strict=True))
 
 
-def _wildcard_text(pattern: str | Path, path: Path) -> tuple[str, ...] | None:
-    """Return what the ``*`` and ``?`` of a pattern stand for in a path; None for a pattern with other wildcards."""
+def _wildcard_text(pattern: str | Path, path: Path) -> tuple[str, ...]:
+    """Return what the ``*`` and ``?`` of a pattern stand for in a path; nothing for one with other wildcards."""
     rule = re.escape(str(home_path(pattern).absolute())).replace(r"\*", "([^/]*)").replace(r"\?", "([^/])")
     match = re.fullmatch(rule, str(path))
-    return match and match.groups()
+    return match.groups() if match else ()
 
 
 def load_pairs(

@@ -75,21 +75,21 @@ def prepare(
     with locked(folder) if is_local(folder) else reading(folder):
         train, validation = data_sources(recipe)
         settings = _settings(recipe, train, validation)
-        if overwrite and is_local(folder):  # what the folder's mark lists
-            output = OutputFolder(folder)
-            output.remove(filter(_OURS.fullmatch, output.names))
-        elif overwrite and any(folder.glob("*")):
+        if overwrite and not is_local(folder) and any(folder.glob("*")):
             raise UserError(f"{folder} is not on this machine, where nothing is removed: remove it yourself first")
-        if (manifest := _earlier(folder, settings)) is not None:
+        if not overwrite and (manifest := _earlier(folder, settings)) is not None:
             return manifest
-        if is_local(folder):
-            remove_leftovers(folder)
         text, held_out = train.load(), np.zeros(0, np.int64)
         if validation is None:
             held_out = held_out_rows(len(text), recipe.validation_size, recipe.seed)
         texts = {TRAIN: text, VALIDATION: validation.load() if validation else text.select(held_out)}
         if recipe.fuzzy_matches:
             texts, held_out = dict(zip(PARTS, load_training_pairs(recipe), strict=True)), held_out[:0]
+        if overwrite and is_local(folder):  # what the folder's mark lists
+            OutputFolder(folder).remove(filter(_OURS.fullmatch, OutputFolder(folder).names))
+            _earlier(folder, settings)  # refuses what is not ours
+        if is_local(folder):
+            remove_leftovers(folder)
         shards = [SHARD.format(part, number) for part in texts for number in range(-(-len(texts[part]) // CHUNK))]
         if not (folder / UNFINISHED).exists():
             _start(folder, recipe, settings, texts[TRAIN], held_out, shards)

@@ -30,14 +30,16 @@ def data_path(recipe: Recipe, name: str) -> Path:
 def _is_file(recipe: Recipe, data: str) -> bool:
     """Return whether a name of data is of files, not of a folder below `data_dir` or of a dataset on the Hub."""
     path = data_path(recipe, data)
-    return not is_local(path) or path.is_file() or (glob.has_magic(data) and not path.exists())
+    is_file = path.is_file() or (path / "state.json").is_file()  # by `save_to_disk`, of one split
+    return not is_local(path) or is_file or (glob.has_magic(data) and not path.exists())
 
 
 def split_to_validate_on(recipe: Recipe) -> str | None:
     """Return the training data if a split of it is to validate on, and no data of its own; a file has no splits."""
     others, data = (recipe.validation_source, recipe.validation_target, recipe.validation_data), recipe.train_data
-    has_splits = data is not None and not any(others) and not _is_file(recipe, data)
-    return data if recipe.validation_split is not None and has_splits else None
+    split = recipe.validation_split or ""
+    has_split = data is not None and not any(others) and split and ("[" in split or not _is_file(recipe, data))
+    return data if has_split else None
 
 
 def _source(

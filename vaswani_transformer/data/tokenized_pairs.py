@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import UserError
 from .parallel_text import CACHE_VERSION, cache_file
-from .tokenization import SIDES, encoder, tokenizer_state
+from .tokenization import SIDES, encoder, tokenizer_sha256
 
 TOKEN_FEATURES = datasets.Features(
     dict.fromkeys(("input_ids", "labels"), datasets.List(datasets.Value("int32")))
@@ -121,7 +121,7 @@ def tokenize_pairs(
     """
     encode = pair_encoder(tokenizer, max_length, max_length_ratio)
     # Not the fingerprint of `datasets`, which changes with the padding that an earlier call has left in the tokenizer.
-    key = [CACHE_VERSION, pairs._fingerprint, tokenizer_state(tokenizer), max_length, max_length_ratio or 0.0]
+    key = [CACHE_VERSION, pairs._fingerprint, tokenizer_sha256(tokenizer), max_length, max_length_ratio or 0.0]
     key = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     tokenized = pairs.map(
         encode, batched=True, features=_FEATURES, remove_columns=pairs.column_names, desc=description,

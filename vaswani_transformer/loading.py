@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import RLock
 
-import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -14,7 +13,7 @@ from .errors import UserError, reading
 from .exported import refuse_exported
 from .hardware import PRECISIONS, choose_device
 from .json_and_yaml import read_json
-from .model.checkpoint_vaswani import WEIGHT_TYPES, check_finite
+from .model.checkpoint_vaswani import WEIGHT_TYPES
 from .model.configuration_vaswani import VaswaniConfig
 from .model.modeling_vaswani import VaswaniForConditionalGeneration
 
@@ -40,13 +39,9 @@ def load_model(
     if precision not in (None, *PRECISIONS):
         raise UserError(f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}")
     check_folder(folder)
-    model = _read_model(Path(folder))
+    model = _read_model(Path(folder), precision)
     tokenizer = load_tokenizer(Path(folder))
     check_tokenizer_matches(tokenizer, model.config)
-    if precision is not None and (dtype := getattr(torch, precision)) != model.dtype:
-        model = model.to(dtype)
-        with reading(f"{folder} in {precision}"):  # a greater range, such as bfloat16's, may hold them
-            check_finite(model.named_parameters(), "the model")
     return model.to(device=choose_device(device)), tokenizer
 
 
@@ -62,7 +57,7 @@ def check_folder(folder: str | Path) -> None:
         raise UserError(f"{folder} holds an adapter (adapter_config.json): give the folder of its model")
 
 
-def _read_model(folder: Path) -> VaswaniForConditionalGeneration:
+def _read_model(folder: Path, precision: str | None = None) -> VaswaniForConditionalGeneration:
     settings = folder / "generation_config.json"
     with quiet_transformers():
         with reading(folder):
@@ -70,7 +65,7 @@ def _read_model(folder: Path) -> VaswaniForConditionalGeneration:
             if settings.exists():  # transformers lets NaN and a repeated key pass
                 read_json(settings)
             model, report = VaswaniForConditionalGeneration.from_pretrained(
-                folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True
+                folder, config=config, dtype=precision or "auto", output_loading_info=True, ignore_mismatched_sizes=True
             )
         for kind in ("missing", "unexpected", "mismatched"):
             if keys := report[f"{kind}_keys"]:

@@ -94,8 +94,7 @@ def test_without_a_target_it_is_the_one_that_the_search_finds(tmp_path):
     for options in ({}, {"num_beams": 1, "max_new_tokens": 5}):
         found = model.generate(input_ids=source["input_ids"], **options)
         weights = attend(model, tokenizer, "the dog sleeps", **options)
-        text = tokenizer.decode(found[0], skip_special_tokens=True)
-        assert weights.target == text
+        assert weights.target == tokenizer.decode(found[0], skip_special_tokens=True)
         assert weights.target_tokens == readable_tokens(tokenizer, found[0, 1:].tolist())
         assert len(weights.target_tokens) == weights.decoder.shape[-1]
     again = attend(model, tokenizer, "the dog sleeps", attend(model, tokenizer, "the dog sleeps").target)

@@ -116,8 +116,7 @@ def test_pairs_are_changed_by_their_number_alone(tokens):
     numbers = list(range(2 * len(rows)))
     texts = texts_of(tokenizer, pairs.__getitems__(numbers))
     for number, text in zip(numbers, texts, strict=True):
-        original = PAIRS[number % len(PAIRS)]
-        assert text == (choose_change(shares, 4, number) or (lambda *pair: pair))(*original)
+        assert text == (choose_change(shares, 4, number) or (lambda *pair: pair))(*PAIRS[number % len(PAIRS)])
     epochs = texts[: len(rows)], texts[len(rows) :]
     counts = [sum(text != pair for text, pair in zip(epoch, PAIRS, strict=True)) for epoch in epochs]
     assert epochs[0] != epochs[1] and all(100 < count < 200 for count in counts)  # 150 of 300, in three deviations

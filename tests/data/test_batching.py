@@ -148,8 +148,7 @@ def padding_of(batches, lengths):
 
 def test_padding_is_a_fraction_of_that_of_random_batches():
     source, target = some_lengths(4000)
-    sampler = TokenBatchSampler(source, target, 2000)
-    batches = list(sampler)
+    batches = list(TokenBatchSampler(source, target, 2000))
     order = list(range(len(source)))
     random.Random(0).shuffle(order)
     random_batches = [order[start :: len(batches)] for start in range(len(batches))]
@@ -159,8 +158,7 @@ def test_padding_is_a_fraction_of_that_of_random_batches():
         assert by_chance > 0.4
         assert ours < by_chance / 3
     # The budget is used: batches are not small for the sake of little padding.
-    fewest = max(math.ceil(sum(lengths) / 2000) for lengths in (source, target))
-    assert len(batches) <= 1.25 * fewest + 2
+    assert len(batches) <= 1.25 * max(math.ceil(sum(lengths) / 2000) for lengths in (source, target)) + 2
 
 
 def test_batches_are_full_on_both_sides():

@@ -69,12 +69,10 @@ def test_each_pair_with_a_near_one_is_trained_on_with_and_without_its_translatio
     matches = [f"{words[row]} <TM> {words[other].upper()}" for row, other in beside.items()]
     assert train["source"] == [*words, *matches] and validation["source"] == ["the small dog sleeps"]
     assert train["target"] == [*map(str.upper, words), *(words[row].upper() for row in beside)]
-    model = new_model(recipe, make_tokenizer(recipe, train))
-    assert model.generation_config.fuzzy_matches
+    assert new_model(recipe, make_tokenizer(recipe, train)).generation_config.fuzzy_matches
     assert changed("upper", "a <TM> b", "c", None) == ("A <TM> b", "C")
 
-    manifest = prepare(recipe, tmp_path / "prepared", progress=False)
-    assert manifest["parts"]["train"]["counts"]["read"] == len(train)
+    assert prepare(recipe, tmp_path / "prepared", progress=False)["parts"]["train"]["counts"]["read"] == len(train)
 
 
 def test_memories_are_files_of_pairs_of_which_the_last_counts(tmp_path):

@@ -85,8 +85,7 @@ def test_encodings_by_mark_or_declaration(tmp_path, encoding):
     ],
 )  # fmt: skip
 def test_inline_elements_leave_the_text(tmp_path, segment, text):
-    path = memory(tmp_path / "a.tmx", unit(("en", segment), ("de", "x")))
-    assert texts_of(path) == [(text, "x")]
+    assert texts_of(memory(tmp_path / "a.tmx", unit(("en", segment), ("de", "x")))) == [(text, "x")]
 
 
 def test_which_variant_counts(tmp_path, caplog):

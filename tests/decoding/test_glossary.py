@@ -162,8 +162,7 @@ def test_terms_that_occur_are_those_that_are_longest_from_the_left(sources, text
 @pytest.mark.timeout(60)  # a term after the other at each place it would be minutes
 def test_a_large_glossary_is_fast():
     sources = [f"a {number}" for number in range(100_000)] + ["b " * length + "b" for length in range(300)]
-    glossary = Glossary(dict.fromkeys(sources, ("x",)))
-    assert len(glossary.of("a 5 b b b " + "a a " * 20_000 + "b " * 2_000)) == 4
+    assert len(Glossary(dict.fromkeys(sources, ("x",))).of("a 5 b b b " + "a a " * 20_000 + "b " * 2_000)) == 4
 
 
 @pytest.mark.parametrize("ids", [[], [3]])  # as of tokenizers that drop control characters, and of others

@@ -98,8 +98,7 @@ def test_loaded(world, tmp_path):
 @pytest.mark.usefixtures("whole_outputs")
 def test_translated(world):
     model, tokenizer = load_model(world.folder, device="cpu")
-    translator = Translator(model, tokenizer, num_beams=2, max_new_tokens=8)
-    texts = list(translator.translate(SOURCES))
+    texts = list(Translator(model, tokenizer, num_beams=2, max_new_tokens=8).translate(SOURCES))
     for text, source in zip(texts, SOURCES, strict=True):
         output = model.generate(torch.tensor(ids_of(world.source, [source])), num_beams=2, max_new_tokens=8)
         reference = world.target if tokenizer.is_fast else tokenizer
@@ -166,8 +165,7 @@ def test_averaged_and_published(world, tmp_path, caplog):
     from vaswani_transformer import average_models, publish
 
     average_models([world.folder, world.folder], tmp_path / "average")
-    tokenizer = load_tokenizer(tmp_path / "average")
-    assert tokenizer_sha256(tokenizer) == tokenizer_sha256(load_tokenizer(world.folder))
+    assert tokenizer_sha256(load_tokenizer(tmp_path / "average")) == tokenizer_sha256(load_tokenizer(world.folder))
     published = publish(world.folder, "someone/model", license="mit", dry_run=True)
     assert {path.name for path in world.folder.iterdir()} <= published.files.keys()
     assert "not published" not in caplog.text

@@ -117,8 +117,7 @@ def archive(*names, content=b"<a"):
 )
 def test_what_is_no_document_is_refused_before_a_model_is_loaded(tmp_path, fails, format, data, message):
     (tmp_path / "in").write_bytes(data)
-    line = fails("translate", "MODEL", "--format", format, "--input", tmp_path / "in")
-    assert message in line
+    assert message in fails("translate", "MODEL", "--format", format, "--input", tmp_path / "in")
 
 
 @pytest.mark.parametrize("format", FORMATS[:-3])

@@ -80,7 +80,6 @@ def test_a_word_file_changes_in_its_texts_only():
     result = translate_document(data, "docx", louder)
     before, after = parts(data), parts(result)
     assert list(before) == list(after)
-    wanted = xml.replace("A dog", "A DOG").replace("<w:t>", f"<w:t {SPACE}>").replace("It’s", "IT’S")
-    assert body(result) == wanted
+    assert body(result) == xml.replace("A dog", "A DOG").replace("<w:t>", f"<w:t {SPACE}>").replace("It’s", "IT’S")
     assert after["word/header1.xml"].decode() == header.replace("Page one", "PAGE ONE")
     assert after["word/media/image1.png"] == before["word/media/image1.png"]

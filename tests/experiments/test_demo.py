@@ -15,8 +15,7 @@ def test_demo_learns_unseen_combinations_and_draws(tmp_path):
     command = [sys.executable, "-m", "vaswani_transformer", "demo"]
     done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=1800)
     assert done.returncode == 0, done.stderr
-    bleu = float(re.search(r"unseen test sentences: BLEU ([0-9.]+)", done.stdout)[1])
-    assert bleu >= 90
+    assert float(re.search(r"unseen test sentences: BLEU ([0-9.]+)", done.stdout)[1]) >= 90
     for picture in (folder / "attention.png", folder / "model" / "learning_curve.png"):
         assert picture.read_bytes()[:4] == b"\x89PNG"
     log = [json.loads(line) for line in (folder / "model" / "training_log.jsonl").read_text().splitlines()]

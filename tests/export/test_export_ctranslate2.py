@@ -246,8 +246,7 @@ def test_the_command_and_what_it_leaves_alone(tmp_path, folder, fails, capsys):
     assert main(["export", str(folder), "--output", str(output), "--quantization", "int8"]) == 0
     printed = capsys.readouterr().out
     assert "int8" in (output / "export.json").read_text() and "MB, 100 positions" in printed and "VNNI" in printed
-    command = printed.split("use it with: ")[1].splitlines()[0]
-    assert shlex.split(command)[-2:] == ["translate", str(output)]
+    assert shlex.split(printed.split("use it with: ")[1].splitlines()[0])[-2:] == ["translate", str(output)]
     before = (output / "model.bin").read_bytes()
     assert "is not empty" in fails("export", folder, "--output", output)
     assert (output / "model.bin").read_bytes() == before

@@ -94,8 +94,7 @@ def test_it_scores_as_the_model(exported):
     model, tokenizer = load_model(folder, "cpu")
     theirs, splitter = model_of(output / "model.npz")
     expected_type = "transformer" if model.config.position_encoding == "sinusoidal-tensor2tensor" else "transformer-new"
-    options = yaml.safe_load(arrays_of(output / "model.npz")[CONFIG].tobytes().rstrip(b"\0"))
-    assert options["type"] == expected_type
+    assert yaml.safe_load(arrays_of(output / "model.npz")[CONFIG].tobytes().rstrip(b"\0"))["type"] == expected_type
     for source, target in itertools.pairwise(SOURCES):
         ids, labels = (tokenizer(text).input_ids for text in (source, target))
         tokens = [" ".join(tokenizer.convert_ids_to_tokens(one[:-1])) for one in (ids, labels)]
@@ -133,8 +132,7 @@ def test_marian_gives_the_same_scores(exported):
     for line, (source, _) in zip(greedy, pairs, strict=True):
         ids = tokenizer.convert_tokens_to_ids(line.split(" "))
         encoded = tokenizer(source, return_tensors="pt")
-        ours = model.generate(**encoded, num_beams=1, max_new_tokens=len(ids))[0, 1:].tolist()
-        assert ours[: len(ids)] == ids
+        assert model.generate(**encoded, num_beams=1, max_new_tokens=len(ids))[0, 1:].tolist()[: len(ids)] == ids
 
 
 def run_marian(arguments: str, folder: Path) -> list[str]:
@@ -212,6 +210,5 @@ def test_the_command(tmp_path, capsys):
     ],
 )
 def test_what_marian_does_not_have_is_refused_by_its_name(tmp_path, changes, words):
-    model = tiny_model(**changes)
-    assert words in error_of(write, model, None, tmp_path)
+    assert words in error_of(write, tiny_model(**changes), None, tmp_path)
     assert not list(tmp_path.iterdir())

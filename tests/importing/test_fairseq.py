@@ -149,8 +149,7 @@ def test_options_of_fairseq(tmp_path, changes, options):
             getattr(reference.model, stack).embed_positions.weight.data = table
             state[f"{stack}.embed_positions.weight"] = table
     words = ([*WORDS, "x", "y", "z"],) * 2 if shares else (WORDS, [*WORDS, "x", "y", "z"])
-    path = write(tmp_path, state, OPTIONS | options, words)
-    imported = fairseq.read(path)
+    imported = fairseq.read(write(tmp_path, state, OPTIONS | options, words))
     assert_same(model_of(imported), reference, (reference.config.src_vocab_size, SIZES[1]))
     assert imported.config.shares_embeddings == shares
     assert not learns or imported.config.max_position_embeddings == 38  # rows 0 and 1 have no position
@@ -212,8 +211,7 @@ def test_sentencepiece(tmp_path):
 
 
 def test_checkpoints_are_recognised(tmp_path):
-    path = write(tmp_path, some_state())
-    assert fairseq.matches(path) and fairseq.matches(tmp_path)
+    assert fairseq.matches(write(tmp_path, some_state())) and fairseq.matches(tmp_path)
     torch.save(fsmt().state_dict(), tmp_path / "pytorch_model.bin")
     torch.save({"model": fsmt().state_dict(), "args": {}}, tmp_path / "other.pt")
     assert not fairseq.matches(tmp_path / "pytorch_model.bin") and not fairseq.matches(tmp_path / "other.pt")

@@ -68,8 +68,7 @@ def toy(model, tokenizer, tmp_path, monkeypatch):
 
 
 def test_model_tokenizer_settings_and_card_are_written_and_pushed(toy, tmp_path, model, tokenizer, capsys):
-    result = import_model(toy.source, tmp_path / "out")
-    assert result[:3] == (tmp_path / "out", "a toy", model.num_parameters())
+    assert import_model(toy.source, tmp_path / "out")[:3] == (tmp_path / "out", "a toy", model.num_parameters())
     loaded, its_tokenizer = load_model(tmp_path / "out", "cpu")
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in loaded.state_dict().items())
     assert its_tokenizer(TEXT).input_ids == tokenizer(TEXT).input_ids
@@ -168,8 +167,7 @@ def test_a_model_on_the_hub(hub, folder, tmp_path, monkeypatch):
     # What is here already needs no connection.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     import_model("owner/pickled", tmp_path / "again")
-    line = error_of(import_model, "owner/another", tmp_path / "other")
-    assert line.startswith("owner/another: ")
+    assert error_of(import_model, "owner/another", tmp_path / "other").startswith("owner/another: ")
     assert not (tmp_path / "other").exists()
 
 

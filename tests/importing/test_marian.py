@@ -111,8 +111,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("option", REFUSED)
 def test_an_option_without_counterpart_is_refused_by_its_name(tmp_path, option):
-    path = changed(tmp_path / "model", options={option: REFUSED[option]})
-    line = error_of(read, path)
+    line = error_of(read, changed(tmp_path / "model", options={option: REFUSED[option]}))
     assert f"has {option} {REFUSED[option]!r}, which has no counterpart here: only" in line
 
 

@@ -69,8 +69,7 @@ def test_same_ids_as_marian(marian, pairs):
         assert tokenizer(**{side: texts})["input_ids"] == reference(**{side: texts})["input_ids"]
     assert tokenizer.model_max_length == 512
     assert tokenizer.supported_language_codes == sorted(key for key in reference.get_vocab() if key.startswith(">>"))
-    targets = [text for _, text in pairs]
-    ids = tokenizer(text_target=targets)["input_ids"]
+    ids = tokenizer(text_target=[text for _, text in pairs])["input_ids"]
     decoded = [each.batch_decode(ids, skip_special_tokens=True) for each in (tokenizer, reference)]
     assert decoded[0] == decoded[1]
 

@@ -1,9 +1,11 @@
 """Steps of the decoder in `generate()`: the same search as with the layers' own forward, whatever is asked of it."""
 
+import copy
 from unittest.mock import patch
 
 import pytest
 import torch
+from accelerate import Accelerator
 from conftest import padded_batch, random_ids, tiny_model
 from passes import OTHER_TOOLKITS
 from torch import nn
@@ -12,7 +14,7 @@ from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 from vaswani_transformer.model import incremental_decoding_vaswani as decoding_vaswani
 from vaswani_transformer.model import modeling_vaswani
 from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
-from vaswani_transformer.model.linear_vaswani import Projection
+from vaswani_transformer.model.linear_vaswani import Projection, has_hooks, has_own_methods
 
 SOURCES = (7, 3, 9, 1)
 SEARCHES = {
@@ -184,6 +186,22 @@ def test_steps_go_on_after_somebody_has_looked_into_the_layers():
     assert seen.decoder_attentions and isinstance(search(model).past_key_values, DecodingCache)
     asked = search(model, output_hidden_states=True)
     assert asked.decoder_hidden_states and not isinstance(asked.past_key_values, DecodingCache)
+
+
+def test_what_accelerate_wraps_for_mixed_precision_searches_as_before_it():
+    expected = search(model := tiny_model(), num_beams=2).sequences
+    model = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(model).eval()
+    assert "_original_forward" in vars(model) and torch.equal(search(model, num_beams=2).sequences, expected)
+    assert not has_own_methods(model) and not has_hooks(model)
+
+
+def test_a_decoder_that_was_kept_does_not_serve_weights_that_are_trained():
+    (model := tiny_model()).keep_decoder()
+    before = search(model).sequences
+    for weight in model.requires_grad_(True).parameters():
+        weight.data.neg_()
+    expected = search(copy.deepcopy(model), steps=False).sequences
+    assert torch.equal(search(model).sequences, expected) and not torch.equal(before, expected)
 
 
 def test_with_gradients_the_layers_own_forward():

@@ -15,8 +15,7 @@ def test_is_written_with_the_model_and_read_again(tmp_path):
     model = tiny_model(vocab_size=9, scale=1.5)
     model.generation_config.update(num_beams=4, length_penalty=2.0, max_new_tokens=9)
     model.save_pretrained(tmp_path / "gnmt")
-    saved = json.loads((tmp_path / "gnmt" / "generation_config.json").read_text())
-    assert saved["length_normalization"] == "gnmt"
+    assert json.loads((tmp_path / "gnmt" / "generation_config.json").read_text())["length_normalization"] == "gnmt"
     model.generation_config.length_normalization = "power"
     model.save_pretrained(tmp_path / "power")
     sources = random_ids(8, 6, vocab_size=9)

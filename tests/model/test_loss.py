@@ -96,6 +96,15 @@ def test_projected_under_autocast_gradients_are_as_good_as_torchs_own():
         assert (gradient - right.grad).norm() <= 1.5 * (torchs - right.grad).norm()
 
 
+def test_a_frozen_matrix_gets_no_gradient():
+    gradients = []
+    for is_trained in (True, False):
+        hidden, weight, labels = projection_example()
+        projected_cross_entropy(hidden, weight.requires_grad_(is_trained), labels, 0.1).backward(torch.tensor(2.0))
+        gradients.append(hidden.grad)
+    assert weight.grad is None and torch.equal(*gradients)
+
+
 def test_float16_is_refused():
     hidden, weight, labels = projection_example(torch.float16)
     with pytest.raises(ValueError, match="float16"):
@@ -111,8 +120,7 @@ def test_no_whole_logits_exist(monkeypatch):
     labels = torch.randint(0, 4096, (512,))
     with torch.profiler.profile(profile_memory=True, record_shapes=True) as profile:
         projected_cross_entropy(hidden, weight, labels).backward()
-    largest = max(event.cpu_memory_usage for event in profile.events())
-    assert largest < 512 * 4096
+    assert max(event.cpu_memory_usage for event in profile.events()) < 512 * 4096
 
 
 def losses_and_gradients(model, labels, **options):

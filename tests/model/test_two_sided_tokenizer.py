@@ -77,8 +77,7 @@ def test_saved_and_loaded(tokenizer, tmp_path):
 
 
 def test_one_backend_for_both_sides(tmp_path):
-    tokenizer = VaswaniTokenizer(tokenizer_object=words(SOURCE), known_tokens=(7, 7), **SPECIAL)
-    tokenizer.save_pretrained(tmp_path)
+    VaswaniTokenizer(tokenizer_object=words(SOURCE), known_tokens=(7, 7), **SPECIAL).save_pretrained(tmp_path)
     assert not (tmp_path / "target_tokenizer.json").exists()
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert loaded("rare Hund")["input_ids"] == loaded(text_target="rare Hund")["input_ids"] == [3, 6, 2]

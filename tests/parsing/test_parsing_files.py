@@ -130,8 +130,7 @@ def test_mistakes_end_in_one_line(model, run):
 
 def test_words_end_where_those_of_trees_do(model, run, tmp_path):
     """White space that is not ASCII's is part of a word, for the parser as for readers of trees."""
-    sentence = "10\u00a0000\t dogs\u2009here\u2028now ."
-    run("predict", model, sentence, "--output", tmp_path / "out")
+    run("predict", model, "10\u00a0000\t dogs\u2009here\u2028now .", "--output", tmp_path / "out")
     assert load_trees(tmp_path / "out")[0].words() == ["10\u00a0000", "dogs\u2009here\u2028now", "."]
     assert run("evaluate", "--predicted", tmp_path / "out", "--trees", tmp_path / "out").out.count("100.00") >= 4
 

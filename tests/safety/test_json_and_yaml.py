@@ -36,8 +36,7 @@ def test_any_other_text_is_an_error(text):
             value = parse(text)
         except (ValueError, yaml.YAMLError, AttributeError, LookupError, TypeError):
             continue
-        expected = reference(text)
-        assert value == expected or value != value
+        assert value == reference(text) or value != value
 
 
 @pytest.mark.parametrize("text", ['{"a": {"b": 1}, "b": {"a": 1, "a": 1}}', "NaN", "[-Infinity]", "1e400", "[" * 10**6])

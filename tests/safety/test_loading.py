@@ -9,7 +9,7 @@ import model_folders
 import pytest
 from canaries import Canary
 from children import limit_memory
-from conftest import random_ids, tiny_config
+from conftest import error_of, random_ids, tiny_config
 from huggingface_hub.errors import StrictDataclassError
 from model_folders import change, in_shards, pickle_weights
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
@@ -46,14 +46,23 @@ def test_a_pickle_beside_safetensors_in_their_place_or_alone_is_not_read(folder,
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_half_precise_model_has_exact_positions_in_float32_and_one_too_large_for_half_is_refused(folder):
+    AutoModelForSeq2SeqLM.from_pretrained(folder, dtype="float16").save_pretrained(folder)
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype="float32")
+    model, _ = load_model(folder, "cpu", "float32")
+    assert all(one.equal(other) for one, other in zip(model.buffers(), theirs.buffers(), strict=True))
+    model.lm_head.weight.data[0, 0] = 1e6
+    model.save_pretrained(folder)
+    assert "finite" in error_of(load_model, folder, "cpu", "float16")
+
+
 def test_code_in_a_folder_does_not_run(folder, tmp_path):
     for name in [*(path.name for path in folder.glob("*.py")), "custom_generate/generate.py", "tokenization_x.py"]:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
     change(folder, "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "tokenization_x.Tokenizer"]})
     AutoConfig.from_pretrained(folder)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    model.generate(random_ids(1, 4), max_new_tokens=2)
+    AutoModelForSeq2SeqLM.from_pretrained(folder).generate(random_ids(1, 4), max_new_tokens=2)
     load_model(folder)
     assert main(["translate", str(folder), "words"]) == 0
     assert not (tmp_path / "ran").exists()

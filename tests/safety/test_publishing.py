@@ -145,7 +145,7 @@ def test_of_a_record_known_settings_are_kept_in_known_forms():
         [result] = results_of_record(RECORD | changes, "scores.json")
         return {name: value for name, value in result.metric_args.items() if value is not None}
 
-    settings = {"num_beams": 4, "early_stopping": "never", "bad_words_ids": [[1], [2, 3]], "length_penalty": 0.6}
+    settings = {"num_beams": 4, "early_stopping": "never", "bad_words_ids": [[1], [2, 3]], "fuzzy_matches": True}
     others = {"early_stopping ": "never", "stop_strings": ["a"], "cache_config": {"a": 1}, "num_beam_groups": "a"}
     known = settings | {"bad_words_ids": "[[1], [2, 3]]", "command": "v"}
     assert how(generation=settings | others, x=1) == known

@@ -81,6 +81,5 @@ def test_no_more_than_the_batch_and_no_less_than_the_longest_sentence(tmp_path, 
 
 def test_a_cpu_takes_4096(tmp_path):
     assert make_trainer(tmp_path, tokens_per_device=None).tokens_per_device == BATCH_TOKENS
-    pairs = make_pairs(2000)
-    trainer = make_trainer(tmp_path, pairs, tokens_per_device=None, tokens_per_batch=5000)
+    trainer = make_trainer(tmp_path, make_pairs(2000), tokens_per_device=None, tokens_per_batch=5000)
     assert trainer.tokens_per_device == 4096 and trainer.micro_batches == 2

@@ -58,8 +58,7 @@ def test_more_text_has_no_smaller_a_vocabulary_nor_model(sizes):
 def test_a_text_of_sentences_is_changed_in_training_and_no_other(data, tmp_path):
     assert chosen(data, tmp_path / "out").augmentation is None
     pairs = [(words(6, number) + ".", words(6)) for number in range(60)]
-    recipe = chosen(write_pairs(tmp_path / "sentences.tsv", pairs), tmp_path / "out")
-    assert recipe.augmentation == "default"
+    assert chosen(write_pairs(tmp_path / "sentences.tsv", pairs), tmp_path / "out").augmentation == "default"
 
 
 def test_every_open_field_is_chosen_and_no_other(data, tmp_path):
@@ -195,8 +194,7 @@ def test_other_commands_choose_nothing(data, tmp_path, fails):
 
 @given(st.integers(300, 30_000), st.integers(300, 30_000), st.integers(1, 16))
 def test_a_step_is_dealt_out_evenly_and_in_as_few_parts_as_fit(tokens, per_device, processes):
-    overrides = {"tokens_per_batch": tokens, "tokens_per_device": per_device}
-    parts = micro_batches_of(Recipe(**overrides), processes)
+    parts = micro_batches_of(Recipe(tokens_per_batch=tokens, tokens_per_device=per_device), processes)
     assert parts % processes == 0 and tokens / parts <= per_device
     assert parts == processes or tokens / (parts - processes) > per_device
 
@@ -204,8 +202,7 @@ def test_a_step_is_dealt_out_evenly_and_in_as_few_parts_as_fit(tokens, per_devic
 def test_the_rate_declines_to_zero(data, tmp_path):
     steps = {"max_steps": 9, "warmup_steps": 3, "decline_steps": 4, "evaluate_every": 9, "log_every": 1}
     places = {"train_data": str(data), "output": str(tmp_path / "out")}
-    recipe = load_recipe("auto", SMALL | steps | places | {"learning_rate_scale": 1})
-    train(recipe, progress=False)
+    train(load_recipe("auto", SMALL | steps | places | {"learning_rate_scale": 1}), progress=False)
     log = map(json.loads, (tmp_path / "out" / "training_log.jsonl").read_text().splitlines())
     rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
     decline = [1, 1, 1, 1, 1, 1, 3 / 4, 2 / 4, 1 / 4]

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -106,6 +106,7 @@ class Translator:
             logger.warning("only exact matches of the memory are used: the model was trained without --fuzzy-matches")
         # `prepare` may run in another thread than decoding, and tokenizers are not made for two at once.
         self._own_tokenizer = copy.deepcopy(tokenizer)
+        self._tokens = cache(partial(Tokens.of, self._own_tokenizer))  # which copies share
         with reading("the target language"):
             self.codes = LanguageCodes(self._own_tokenizer, target_language)
 
@@ -204,16 +205,11 @@ class Translator:
             limit = source_length + self.setting("max_extra_tokens", MAX_EXTRA_TOKENS)
         return min(limit, positions(self.model.config) - 1)
 
-    @cached_property
-    def _tokens(self) -> Tokens:
-        """Return the meaning of tokens for terms."""
-        return Tokens.of(self._own_tokenizer)
-
     def _terms(self, number: int, source: str, parts: list, glossary: Glossary, encode: Callable) -> list[Terms | None]:
         """Return the terms that the translation of each part of line `number` has to have."""
         texts = self._own_tokenizer.batch_decode(parts, skip_special_tokens=True) if len(parts) > 1 else [source]
         forms = [list(map(encode, glossary.of(text).values())) for text in texts]
-        terms = [Terms(part_forms, self._tokens) if part_forms else None for part_forms in forms]
+        terms = [Terms(part_forms, self._tokens()) if part_forms else None for part_forms in forms]
         for part in filter(None, terms):
             _check_room(number, "has terms of", part.lacks(Progress()), positions(self.model.config) - 1)
         return terms

@@ -73,7 +73,7 @@ def is_search_setting(name: str, value: Any) -> bool:
     """
     from transformers import GenerationConfig
 
-    names = vars(GenerationConfig()).keys() | {"length_normalization", "max_extra_tokens", "constrained"}
+    names = {*vars(GenerationConfig()), "length_normalization", "max_extra_tokens", "constrained", "fuzzy_matches"}
     return name in names and _is_plain(value)
 
 

@@ -84,7 +84,7 @@ class VaswaniCheckpointMixin:
         for name in ("auto_map", "custom_pipelines"):  # a loaded model may name the code of another repository
             vars(self.config).pop(name, None)
         vars(self.config).update(entries)
-        if hasattr(self, "lm_head") and self.lm_head.weight is self.model.decoder.embed_tokens.weight:
+        if hasattr(self, "keep_decoder") and self.lm_head.weight is self.model.decoder.embed_tokens.weight:
             self.config.tie_word_embeddings = True  # PEFT's merging unsets it where source and target have two matrices
         try:
             return super().save_pretrained(save_directory, *args, **kwargs)

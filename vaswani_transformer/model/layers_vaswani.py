@@ -57,6 +57,7 @@ def sinusoidal_positions(positions: torch.Tensor, d_model: int, kind: str = "sin
     kinds of `config.position_encoding`, `"sinusoidal-halves"` has all sines before all cosines, and besides this
     `"sinusoidal-tensor2tensor"` the frequencies \(10000^{-i/(d/2-1)}\) (`get_timing_signal_1d` of tensor2tensor).
     """
+    positions = positions.cpu() if positions.is_mps else positions  # which has no float64
     pairs = torch.arange(d_model // 2, dtype=torch.float64, device=positions.device)
     steps = max(1, d_model // 2 - 1) if kind == "sinusoidal-tensor2tensor" else d_model / 2
     angles = positions.to(torch.float64)[..., None] / 10_000.0 ** (pairs / steps)  # (..., d_model / 2)
@@ -78,7 +79,7 @@ class VaswaniSinusoidalPositions(nn.Module):
 
     def compute_table(self) -> torch.Tensor:
         """`(num_positions, d_model)`, in torch's default floating-point type."""
-        return self._compute(torch.arange(self.num_positions)).to(torch.get_default_dtype())
+        return self._compute(rows := torch.arange(self.num_positions)).to(rows.device, torch.get_default_dtype())
 
     def _compute(self, position_ids: torch.Tensor) -> torch.Tensor:
         return sinusoidal_positions(position_ids + self.offset, self.d_model, self.kind)
@@ -87,7 +88,7 @@ class VaswaniSinusoidalPositions(nn.Module):
         """Encodings of shape `(length, d_model)` of `position_ids`, all below `end`."""
         if end <= self.num_positions:
             return nn.functional.embedding(position_ids, self.table)
-        return self._compute(position_ids).to(self.table.dtype)
+        return self._compute(position_ids).to(self.table)
 
 
 class VaswaniLearnedPositions(nn.Embedding):

@@ -29,12 +29,17 @@ def has_hooks(module: nn.Module) -> bool:
         return True
     if any(getattr(hook, "__module__", None) != _CAPTURES for hook in module._forward_hooks.values()):
         return True
-    return "forward" in vars(module) or module._compiled_call_impl is not None
+    return "forward" in own_names(module) or module._compiled_call_impl is not None
 
 
 def has_own_methods(module: nn.Module) -> bool:
     """Return whether a method of its class has been replaced for this module alone."""
-    return any(callable(getattr(type(module), name, None)) for name in vars(module))
+    return any(callable(getattr(type(module), name, None)) for name in own_names(module))
+
+
+def own_names(module: nn.Module) -> set[str]:
+    """Return what is set in a module itself, but for the `forward` in which accelerate only turns autocast on."""
+    return {*vars(module)} - ({"forward"} if "_original_forward" in vars(module) else set())
 
 
 def project_together(modules: list[nn.Module], states: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -109,7 +109,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, labels, epsilon, items, dtype):
-        wanted = any(ctx.needs_input_grad)
+        wanted, weight_wanted = any(ctx.needs_input_grad), ctx.needs_input_grad[1]  # not that of a frozen matrix
         vocab_size, width = weight.shape
         on_tensor_cores = _has_tensor_cores(hidden, dtype)
         entries = vocab_size + (-vocab_size % VOCABULARY_MULTIPLE if on_tensor_cores else 0)
@@ -122,7 +122,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         label = labels.masked_fill(~kept, 0)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden) if wanted else None
-        weight_gradient = torch.zeros_like(matrix, dtype=torch.float32) if wanted else None
+        weight_gradient = torch.zeros_like(matrix, dtype=torch.float32) if weight_wanted else None
         bias_gradient = torch.zeros_like(offset, dtype=torch.float32) if wanted and bias is not None else None
         rows = max(1, PROJECTED_ELEMENTS // vocab_size, PROJECTED_WIDTHS * width)
         for start in range(0, len(hidden), rows):
@@ -136,18 +136,20 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             if wanted:
                 factor = share[part, None]
                 torch.mul(logits @ matrix - epsilon * mean_row, factor, out=hidden_gradient[part])
-                scaled = torch.mul(inputs, factor, out=torch.empty_like(inputs))
-                if on_tensor_cores:  # the product is added as it is made, and not rounded before
+                scaled = torch.mul(inputs, factor, out=torch.empty_like(inputs)) if weight_wanted else None
+                if weight_wanted and on_tensor_cores:  # the product is added as it is made, and not rounded before
                     torch.addmm(weight_gradient, logits.T, scaled, out_dtype=torch.float32, out=weight_gradient)
-                else:
+                elif weight_wanted:
                     weight_gradient += logits.T @ scaled
                 if bias is not None:
                     bias_gradient += (logits.T @ factor.to(dtype))[:, 0]
         if wanted:
-            weight_gradient = weight_gradient[:vocab_size]
-            if epsilon:
-                weight_gradient -= epsilon / vocab_size * (share @ hidden.to(dtype).float())
-            gradients = [hidden_gradient, weight_gradient.to(weight.dtype)]
+            gradients = [hidden_gradient, None]
+            if weight_wanted:
+                weight_gradient = weight_gradient[:vocab_size]
+                if epsilon:
+                    weight_gradient -= epsilon / vocab_size * (share @ hidden.to(dtype).float())
+                gradients[1] = weight_gradient.to(weight.dtype)
             if bias is not None:
                 bias_gradient = bias_gradient[:vocab_size] - epsilon / vocab_size * share.sum()
                 gradients.append(bias_gradient.to(bias.dtype))
@@ -159,7 +161,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     def backward(ctx, grad_output):
         gradients = ctx.saved_tensors
         if not grad_output.is_cpu or grad_output != 1:
-            gradients = [gradient * grad_output.to(gradient.dtype) for gradient in gradients]
+            gradients = [each if each is None else each * grad_output.to(each.dtype) for each in gradients]
         return *gradients, *[None] * (7 - len(gradients))
 
 

@@ -543,15 +543,16 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         return {**inputs, "decoder_input_ids": new.to(self.device), "past_key_values": past_key_values}
 
     def keep_decoder(self):
-        """Let all `generate()` to come share one `IncrementalDecoder`: for weights that no longer change."""
-        self._decoder = IncrementalDecoder(self)
+        """Let all `generate()` to come share one `IncrementalDecoder`, while no weight of the decoder is trained."""
+        self._decoder = IncrementalDecoder(self.requires_grad_(False))
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, generation_mode, *sizes):
         own = model_kwargs.get("past_key_values") is None
         as_built = type(self.model) is VaswaniModel and type(self.model.decoder) is VaswaniDecoder
         if own and as_built and can_decode_incrementally(self, generation_config, generation_mode, model_kwargs):
             beams, returned = generation_config.num_beams, generation_config.num_return_sequences
-            decoder = self._decoder or IncrementalDecoder(self)
+            is_trained = any(weight.requires_grad for weight in self.parameters())
+            decoder = IncrementalDecoder(self) if is_trained or self._decoder is None else self._decoder
             model_kwargs["past_key_values"] = DecodingCache(decoder, beams, max(beams, returned))
         else:
             super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *sizes)

@@ -128,11 +128,11 @@ def test_finetuning_is_timed_with_the_model_that_it_starts_from(data, folder, tm
 def test_few_times_through_the_text_make_a_smaller_model(tmp_path, monkeypatch):
     data = write_pairs(tmp_path / "more.tsv", [(words(30, n), words(30, -n - 1)) for n in range(2000)])
     widths = []
-    for seconds in (1e-9, 0.1):
+    for seconds in (1e-9, 0.02, 0.1):
         monkeypatch.setattr(rules, "trial_seconds", lambda *_, seconds=seconds: seconds)
         recipe = chosen(data, tmp_path / "out", max_minutes=1)
         widths.append((recipe.d_model, recipe.dropout, recipe.max_steps > 855))
-    assert widths == [(256, 0.3, True), (128, 0.1, False)]
+    assert widths == [(256, 0.3, True), (256, 0.1, True), (128, 0.1, False)]
     assert chosen(data, tmp_path / "out", max_minutes=1, d_model=64, num_heads=2).d_model == 64
     monkeypatch.setattr(rules, "ROWS", [row._replace(words=row.words / 10) for row in ROWS])
     assert chosen(data, tmp_path / "out", max_minutes=1).d_model == 128  # two rows less, where steps are few, too

@@ -1,7 +1,6 @@
 """Choice of the settings that a recipe leaves to the text and the time: `auto`.
 
-The rules are in `ROWS`, `vocabulary_size` and the constants below. `scripts/benchmarks/small_text.py` measures them: so
-far, by a training or two each, the rates of the first two rows, `FEW_PASSES`, `FEW_STEPS`, `TRANSLATED`, augmentation.
+The rules are `ROWS`, `vocabulary_size` and the constants below; docs/measurements.md has what was measured of them.
 """
 
 import logging
@@ -70,7 +69,7 @@ TRAINED = 0.95  # share of the minutes for steps; validations say how many reall
 SENTENCES = 0.33  # share of sources with a final mark from which a text is one of sentences
 VALIDATIONS, MINUTES_APART, TRANSLATED = 12, 2.0, 25  # at most so many, so far apart; pairs of each for each minute
 LEAST_STEPS = 50
-FEW_PASSES = 20  # through the text: if the minutes allow fewer, a smaller model with little dropout learns more
+FEW_PASSES, SOME_PASSES = 20, 35  # if the minutes allow fewer, a smaller model learns more, and one with dropout 0.1
 FEW_STEPS = 2000  # if the minutes allow fewer of these, one that is smaller still
 TRIAL_STEPS, TRIAL_SECONDS = 10, 20.0  # the trial ends with whichever is reached first
 TOKENS_PER_WORD = 1.3  # in prepared data
@@ -110,13 +109,14 @@ class _Choice:
         self.processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun
         pairs, words, tokens = self._prepared() if recipe.prepared is not None else self._text()
         first = place = next(place for place, row in enumerate(ROWS) if words <= row.words)
+        fit = self._steps_that_fit(self._row(place))
+        passes = fit[2] / (pairs * tokens) if fit else math.inf
+        while passes < FEW_PASSES and place and (place == first or fit[0] < FEW_STEPS):
+            place -= 1
+            fit = self._steps_that_fit(self._row(place))
         row, reason = self._row(place), f"for {words / 1e6:.2g} million words"
-        fit = self._steps_that_fit(row)
-        if fit and fit[2] < FEW_PASSES * pairs * tokens:
-            while place and (place == first or fit[0] < FEW_STEPS):
-                place -= 1
-                fit = self._steps_that_fit(self._row(place))
-            row, reason = self._row(place)._replace(dropout=0.1), "few minutes for so much text"
+        if passes < SOME_PASSES:
+            row, reason = row._replace(dropout=min(0.1, row.dropout)), "few minutes for so much text"
         for name, value in row._asdict().items():
             self.choose(name, value, reason)
         self._choose_steps(row, fit, pairs * tokens / self.recipe.tokens_per_batch)

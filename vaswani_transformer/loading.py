@@ -57,7 +57,7 @@ def check_folder(folder: str | Path) -> None:
         raise UserError(f"{folder} holds an adapter (adapter_config.json): give the folder of its model")
 
 
-def _read_model(folder: Path, precision: str | None = None) -> VaswaniForConditionalGeneration:
+def _read_model(folder: Path, precision: str | None) -> VaswaniForConditionalGeneration:
     settings = folder / "generation_config.json"
     with quiet_transformers():
         with reading(folder):

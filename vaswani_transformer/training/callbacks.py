@@ -224,7 +224,7 @@ class StopAndSaveCallback(TrainerCallback):
         max_minutes: for training with a validation after a third or before, and for the selection of weights; 0 for no
             limit. Where the rate declines, each validation sets the trainer's `max_steps` to the steps that fit.
         first_step: before this step the Trainer's periodic checkpoints are written only at validations.
-        searched: how many validations take as long as a search with one length penalty; two more get a little time.
+        searched: how many validations a search with one length penalty takes; two more get up to 2% of the minutes.
     """
 
     def __init__(self, log, max_minutes: float = 0, first_step: int = 0, searched: float = 0):

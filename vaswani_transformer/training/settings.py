@@ -69,7 +69,7 @@ TRAINED = 0.95  # share of the minutes for steps; validations say how many reall
 SENTENCES = 0.33  # share of sources with a final mark from which a text is one of sentences
 VALIDATIONS, MINUTES_APART, TRANSLATED = 12, 2.0, 25  # at most so many, so far apart; pairs of each for each minute
 LEAST_STEPS = 50
-FEW_PASSES, SOME_PASSES = 20, 35  # if the minutes allow fewer, a smaller model learns more, and one with dropout 0.1
+FEW_PASSES, SOME_PASSES = 20, 35  # below the first a smaller model learns more, below the second one with dropout 0.1
 FEW_STEPS = 2000  # if the minutes allow fewer of these, one that is smaller still
 TRIAL_STEPS, TRIAL_SECONDS = 10, 20.0  # the trial ends with whichever is reached first
 TOKENS_PER_WORD = 1.3  # in prepared data
@@ -95,8 +95,8 @@ def choose_settings(recipe: Recipe) -> Recipe:
     left = [name for name in CHOSEN if getattr(recipe, name) == AUTO]
     if left and check_output(recipe) is not None:
         earlier = read_yaml(Path(recipe.output) / CHECKPOINTS / RECIPE)
-        if more := recipe.max_minutes / (earlier["max_minutes"] or math.inf):  # other minutes, other steps
-            earlier |= {name: round(more * earlier[name]) for name in ("max_steps", "decline_steps")}
+        if more := recipe.max_minutes / (earlier.get("max_minutes") or math.inf):  # other minutes, other steps
+            earlier |= {name: round(more * earlier.get(name, 0)) for name in ("max_steps", "decline_steps")}
         return replace(recipe, **{name: earlier.get(name) for name in left})
     return _Choice(recipe, left).recipe if left else recipe
 

@@ -99,7 +99,7 @@ ROOM_LINES = {
     "attention": 395, "catalogues": 901, "recipes": 404, "evaluation": 332,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1589, 25000, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19922
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19910
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

@@ -16,7 +16,7 @@ HEAD = """# Measurements
 Every figure of this project, with the command that repeats it, the commit that it was measured at and the processor.
 Written by `scripts/benchmarks/results_page.py` from `scripts/benchmarks/results/`. The machines are shared: ratios
 within a table mean something, single seconds do not. Nothing has been trained at the paper's full size. "Of that
-commit" marks a script that is no longer kept. "EPYC" is an AMD EPYC: 2 virtual cores, AVX-512 with bf16, shared.
+commit" marks a script, or options, no longer kept. "EPYC" is an AMD EPYC: 2 virtual cores, AVX-512 with bf16, shared.
 """
 
 

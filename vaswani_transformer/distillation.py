@@ -145,7 +145,7 @@ def _step(final: Recipe, reverse: Recipe, made: "DistilledText") -> int:
     trained, minutes = read_json(Path(reverse.output) / VERDICT), final.max_minutes
     passes = trained["metrics"]["eval_epoch"] * 60 * minutes / trained["seconds"]  # through the pairs alone
     lines, pairs = (sum(1 for _ in text.stream()) for text in (made.source, made.parallel))
-    if (most := pairs * (passes / PASSES - 1)) < pairs:  # as few lines bring less than the minutes they take
+    if (most := pairs * (passes / PASSES - 1)) < min(pairs, lines):  # so few bring less than the minutes they take
         problem = f"in {minutes:g} minutes a training goes through the pairs alone {passes:.1f} times"
         needed = math.ceil(2 * PASSES / passes * minutes / (1 - REVERSE_MINUTES))
         raise UserError(f"{problem}: for more text give --max-minutes {needed} or more, or leave --target-text out")

@@ -12,10 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
+from typing import Any
 
 RESUME = "the same command resumes from the last complete checkpoint"
 _POLL_SECONDS = 0.1
@@ -43,7 +40,7 @@ class Processes:
     operation ends with an error after `ddp_timeout`, and preparing a large corpus takes longer.
     """
 
-    def __init__(self, rank: int = 0, store: "Store | None" = None):
+    def __init__(self, rank: int = 0, store: "torch.distributed.Store | None" = None):  # noqa: F821
         self.rank, self._store = rank, store
 
     @property

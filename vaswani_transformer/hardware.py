@@ -1,19 +1,13 @@
 """Devices, precisions, threads and memory: which ones this machine has, and how much of them this process may use."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math
 import os
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .errors import UserError, reading
-
-if TYPE_CHECKING:
-    import torch
 
 CPU_TOKENS = 4096  # tokens a side that a CPU takes at once, where nothing else is asked for
 MOST_WORKERS = 256  # processes or threads that an option may ask for: the processors of a large machine
@@ -34,14 +28,14 @@ def measure_peak(precision: str) -> float:
     return 2 * size**3 / times[len(times) // 10]  # near the best: other programs only ever slow it down
 
 
-def accelerator() -> torch.device | None:
+def accelerator() -> "torch.device | None":  # noqa: F821 (it is imported where it is used)
     """Return the kind of accelerator that is here, without a number."""
     import torch
 
     return torch.accelerator.current_accelerator(check_available=True)
 
 
-def choose_device(name: str | int | torch.device = "auto") -> torch.device:
+def choose_device(name: "str | int | torch.device" = "auto") -> "torch.device":  # noqa: F821
     """Return the device of this name or number; `"auto"`: an accelerator if any, each of several processes its own.
 
     Raises:

@@ -52,13 +52,11 @@ def parse_json(text: str, finite: bool = True) -> Any:
     into the state of its trainer.
 
     Raises:
-        ValueError: for text that is not JSON or nested too deep, and a key that occurs twice in an object.
+        ValueError: for text that is not JSON, and a key that occurs twice in an object.
+        RecursionError: for text that is nested too deep.
     """
     hooks = {"parse_constant": _finite, "parse_float": _finite} if finite else {}
-    try:
-        return json.loads(text, object_pairs_hook=_unique_keys, **hooks)
-    except RecursionError as error:
-        raise ValueError(str(error)) from None
+    return json.loads(text, object_pairs_hook=_unique_keys, **hooks)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

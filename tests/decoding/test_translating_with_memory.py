@@ -97,7 +97,8 @@ def test_a_memory_is_a_file_that_an_output_depends_on(model, tmp_path, fails):
     memory.write_text("A dog.\n")
     assert f"{memory}, line 1" in fails("translate", model, "a", "--memory", memory)
     memory.write_text("A dog.\tEin Hund.\n")
-    assert run(*command) == 0 and output.read_text() == "Ein Hund.\n"
+    for name in (tmp_path / "*.tsv", memory):
+        assert run(*command[:-1], name) == 0 and output.read_text() == "Ein Hund.\n"
     (tmp_path / "in").write_text("A dog.\n" + "a cat " * 20)
     command += ["--window", "1", "--max-source-tokens", "9", "--long-lines", "refuse"]
     assert "line 2 has" in fails(*command) and output.read_text() == "Ein Hund.\n"

@@ -127,6 +127,7 @@ def test_a_catalogue_with_one_language(model, tmp_path):
         (["--format", "po", "--consistent-terms", "--sample"], "--consistent-terms and --sample cannot be combined"),
         (["--format", "po", "--input", "de.po", "--nbest", "2"], "cannot be combined"),
         (["--format", "po", "--input", "de.po", "--output", "o.po", "--report", "o.po"], "is the same file as --"),
+        (["--format", "po", "--input", "de.po", "--report", "de.po"], "is the same file as --input"),
         (["--format", "xliff", "--input", "de.po"], "de.po"),
     ],
 )

@@ -54,8 +54,7 @@ def test_path_formulas_by_hand():
     def path(name, n, k=3, r=8):
         return KINDS[name].layers_needed(n, k, r)
 
-    assert path("self-attention", 1000) == 1
-    assert path("lstm", 1000) == 999
+    assert path("self-attention", 1000) == 1 and path("lstm", 1000) == 999
     assert [path("convolution-dilated", n) for n in (2, 5, 6, 14, 15)] == [1, 2, 3, 3, 4]  # reach 1, 4, 13, 40
     assert path("self-attention-restricted", 1000, r=100) == 20
 

@@ -34,8 +34,7 @@ class TestDefaults:
         assert config.hidden_size == 48
         assert config.intermediate_size == config.encoder_ffn_dim == config.decoder_ffn_dim == 80
         assert config.num_attention_heads == config.encoder_attention_heads == config.decoder_attention_heads == 4
-        assert config.num_hidden_layers == 3
-        assert config.head_dim == 6
+        assert config.num_hidden_layers == 3 and config.head_dim == 6
 
 
 def test_head_widths_follow_sizes():

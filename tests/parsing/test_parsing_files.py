@@ -126,6 +126,7 @@ def test_an_interrupted_output_is_gone_on_with(model, run, sentences, tmp_path, 
 def test_mistakes_end_in_one_line(model, run):
     message, err = "line 1: word 2 is", run("predict", model, "a \0 b", status=2).err
     assert message in err and err.startswith("error: ") and err.count("\n") == 1
+    assert run("predict", model, "a b", "--no-constrained", "--precision", "int8", status=0).out  # in float32
 
 
 def test_words_end_where_those_of_trees_do(model, run, tmp_path):

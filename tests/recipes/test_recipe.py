@@ -141,8 +141,7 @@ def test_a_recipe_of_ones_own(write):
     recipe = load_recipe(write(text.replace("\n", "\r\n")))
     assert (recipe.train_source, recipe.max_steps, recipe.overwrite) == ("a.en", 1000, True)
     assert (recipe.dropout, type(recipe.dropout)) == (0.0, float)
-    assert recipe.adam_epsilon == 1e-8
-    assert recipe.output == "runs/mine"
+    assert recipe.adam_epsilon == 1e-8 and recipe.output == "runs/mine"
     unchanged = set(FIELDS) - {"train_source", "max_steps", "overwrite", "dropout", "adam_epsilon", "output"}
     assert all(getattr(recipe, name) == FIELDS[name].default for name in unchanged)
 
@@ -263,8 +262,7 @@ def test_a_value_as_text_is_the_value(name, data):
     value = data.draw(VALUES[kind])
     for given_value in (value, str(value), f" {value} ", str(value).upper()):
         converted = convert(name, given_value)
-        assert type(converted) is kind
-        assert converted == value
+        assert type(converted) is kind and converted == value
         assert math.copysign(1, converted) == math.copysign(1, value)
 
 
@@ -284,8 +282,7 @@ def test_anything_is_converted_or_refused_in_one_line(value):
         try:
             converted = convert(name, value)
         except UserError as error:
-            assert name in str(error)
-            assert "\n" not in str(error)
+            assert name in str(error) and "\n" not in str(error)
             continue
         kind, optional = field_type(name)
         assert type(converted) is kind or (converted is None and optional)

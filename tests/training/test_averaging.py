@@ -38,8 +38,7 @@ def test_is_the_mean_of_float64_rounded_once(tmp_path, dtype, number):
     checkpoints = [{"w": (torch.randn(7, 5, generator=generator) * 3).to(dtype)} for _ in range(number)]
     averaged = average_checkpoints(write_all(tmp_path, checkpoints))["w"]
     exact = sum(weights["w"].double() for weights in checkpoints) / number
-    assert averaged.dtype == dtype
-    assert torch.equal(averaged, exact.to(dtype))
+    assert averaged.dtype == dtype and torch.equal(averaged, exact.to(dtype))
     if number == 1:
         assert torch.equal(averaged, checkpoints[0]["w"])
 

@@ -56,8 +56,10 @@ class RecordingTrainer(Seq2SeqTrainer):
         return optimizer
 
 
-@pytest.mark.parametrize(("accumulation", "scheduler"), [(1, "linear"), (3, "cosine_with_restarts")])
-def test_stock_trainer_uses_and_logs_the_rate_of_each_step(tmp_path, accumulation, scheduler):
+@pytest.mark.parametrize(
+    ("accumulation", "scheduler", "warmup"), [(1, "linear", WARMUP), (3, "cosine_with_restarts", WARMUP / 12 - 1e-3)]
+)
+def test_stock_trainer_uses_and_logs_the_rate_of_each_step(tmp_path, accumulation, scheduler, warmup):
     settings = {
         "max_steps": 12, "per_device_train_batch_size": 2, "logging_steps": 1, "save_strategy": "no",
         "report_to": "none", "disable_tqdm": True, "use_cpu": True, "learning_rate": 0.123,
@@ -68,7 +70,7 @@ def test_stock_trainer_uses_and_logs_the_rate_of_each_step(tmp_path, accumulatio
         args=Seq2SeqTrainingArguments(output_dir=str(tmp_path), **settings),
         train_dataset=make_pairs(22),
         data_collator=PairCollator(1),
-        callbacks=[NoamSchedulerCallback(warmup_steps=WARMUP, scale=0.7)],
+        callbacks=[NoamSchedulerCallback(warmup_steps=warmup, scale=0.7)],
     )
     trainer.train()
     expected = [pytest.approx(equation_3(step, scale=0.7), rel=1e-12) for step in range(1, 13)]

@@ -78,7 +78,7 @@ def test_every_open_field_is_chosen_and_no_other(data, tmp_path):
 def test_the_rate_is_for_a_presets_width_and_a_batch_has_pairs_for_all_processes(data, tmp_path, monkeypatch):
     recipe = chosen(data, tmp_path / "out", preset="table3-c-dmodel-256")
     highest = equation_3(recipe.warmup_steps, 256, recipe.warmup_steps, recipe.learning_rate_scale)
-    assert highest == pytest.approx(ROWS[0].rate, rel=0.01)
+    assert highest == pytest.approx(ROWS[1].rate, rel=0.01) and ROWS[1].d_model == 256 != ROWS[0].d_model
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert chosen(data, tmp_path / "out").tokens_per_batch == 8 * 4 * 200
 
@@ -170,8 +170,10 @@ def test_an_interrupted_run_keeps_what_was_chosen(data, tmp_path, monkeypatch):
     written = read_yaml(out / "recipe.yaml")
     assert written["max_steps"] == 171
     assert choose_settings(recipe) == replace(recipe, **{name: written[name] for name in CHOSEN})
-    assert choose_settings(replace(recipe, max_minutes=3)).max_steps == 3 * 171
-    assert not changed_settings(load_recipe(str(out / "recipe.yaml")), out / "checkpoints" / "recipe.yaml")
+    longer = choose_settings(replace(recipe, max_minutes=3))
+    assert longer.max_steps == 3 * 171 and longer.decline_steps == 3 * written["decline_steps"]
+    for same in (longer, load_recipe(str(out / "recipe.yaml"))):
+        assert not changed_settings(same, out / "checkpoints" / "recipe.yaml")
     other = replace(recipe, max_length=19)  # another run, which is chosen for anew
     assert "max_length: 19, was 200" in error_of(choose_settings, other)
     assert choose_settings(replace(other, overwrite=True)).max_steps == 428

@@ -99,7 +99,8 @@ class JsonFile(Catalogue):
                 inner = inner.setdefault(key, {})
             names = [last[:-1] + name for name in self.plurals] if entry.counts else [last]
             inner.update(zip(names, texts, strict=True))
-        return super()._all_edits([pair for pair in pairs if pair[0].place]) + self._added(self.root, tree)
+        edits = super()._all_edits([pair for pair in pairs if pair[0].place])
+        return edits + self._added(self.root, tree) if tree else edits
 
     def _added(self, node: Node, tree: dict) -> list[Edit]:
         """Return the edits that add what a map lacks, in the way that its last member is written."""

@@ -17,7 +17,7 @@ from ..documents.messages import NO_WORDS, Messages
 from ..documents.report import Row, catalogue_report
 from ..documents.terms import find_terms
 from ..errors import UserError
-from .files import is_file, write_result
+from .files import check_files, is_file, write_result
 
 _ENTRIES = 500  # that are translated at once
 
@@ -27,7 +27,8 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
     files, written, window = request.files, request.written, request.work.window
     if not is_file(files.input):
         raise UserError(f"--format {written.format} reads a file twice: give --input FILE")
-    language, target = languages[0], written.target_language or [*languages, "en"][1]
+    check_files({"input": files.input}, {"report": written.report})
+    language, target = languages[0], written.target_language or [*languages, None][1]
     given = {"format": written.format, "source": files.source_catalogue, "language": target}
     states, translated, asked = Counter(), [], []
     for entry in read(files.input, **given):

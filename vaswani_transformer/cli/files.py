@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
+
+from tqdm.auto import tqdm
 
 from ..data.text_files import TextScan, decode_lines, read_lines, scan_text
+from ..decoding.output import ResumableOutput, StreamOutput
 from ..distributed import is_launched
 from ..errors import UserError
 from ..evaluation.records import model_sha256
 from ..files import written_whole
 from ..hardware import MOST_WORKERS
 from .options import Engine, Path_, flag, group, within
-
-if TYPE_CHECKING:
-    from ..decoding.output import ResumableOutput, StreamOutput
 
 # A shell may have led them to a file, but it holds them open: there is no name to write beside.
 _STREAMS = ("/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
@@ -107,8 +107,6 @@ def check_work(read: Mapping[str, str | None], writing: Writing, **written: str 
 
 def timed(doing: str, decode: Callable[..., Iterator[Any]], total: int) -> tuple[list, float]:
     """Return all that `decode` yields for sentences, with a progress bar meanwhile, and the seconds that it took."""
-    from tqdm.auto import tqdm
-
     started = time.monotonic()
     with tqdm(total=total, desc=doing, unit=" sentences", file=sys.stderr, smoothing=0) as bar:
         return list(decode(progress=bar)), time.monotonic() - started
@@ -177,14 +175,12 @@ def open_output(
     scans: Mapping[str, TextScan],
     settings: Callable[[], Mapping[str, Any]],
     lines_per_record: int = 1,
-) -> Iterator["StreamOutput | ResumableOutput"]:
+) -> Iterator[StreamOutput | ResumableOutput]:
     """Open the output of a command; where Ctrl-C ends the body, print how to resume.
 
     It is a file that can be resumed if the input was scanned and so can be read again; the `settings` that it depends
     on are asked for then. Else it is a stream.
     """
-    from ..decoding.output import ResumableOutput, StreamOutput
-
     if writing.output is None:
         output = StreamOutput(sys.stdout)
     elif not (is_file(writing.output) and scans):
@@ -204,7 +200,7 @@ def open_output(
 
 def do_lines(
     worker: Any,
-    output: "StreamOutput | ResumableOutput",
+    output: StreamOutput | ResumableOutput,
     writing: Writing,
     read: Mapping[str, str | None],
     scans: Mapping[str, TextScan],

@@ -66,12 +66,9 @@ def train(
 
 
 def _load_parser(folder: str, constrained: bool, search: Search, computing: Computing):
-    from ..exported import refuse_exported
     from ..parsing.parser import Parser
 
-    for member in (folder, *computing.ensemble):
-        refuse_exported(member)
-    model, tokenizer = computing.load(folder, constrained=constrained)
+    model, tokenizer = computing.load(folder, trees=True)
     settings = {"constrained": constrained, "tokens_per_batch": computing.tokens_per_batch}
     return Parser(model, tokenizer, **settings, **options.generate_options(model, search))
 

@@ -1,6 +1,7 @@
 """The command that translates: `vaswani translate`."""
 
 import functools
+import hashlib
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -125,10 +126,10 @@ def _translate_lines(model: str, sentences: tuple[str, ...], request: Request) -
 
     def settings() -> dict[str, Any]:
         glossary = files.glossary and file_sha256(files.glossary)
-        memory = {"memory": " ".join(map(file_sha256, files.memory))} if files.memory else {}
+        memory = worker.translator.memory and hashlib.sha256(worker.translator.memory.text).hexdigest()
         groups = request.computing, request.written, request.search, request.sampling
         limits = {"window": work.window, "max_source_tokens": files.max_source_tokens}
-        return settings_of(model, *groups, **limits, glossary=glossary, **memory)
+        return settings_of(model, *groups, **limits, glossary=glossary, memory=memory)
 
     lines_per_record = 1 if request.written.format == "json" else request.written.nbest or 1
     with open_output(work, scans, settings, lines_per_record) as output:

@@ -35,14 +35,14 @@ class Memory:
 
     def __init__(self, pairs: Iterable[tuple[str, str]], contexts: dict[str, dict[str, str]] | None = None):
         vocabulary: dict[str, int] = {}  # words, in the order of their first use
-        hashes, words, lengths, ends, self._text = array("q"), array("i"), array("i"), array("q", [0]), bytearray()
+        hashes, words, lengths, ends, self.text = array("q"), array("i"), array("i"), array("q", [0]), bytearray()
         for source, target in filter(all, ((_normalized(source), target.strip()) for source, target in pairs)):
             found = LETTERS_OR_SIGN.findall(source)
             words.extend([vocabulary.setdefault(word, len(vocabulary)) for word in found])
             lengths.append(len(found))
             hashes.append(hash(source))
-            self._text += f"{source}\n{target}".encode()
-            ends.append(len(self._text))
+            self.text += f"{source}\n{target}".encode()
+            ends.append(len(self.text))
         self._contexts = contexts or {}  # which the pairs may have filled
         self._known = set().union(*self._contexts.values())
         self._ends = np.asarray(ends)
@@ -71,7 +71,7 @@ class Memory:
         self._first = np.searchsorted(keys, np.arange(size + 1) * number)  # of each word
 
     def _entry(self, number: np.integer) -> list[str]:
-        return self._text[self._ends[number] : self._ends[number + 1]].decode().split("\n", 1)
+        return self.text[self._ends[number] : self._ends[number + 1]].decode().split("\n", 1)
 
     def exact(self, source: str, context: str | None = None) -> str | None:
         """Return the target of a source, but for white space and forms of characters; None for one that is new.

@@ -9,6 +9,7 @@ import shlex
 from importlib import metadata
 from pathlib import Path
 
+from .. import __version__
 from ..errors import reading
 from ..files import file_sha256
 from ..json_and_yaml import read_json
@@ -63,8 +64,6 @@ def search_settings(generation_config) -> dict:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that scores depend on."""
-    from .. import __version__
-
     libraries = {name: metadata.version(name) for name in ("transformers", "torch", "tokenizers", "sacrebleu")}
     return {"python": platform.python_version(), "vaswani_transformer": __version__, **libraries}
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from .. import __version__
 from ..data.batching import PairCollator
 from ..data.tokenization import has_two_sides
 from ..errors import UserError, reading
@@ -88,8 +89,6 @@ def size_of(folder: Path) -> int:
 @torch.no_grad()
 def _write(writer, format: str, model, tokenizer, staging: Path, rows: int, quantization: str) -> float | None:
     """Write all files of an export; returns the largest difference from the model, where that can be computed."""
-    from .. import __version__
-
     config = model.config
     if format == TRANSFORMERS_JS and (has_two_sides(tokenizer) or not tokenizer.is_fast):
         tokenizer = with_one_tokenizer(model, tokenizer)

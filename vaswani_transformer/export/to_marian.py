@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import __version__
 from ..data.tokenization import side_of
 from ..errors import UserError
 from ..marian_format import ACTIVATIONS, CONFIG, EOS, LAYER_NORM_EPS, NEW, NO_PROBABILITY, OLD, UNK, stack_parameters
@@ -118,8 +119,6 @@ def _vocabulary_arrays(model, type: str) -> dict[str, torch.Tensor]:
 
 def _options(config: VaswaniConfig, type: str, sizes: list[int]) -> dict[str, Any]:
     """Return Marian's options of a model, which it reads out of the `.npz` file."""
-    from .. import __version__
-
     source, output = config.shares_embeddings and type == OLD, config.tie_word_embeddings and type == OLD
     activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation_function)
     return {

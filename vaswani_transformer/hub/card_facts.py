@@ -5,18 +5,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import UserError, reading
 from ..json_and_yaml import read_json, read_yaml
 from ..model.settings_vaswani import LENGTH_NORMALIZATIONS
 from ..output_folder import RECIPE
 from ..recipes.recipe import Recipe, convert, languages_of
-
-if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
-
-    from ..model.configuration_vaswani import VaswaniConfig
 
 # Score in an evaluation file -> metric on the Hub, its label, decimals shown (the front matter has all of them).
 METRICS = {
@@ -40,12 +35,12 @@ class CardFacts:
     """Facts on a model card; what is empty or None is not known and not mentioned."""
 
     repo_id: str  # owner/name
-    config: "VaswaniConfig"
+    config: "VaswaniConfig"  # noqa: F821 (imported where it is used)
     parameters: int  # tied ones counted once
     generation: Mapping = field(default_factory=dict)  # `search_settings` of its generation configuration
     recipe: Mapping = field(default_factory=dict)  # of its training run, by `read_run`
     imported: Mapping = field(default_factory=dict)  # toolkit, source and notes of a model that `vaswani import` wrote
-    results: Sequence["EvalResult"] = ()  # of `results_of_record`
+    results: "Sequence[EvalResult]" = ()  # noqa: F821, of `results_of_record`
     languages: Sequence[str] = ()  # ISO 639 codes, source first
     license: str | None = None  # the Hub's identifier
     datasets: Sequence[str] = ()  # names on the Hub
@@ -93,7 +88,7 @@ def file_name(path: str) -> str:
     return PureWindowsPath(re.split(r"[?#]", path)[0] if re.match(r"[\w+.-]+://", path) else path).name
 
 
-def results_of_record(record: Mapping, path: str | Path) -> list["EvalResult"]:
+def results_of_record(record: Mapping, path: str | Path) -> "list[huggingface_hub.EvalResult]":  # noqa: F821
     """Return the scores of an evaluation record, exact, each with how it was obtained: known texts and settings.
 
     Raises:

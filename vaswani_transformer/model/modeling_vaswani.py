@@ -113,11 +113,7 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
             decoder.embed_tokens = self._get_resized_embeddings(
                 decoder.embed_tokens, embeddings.num_embeddings, mean_resizing=mean_resizing
             )
-        head = getattr(self, "lm_head", None)
-        if head is not None and head.bias is not None and len(head.bias) != len(head.weight):
-            # A tied matrix is resized with the embeddings, without its bias.
-            bias = nn.functional.pad(head.bias.detach(), (0, len(head.weight) - len(head.bias)))
-            head.bias = nn.Parameter(bias, requires_grad=head.bias.requires_grad)
+            self.tie_weights()  # which gives a tied projection's bias the new size
         return embeddings
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:

@@ -54,6 +54,7 @@ class TrainingProgressCallback(ProgressCallback):
         """Show the logged step in the bar, or without a terminal as a line; a validation as a line."""
         if self.training_bar is None or not logs:
             return
+        self.training_bar.total = state.max_steps  # which the clock lowers
         if "loss" in logs:
             loss, rate = f"loss {logs['loss']:.3f}", f"rate {logs['learning_rate']:.2e}"
             speed = f"{logs['target_tokens_per_second']:,.0f} tok/s"
@@ -151,7 +152,7 @@ def read_training_log(path: str | Path) -> list[dict]:
         try:
             entry = parse_json(line.decode("utf-8"), finite=False)
             entries.append(entry | {"step": int(entry["step"]), "seconds": float(entry["seconds"])})
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             if number < len(lines):  # a crash may have torn the last
                 logger.warning("line %d of %s is damaged and dropped (%s)", number, path, one_line(error, 100))
     return entries

@@ -48,8 +48,8 @@ _OURS_WITHIN = (f"{CHECKPOINTS}/", f"{ADAPTER}/", f"{TENSORBOARD}/")
 SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are compared for all
 # Fields that a resumed run may change: what has been computed so far does not depend on them.
 FREE_ON_RESUME = {
-    "max_steps", "max_minutes", "early_stopping", "keep_checkpoints", "average_checkpoints", "average_every",
-    "keep_weights", "data_workers", "num_beams", "length_penalty", "max_extra_tokens", "output",
+    "max_steps", "max_minutes", "decline_steps", "early_stopping", "keep_checkpoints", "average_checkpoints",
+    "average_every", "keep_weights", "data_workers", "num_beams", "length_penalty", "max_extra_tokens", "output",
     "overwrite", "tokens_per_device", "padding_free", "ddp_timeout", "report_to", "log_every",
     "prepared",  # wherever the folder lies; what is in it is compared by content
 }  # fmt: skip

@@ -1,5 +1,7 @@
 """The paper's learning rate (Section 5.3, Equation (3)) as a function, a torch scheduler and a Trainer callback."""
 
+import math
+
 import torch
 from transformers import TrainerCallback
 
@@ -42,15 +44,17 @@ class NoamSchedulerCallback(TrainerCallback):
     """
 
     def __init__(
-        self, d_model: int | None = None, warmup_steps: int = 4000, scale: float = 1.0, decline_steps: int = 0
+        self, d_model: int | None = None, warmup_steps: float = 4000, scale: float = 1.0, decline_steps: int = 0
     ):
         self.d_model, self.warmup_steps, self.scale = d_model, warmup_steps, scale
         self.decline_steps = decline_steps
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        """Read `d_model` from the model where it was not given."""
+        """Read `d_model` from the model where it was not given; a warmup below 1 is a share, as in transformers."""
         if self.d_model is None:
             self.d_model = model.config.hidden_size
+        if self.warmup_steps < 1:
+            self.warmup_steps = max(1, math.ceil(self.warmup_steps * state.max_steps))
 
     def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
         """Set the rate for the step that is about to be taken."""

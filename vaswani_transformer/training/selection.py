@@ -81,14 +81,14 @@ def select_weights(
 def choose_length_penalty(trainer: VaswaniTrainer, seconds_left: Callable[[], float]) -> None:
     """Translate the validation set with several `LENGTH_PENALTIES`, and give the model the one with most BLEU.
 
-    Section 6.1 chose its alpha on the development set, too. From there it goes to a neighbour that has a tenth of a
-    point more, unless more outputs do not end: the others get longer, and BLEU may be higher for that. It ends where
-    BLEU says nothing, or another search would take more than `seconds_left`. All processes call it.
+    Section 6.1 chose its alpha on the development set, too. From the model's own it goes to a neighbour that has a
+    tenth of a point more, unless more outputs do not end: the others get longer, and BLEU may be higher for that. It
+    ends where BLEU says nothing, or another search would take more than `seconds_left`. All processes call it.
     """
     search = trainer.accelerator.unwrap_model(trainer.model).generation_config
     if search.num_beams in (None, 1):
         return
-    start = chosen = SEARCH["length_penalty"]
+    start = chosen = SEARCH["length_penalty"] if search.length_penalty is None else search.length_penalty
     scores, endless, near, longest = {}, {}, [start], 0.0
     while near and not any(over_processes(trainer.args, [int(seconds_left() < longest)])):
         alpha = max(near)

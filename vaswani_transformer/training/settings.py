@@ -111,7 +111,7 @@ class _Choice:
         first = place = next(place for place, row in enumerate(ROWS) if words <= row.words)
         fit = self._steps_that_fit(self._row(place))
         passes = fit[2] / (pairs * tokens) if fit else math.inf
-        while passes < FEW_PASSES and place and (place == first or fit[0] < FEW_STEPS):
+        while "d_model" in left and passes < FEW_PASSES and place and (place == first or fit[0] < FEW_STEPS):
             place -= 1
             fit = self._steps_that_fit(self._row(place))
         row, reason = self._row(place), f"for {words / 1e6:.2g} million words"
@@ -183,8 +183,9 @@ class _Choice:
         warmup = np.clip(WARMUP * steps, max(1, min(LEAST_WARMUP, 0.4 * steps)), 4000)
         self.choose("warmup_steps", warmup, f"{WARMUP:.0%} of the steps, up to 40% of few, at most the paper's")
         width = _config(self.recipe, self.recipe.vocab_size).d_model
-        scale = row.rate * (width * self.recipe.warmup_steps) ** 0.5  # of Equation 3 at the end of the warmup
-        self.choose("learning_rate_scale", scale, f"for a highest rate of {row.rate:g}")
+        rate = min(each.rate for each in ROWS if each.d_model <= max(width, ROWS[0].d_model))  # of the model as it is
+        scale = rate * (width * self.recipe.warmup_steps) ** 0.5  # of Equation 3 at the end of the warmup
+        self.choose("learning_rate_scale", scale, f"for a highest rate of {rate:g}")
         self.choose("decline_steps", DECLINE * self.recipe.max_steps, "the rate ends at zero")
         number = np.clip(minutes / MINUTES_APART if minutes else VALIDATIONS, 3, VALIDATIONS)
         self.choose("evaluate_every", max(1, math.ceil(steps / number)), f"{number:.0f} validations")

@@ -106,7 +106,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         parts = max(1, math.ceil(args.tokens_per_batch / self.tokens_per_device))
         args.gradient_accumulation_steps = math.ceil(parts / args.world_size)
         self.micro_batches = args.gradient_accumulation_steps * args.world_size
-        schedule = int(args.warmup_steps), args.learning_rate_scale, args.decline_steps
+        schedule = args.warmup_steps, args.learning_rate_scale, args.decline_steps
         self.add_callback(NoamSchedulerCallback(model.config.d_model, *schedule))
         self.add_callback(_StartCallback(self))
         self.step_tokens = (0, 0)  # source and target tokens of the latest optimizer step, over all processes

@@ -50,8 +50,7 @@ def joined(sampler):
 
 def check_epoch(sampler, problem):
     parts = list(sampler)
-    assert len(parts) == len(sampler)
-    assert all(parts)
+    assert len(parts) == len(sampler) and all(parts)
     assert sorted(pair for part in parts for pair in part) == list(range(len(problem["source_lengths"])))
     for side in ("source", "target"):
         lengths, limit = problem[f"{side}_lengths"], problem["max_tokens"]
@@ -233,8 +232,7 @@ def test_collator():
     }
     assert batch.keys() == expected.keys()
     for name, rows in expected.items():
-        assert batch[name].dtype == torch.int64
-        assert batch[name].tolist() == rows
+        assert batch[name].dtype == torch.int64 and batch[name].tolist() == rows
     assert IGNORE_INDEX == -100
 
 

@@ -139,10 +139,21 @@ def test_capitals_are_translated_as_small_letters_and_a_repeated_sentence_once(m
     assert list(translator.translate(list(changed))) == list(changed.values())
     as_they_are = {"THE CAT": "", "THE DOG.": "Der", "The Dog Sees A Dog. It Is": ""}  # a term, a prefix, seven words
     for piece, ids in zip(translator.prepare(Window(0, 1, [*as_they_are.items()])).pieces, as_they_are, strict=True):
-        assert piece.ids == tokenizer(ids).input_ids and piece.write is str
+        assert piece.ids == tokenizer(ids).input_ids and piece.write("a") == "a"
     upper = train_tokenizer((side.upper() for pair in PAIRS for side in pair), vocab_size=400)
     [piece] = Translator(model, upper).prepare(Window(0, 1, ["THE DOG."])).pieces
-    assert piece.ids == upper("THE DOG.").input_ids and piece.write is str
+    assert piece.ids == upper("THE DOG.").input_ids and piece.write("a") == "a"
+
+
+@pytest.mark.parametrize(("source", "garbled", "expected"), [
+    ("28112 DOGS", "281212 Hunde", "28112 HUNDE"), ("2 of 411", "2 von 41, 41", "2 von 411, 411"),
+    ("Dogs 📌🧽", "Hunde \ufffd🧽", "Hunde 📌🧽"), ("411 and 412", "41 und 42", "41 und 42"),
+    ("1,000 m, 10000 m", "1.000 m, 10.000 m", "1.000 m, 10.000 m"), ("1000", "1 000", "1 000"),
+    ("100 feet", "30 Meter", "30 Meter"), ("24 ☺", "Hunde", "Hunde"), ("12:34", "12.34", "12.34"),
+])  # fmt: skip
+def test_one_garbled_number_or_row_of_emoji_is_the_sources(model, tokenizer, source, garbled, expected):
+    [piece] = Translator(model, tokenizer).prepare(Window(0, 1, [source])).pieces
+    assert piece.write(garbled) == expected
 
 
 def test_long_sources_are_refused_or_split(tokenizer):

@@ -41,8 +41,7 @@ def test_each_side_has_its_ids(tokenizer):
     assert tokenizer("ein Hund rare")["input_ids"] == source("ein Hund rare")["input_ids"] == [4, 6, 3, 2]
     assert tokenizer(text_target=["a dog barks", "dog"])["input_ids"] == target(["a dog barks", "dog"])["input_ids"]
     both = tokenizer(["ein Hund"], text_target=["a dog"], return_tensors="pt", padding=True)
-    assert both["input_ids"].tolist() == [[4, 6, 2]]
-    assert both["labels"].tolist() == [[4, 7, 2]]
+    assert both["input_ids"].tolist() == [[4, 6, 2]] and both["labels"].tolist() == [[4, 7, 2]]
     assert tokenizer.decode([4, 7, 2], skip_special_tokens=True) == "a dog"
     assert tokenizer.batch_decode([[4, 2], [7, 8, 2, 1]], skip_special_tokens=True) == ["a", "dog barks"]
     assert tokenizer.convert_ids_to_tokens([4, 7, 2]) == ["a", "dog", "</s>"]

@@ -88,8 +88,7 @@ def test_nothing_goes_up_that_is_not_on_the_list(push, hub, planted, model, scor
     # What was left out is said once, and what is not news is not.
     [line] = [line for line in done.err.splitlines() if "not published" in line]
     left_out = "api_key", "of config.json", "notes", "chat_template.jinja", "of tokenizer_config.json"
-    assert all(words in line for words in left_out)
-    assert "is_local" not in line
+    assert all(words in line for words in left_out) and "is_local" not in line
     dry = push("--evaluation", tmp_path / "scores.json", "--dry-run", folder=planted)
     assert line in dry.err and not CANARY.search(dry.out.encode())
     # All that makes the model is there.

@@ -277,8 +277,7 @@ def test_the_card_names_the_model_that_was_started_from(source, recipe, tmp_path
     assert carried.pop("notes") == ["As it was.", "They were then trained further, as stated below."]
     assert carried.items() <= imported.items()
     card = render_card(facts_of(vt.load_model(folder, device="cpu")[0], "me/mine", folder))
-    assert re.search(r"\| from_model \| opus \|", card)
-    assert str(tmp_path) not in card
+    assert re.search(r"\| from_model \| opus \|", card) and str(tmp_path) not in card
 
 
 @pytest.mark.slow

@@ -268,8 +268,7 @@ def test_every_pair_is_trained_on_once_an_epoch(tmp_path):
         return sorted([label for label in row if label >= 0] for batch in batches for row in batch)
 
     assert rows(trainer.batches[:steps]) == rows(trainer.batches[steps:]) == sorted(pairs["labels"])
-    assert trainer.batches[:steps] != trainer.batches[steps:]
-    assert trainer.state.epoch == 2
+    assert trainer.batches[:steps] != trainer.batches[steps:] and trainer.state.epoch == 2
 
 
 def test_defaults_are_those_of_the_paper(tmp_path):

@@ -8,9 +8,11 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from functools import cache, partial, reduce
 from typing import Any
 
+import regex
 from tqdm.auto import tqdm
 
 from ..data.words import ends_a_sentence, title_case
@@ -23,6 +25,11 @@ from .scoring import check_length, length_rule, positions, score_ids
 from .streaming import WINDOW_LINES, Window, in_windows, split_line
 
 logger = logging.getLogger(__name__)
+# Integers without separators, which languages change, and rows of emoji, also of halves of some.
+_COPIED = regex.compile(
+    r"(?<!\d|\d[.,'’\s])\d{2,}(?!\d|[.,'’\s]\d)"
+    r"|[\p{Extended_Pictographic}\p{Emoji_Modifier}\p{Regional_Indicator}\u200d\ufe0f\ufffd]+"
+)
 _ROUNDS = 4  # times that an output has to end with the same tokens to be cut; a text may repeat a word twice
 
 
@@ -48,13 +55,27 @@ class Piece:
     prefix: list[int] = field(default_factory=list)  # tokens that the translation has to begin with
     terms: Terms | None = None  # what it has to have by a glossary
     known: str | None = None  # its translation by a memory: nothing is to be searched
-    write: Callable[[str], str] = str  # puts its translation into the capitals that were made small in its source
+    write: Callable[[str], str] = str  # puts its translation into its source's capitals, and corrects what it copied
 
 
 def _check_room(number: int, what: str, tokens: int, limit: float) -> None:
     """Raise `UserError` if what line `number` needs in its translation leaves no room in an output."""
     if tokens >= limit:
         raise UserError(f"line {number} {what} {tokens} tokens, which leaves no room in an output of at most {limit}")
+
+
+def _with_copies(source: str, text: str) -> str:
+    """Return a translation with the source's number, or row of emoji, in place of the only one that it garbled.
+
+    Small models do that to long ones. A number counts if most of its digits are there: feet are not metres.
+    """
+    given, written = set(_COPIED.findall(source)), set(_COPIED.findall(text))
+    if len(given - written) == len(written - given) == 1:
+        [lacking], [wrong] = given - written, written - given
+        is_near = SequenceMatcher(None, lacking, wrong).ratio() > 0.7 or not lacking.isdigit()
+        if is_near and lacking.isdigit() == wrong.isdigit():
+            return _COPIED.sub(lambda match: lacking if match[0] == wrong else match[0], text)
+    return text
 
 
 class Translator:
@@ -164,9 +185,10 @@ class Translator:
             source, times = source[: period - 1], (len(source) + 1) // period
         small, count = source[:1] + source[1:].lower(), lambda text: len(self._own_tokenizer(text)["input_ids"])
         is_title = source.count(" ") > 6 and title_case(source) == source != small  # fewer are often names or menus
+        case = str
         if (source.isupper() or is_title) and count(small) < count(source):
-            return small, times, str.upper if source.isupper() else title_case
-        return source, times, str
+            source, case = small, str.upper if source.isupper() else title_case
+        return source, times, lambda text: case(_with_copies(source, text))
 
     def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
         """Return the tokens of line `number` in one part, or in several if they are too many."""

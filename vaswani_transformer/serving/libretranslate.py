@@ -17,10 +17,11 @@ from ..documents.document import Translation
 from ..documents.formats import ENDINGS as DOCUMENTS
 from ..documents.formats import aligner
 from ..documents.web_page import read_web_page
+from ..errors import items_of
 from ..exported import is_exported
 from ..model.language_codes_vaswani import typed_code
 from .models import ServedModel, language_distance
-from .service import Service, Texts, TranslationsRequest, texts_of
+from .service import Service, Texts, TranslationsRequest
 
 _ALTERNATIVES = 10  # at most
 _SURE = 0.9  # of a text that stays, since it is in the target language
@@ -103,7 +104,7 @@ async def detect(request: Request) -> list[dict[str, Any]]:
     service: Service = request.app.state.service
     fields = TextFields.model_validate(await fields_of(request, service.limits.body))
     service.check_key(request.headers, fields.api_key)
-    service.check(texts := texts_of(fields.q))
+    service.check(texts := items_of(fields.q))
     return [{"confidence": round(100 * share, 1), "language": code} for code, share in service.detect(texts).items()]
 
 
@@ -113,7 +114,7 @@ async def translate(request: Request) -> dict[str, Any]:
     service: Service = request.app.state.service
     fields = TranslateFields.model_validate(await fields_of(request, service.limits.body))
     service.check_key(request.headers, fields.api_key)
-    service.check(texts := texts_of(fields.q))
+    service.check(texts := items_of(fields.q))
     source = fields.source
     if is_auto := source.lower() == "auto":
         shares = service.detect(texts, fields.target)

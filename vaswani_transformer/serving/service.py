@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from ..decoding.glossary import make_glossary
 from ..decoding.translator import Hypothesis
 from ..documents.kept import has_words
-from ..errors import UserError, reading
+from ..errors import UserError, items_of, reading
 from ..model.language_codes_vaswani import typed_code
 from ..model.sentence_splitting_vaswani import space_behind, split_into_sentences
 from ..model.settings_vaswani import SETTING_RANGES
@@ -81,7 +81,7 @@ class TranslationsRequest(BaseModel, extra="forbid"):
     @property
     def prefixes(self) -> list[str]:
         """Return the prefix of each text's translation."""
-        return [""] * len(texts_of(self.text)) if self.prefix is None else texts_of(self.prefix)
+        return [""] * len(items_of(self.text)) if self.prefix is None else items_of(self.prefix)
 
     @property
     def needs(self) -> str:
@@ -144,13 +144,13 @@ class Translating:
     def __init__(self, engine: Engine, served: ServedModel, job: TranslationsRequest):
         self.engine, self._scores, self._options = engine, job.scores, _options(engine.model, job)
         with reading("the text"):
-            coded = list(map(engine.codes(served.target).split, texts_of(job.text)))
+            coded = list(map(engine.codes(served.target).split, items_of(job.text)))
         settings = served.source, engine.divide, job.split_sentences
         self.texts = [SplitText(text, *settings, code) for code, text in coded]
         self._indices = [(text, at) for text, split in enumerate(self.texts) for at in range(len(split.sentences))]
         prefixes = job.prefixes
         sentences = [(self.texts[text].coded(at), "" if at else prefixes[text]) for text, at in self._indices]
-        terms = ((term.source, texts_of(term.target)) for term in job.glossary)
+        terms = ((term.source, items_of(term.target)) for term in job.glossary)
         glossary = make_glossary((f"entry {number} of the glossary", *term) for number, term in enumerate(terms, 1))
         self.pieces = engine.tokenize(sentences, glossary, self._options)
         size = max((piece.terms.size for piece in self.pieces if piece.terms), default=0)
@@ -249,19 +249,14 @@ class Service:
             HTTPException: texts that are too long, a queue that is full, or a model that cannot be loaded.
             UserError: as `Translating`.
         """
-        terms = [text for term in job.glossary for text in (term.source, *texts_of(term.target))]
-        self.check([*texts_of(job.text), *job.prefixes, *terms])
+        terms = [text for term in job.glossary for text in (term.source, *items_of(term.target))]
+        self.check([*items_of(job.text), *job.prefixes, *terms])
         async with self.models.engine(served, job.needs) as engine:
             work = await asyncio.to_thread(Translating, engine, served, job)
             pending = self.models.pending
             if pending and pending + len(work.pieces) > self.limits.queue:
                 raise full()
             yield work
-
-
-def texts_of(value: str | list[str]) -> list[str]:
-    """Return a text, or a list of them, as a list."""
-    return value if isinstance(value, list) else [value]
 
 
 def full() -> HTTPException:

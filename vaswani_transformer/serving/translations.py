@@ -11,10 +11,10 @@ from fastapi.responses import StreamingResponse
 from ..data.words import words_of
 from ..decoding.scoring import mean_confidence, score_tokens, word_confidences
 from ..decoding.translator import Hypothesis
-from ..errors import UserError
+from ..errors import UserError, items_of
 from .engine import Engine
 from .models import ServedModel
-from .service import Service, SplitText, Translating, TranslationsRequest, texts_of
+from .service import Service, SplitText, Translating, TranslationsRequest
 
 router = APIRouter(tags=["translations"])
 
@@ -40,7 +40,7 @@ async def translate(request: Request, body: TranslationsRequest) -> dict[str, An
     """
     service: Service = request.app.state.service
     service.check_key(request.headers)
-    texts = texts_of(body.text)
+    texts = items_of(body.text)
     if body.prefix is not None and (body.glossary or len(body.prefixes) != len(texts)):
         raise HTTPException(400, "Invalid request: prefix has one text for each text, and no glossary beside it")
     served = service.model_for(body.source, body.target)

@@ -108,7 +108,7 @@ def world(tmp_path_factory) -> Path:
     (folder / "po").mkdir()
     header, entry = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n', 'msgid "{}"\nmsgstr "{}"\n\n'
     catalogue = header + "".join(entry.format(*pair) for pair in generate_corpus(200, 1, 1).train)
-    (folder / "po" / "x.po").write_text(catalogue)
+    (folder / "po" / "de.po").write_text(catalogue)
     (folder / "de.po").write_text(catalogue + entry.format("Two <b>%s</b>", ""))
     for name, times in (("train", 20), ("dev", 1)):
         (folder / f"{name}.trees").write_text("\n".join(TREES * times) + "\n")

@@ -69,8 +69,8 @@ def serve(
     )
     socket, server = listen(host, port), make_server(app, timeout, root_path)
     name = f"[{host}]" if ":" in host else host
-    print(f"serving {', '.join(place.name for place in places)} at http://{name}:{socket.getsockname()[1]}", flush=True)
     # uvicorn passes a signal on when all is done, and then nothing is left to do.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.handle_exit)
+    print(f"serving {', '.join(place.name for place in places)} at http://{name}:{socket.getsockname()[1]}", flush=True)
     server.run(sockets=[socket])

@@ -99,7 +99,7 @@ ROOM_LINES = {
     "attention": 395, "catalogues": 902, "recipes": 404, "evaluation": 331,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1578, 25000, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27999, 3500, 19899
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 27999, 3500, 19918
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

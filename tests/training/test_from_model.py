@@ -95,7 +95,7 @@ def test_a_model_that_becomes_worse_is_kept_as_it_was(source, recipe, rank, monk
     assert train(changed(recipe, **fields), progress=False).averaged == 2
 
 
-def test_a_length_penalty_stays_without_beams_or_sense(source, recipe, tmp_path):
+def test_the_length_penalty_stays_without_beams_or_a_telling_bleu(source, recipe, tmp_path):
     greedy = shutil.copytree(source, tmp_path / "greedy")
     model, _ = vt.load_model(greedy, device="cpu")
     model.generation_config.update(num_beams=1, length_penalty=None)

@@ -24,7 +24,7 @@ class GettextFile(Catalogue):
         (?P<targets>(?:\s*+msgstr(?:\[\d++\])?+(?P<form>{_STRINGS}))++) | (?:[ \t]*+\#[^\n]*+(?:\n|\Z))++)""",
         regex.MULTILINE | regex.VERBOSE,
     )
-    declaration = re.compile(rb'(?m)^(?:msgstr )?"[^\n]*?Content-Type:[^\n]*?charset=(?!CHARSET)([\w.:-]+)')
+    declaration = re.compile(rb'(?m)^[ \t]*(?:msgstr[ \t]*)?"[^\n]*?Content-Type:[^\n]*?charset=(?!CHARSET)([\w.:-]+)')
     gap = re.compile(r"^[ \t\ufeff]*[^\s\ufeff]", re.MULTILINE)
     counts: tuple[int, ...] = ()
 

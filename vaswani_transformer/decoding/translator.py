@@ -25,7 +25,7 @@ from .scoring import check_length, length_rule, positions, score_ids
 from .streaming import WINDOW_LINES, Window, in_windows, split_line
 
 logger = logging.getLogger(__name__)
-# Integers without separators, which languages change, and rows of emoji, also of halves of some.
+# Integers without separators, which differ between languages, and rows of emoji, whole or broken.
 _COPIED = regex.compile(
     r"(?<!\d|\d[.,'’\s])\d{2,}(?!\d|[.,'’\s]\d)"
     r"|[\p{Extended_Pictographic}\p{Emoji_Modifier}\p{Regional_Indicator}\u200d\ufe0f\ufffd]+"
@@ -64,7 +64,7 @@ def _check_room(number: int, what: str, tokens: int, limit: float) -> None:
         raise UserError(f"line {number} {what} {tokens} tokens, which leaves no room in an output of at most {limit}")
 
 
-def _with_copies(source: str, text: str) -> str:
+def _without_garbling(source: str, text: str) -> str:
     """Return a translation with the source's number, or row of emoji, in place of the only one that it garbled.
 
     Small models do that to long ones. A number counts if most of its digits are there: feet are not metres.
@@ -188,7 +188,7 @@ class Translator:
         case = str
         if (source.isupper() or is_title) and count(small) < count(source):
             source, case = small, str.upper if source.isupper() else title_case
-        return source, times, lambda text: case(_with_copies(source, text))
+        return source, times, lambda text: case(_without_garbling(source, text))
 
     def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
         """Return the tokens of line `number` in one part, or in several if they are too many."""

@@ -75,16 +75,6 @@ def use_tf32() -> None:
         torch.set_float32_matmul_precision("high")
 
 
-def avoid_cudnn_attention() -> None:
-    """Let torch's attention take its other kernels: cuDNN makes a plan for each new shape, which takes far longer.
-
-    Batches of sentences hardly ever have the same shape, nor have two steps of decoding.
-    """
-    import torch
-
-    torch.backends.cuda.enable_cudnn_sdp(False)
-
-
 def default_num_workers() -> int:
     """Return how many processes should make batches ahead of this one: none for a CPU, which would share itself."""
     if on_cpu():

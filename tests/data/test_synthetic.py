@@ -6,7 +6,7 @@ import re
 import pytest
 from conftest import error_of
 
-from vaswani_transformer.data.synthetic import NUMBERS, WORDS, SyntheticCorpus, generate_corpus, is_held_out
+from vaswani_transformer.data.synthetic import NUMBERS, WORDS, generate_corpus, is_held_out
 
 BY_HAND = """
 The pig will eat an apple.
@@ -29,7 +29,7 @@ Mein Hund wird dreiundsiebzig dunkle Städte sehen, wenn das Pferd am Montag mei
 
 
 @pytest.fixture(scope="module")
-def corpus() -> SyntheticCorpus:
+def corpus():
     return generate_corpus(2_000, 60, 120)
 
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from random_trees import GUM, clean_trees, constituents
 
 from vaswani_transformer import Tree, UserError
+from vaswani_transformer.data.text_files import read_lines
 from vaswani_transformer.parsing.augmentation import Exchange
 from vaswani_transformer.parsing.evalb import count_brackets
 from vaswani_transformer.parsing.linearization import delinearize, linearize
-from vaswani_transformer.parsing.trees import MAX_DEPTH, clean, escape, parse_trees, plain_label, read_trees
+from vaswani_transformer.parsing.trees import MAX_DEPTH, clean, escape, parse_trees, plain_label
 
 
 def read(text: str) -> list[Tree]:
@@ -37,7 +38,7 @@ def test_white_space_between_brackets_means_nothing(tree):
 def test_reading_and_writing_gum_changes_nothing(shared_data, name):
     path = shared_data / "trees" / name
     lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-    assert [str(tree) for tree in read_trees(path)] == lines
+    assert [str(tree) for tree in parse_trees(read_lines(path), str(path))] == lines
     assert len(lines) in (4906, 598)  # as the folder's README counts them
 
 
@@ -49,7 +50,7 @@ def test_a_tree_of_several_lines_and_two_on_one(tmp_path):
     subject = Tree("NP-SBJ-1", (leaf("PRP", "We"),))
     first = Tree("", (Tree("S", (subject, Tree("VP", (leaf("VBP", "agree"),)))),))
     expected = [first, Tree("ROOT", (leaf("UH", "Yes"),)), Tree("NP=2", (leaf("NN", "x"),))]
-    assert list(read_trees(plain)) == expected == list(read_trees(packed))
+    assert list(parse_trees(read_lines(plain), "")) == expected == list(parse_trees(read_lines(packed), ""))
 
 
 BAD = [  # text, line, words of the message
@@ -95,7 +96,7 @@ def test_the_deepest_trees_are_read_and_worked_on():
     tree, again = read(text + "\n" + text)
     assert str(tree) == text and tree == again and hash(tree) == hash(again) and clean(tree) == tree
     assert tree != read(text.replace("NN", "NNS"))[0] and tree != text
-    assert len(tree.words()) == depth + 1 and len(list(tree.nodes())) == 2 * (depth + 1)
+    assert len(tree.words()) == depth + 1 and sum(not end for _, end in tree.walk()) == 2 * (depth + 1)
     assert count_brackets(tree, again)["matched"] == depth
     assert delinearize(linearize(tree), tree.words()) == tree
     deeper = delinearize(["(S"] * 5 + linearize(tree), tree.words())
@@ -107,7 +108,7 @@ def test_a_line_that_is_not_utf8(tmp_path):
     path = tmp_path / "a.trees"
     path.write_bytes(b"(S (NN a))\n(S (NN \xff))\n")
     with pytest.raises(UserError, match="line 2"):
-        list(read_trees(path))
+        list(parse_trees(read_lines(path), str(path)))
 
 
 @pytest.mark.parametrize(

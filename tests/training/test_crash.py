@@ -224,7 +224,7 @@ def test_the_real_command_leaves_with_a_checkpoint_on_sigterm(recipe, tmp_path, 
     out = process.communicate(timeout=60)[0]
     assert process.returncode == 128 + signal.SIGTERM and "run the same command again" in out
     [checkpoint] = read_checkpoints(folder / "checkpoints")
-    assert checkpoint.reasons == {"stop"} and checkpoint.step not in (50, 100)
+    assert checkpoint.by_signal and checkpoint.step not in (50, 100)
     out = start(recipe, folder).communicate()[0]
     assert f"resuming from step {checkpoint.step}" in out
     assert (folder / "model.safetensors").read_bytes() == (tmp_path / "undisturbed/model.safetensors").read_bytes()

@@ -7,7 +7,6 @@ that training has; only a held-out number is itself a new word, made of parts th
 
 import random
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,15 +25,6 @@ ORDERS = {
     "fronted": ("{time} {subject} {verb} {object} {place}", "{time} {finite} {subject} {object} {place} {final}"),
     "subordinate": ("{subject} {verb} {object} {place} {time}", "{subject} {time} {object} {place} {final} {finite}"),
 }
-
-
-@dataclass(frozen=True)
-class SyntheticCorpus:
-    """The three splits, each a list of (English, German) sentence pairs."""
-
-    train: list[tuple[str, str]]
-    validation: list[tuple[str, str]]
-    test: list[tuple[str, str]]
 
 
 class Draft:
@@ -97,8 +87,8 @@ def is_held_out(combination: tuple[str, str, str], seed: int = 0) -> bool:
 
 def generate_corpus(
     train_size: int = 24_000, validation_size: int = 500, test_size: int = 500, seed: int = 0
-) -> SyntheticCorpus:
-    """Generate sentence pairs, no sentence of either language twice; the same seed gives the same corpus.
+) -> SimpleNamespace:
+    """Generate (English, German) pairs for `train`, `validation` and `test`, no sentence twice; the same for one seed.
 
     Every validation and test word occurs in training, held-out numbers excepted; the test set holds as many sentences
     of each kind of combination. Raises `UserError` for sizes that the grammar cannot supply.
@@ -119,10 +109,10 @@ def generate_corpus(
                 known.update(words, drawn.text)
             if misses > PATIENCE:
                 raise UserError(f"{train_size} training pairs do not have the words for so many: raise train_size")
-    return SyntheticCorpus(*splits)
+    return SimpleNamespace(train=splits[0], validation=splits[1], test=splits[2])
 
 
-def write_corpus(corpus: SyntheticCorpus, folder: str | Path) -> None:
+def write_corpus(corpus: SimpleNamespace, folder: str | Path) -> None:
     """Write "train.en", "train.de", "validation.en" and so on in UTF-8, one sentence a line."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     for split, pairs in vars(corpus).items():

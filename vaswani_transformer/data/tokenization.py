@@ -148,16 +148,10 @@ else:
             }
 
 
-_FAST_FILES = ("tokenizer.json", "target_tokenizer.json")
 #: Files of a `MarianTokenizer`; the last with two vocabularies.
 MARIAN_FILES = ("source.spm", "target.spm", "vocab.json", "target_vocab.json")
 #: What tokenizers are made of, beside their configuration.
-TOKENIZER_FILES = (*_FAST_FILES, *MARIAN_FILES)
-
-
-def tokenizer_files(settings: dict) -> tuple[str, ...]:
-    """Return the files that a tokenizer consists of besides its configuration, `settings`."""
-    return MARIAN_FILES if settings.get("tokenizer_class") == "MarianTokenizer" else _FAST_FILES
+TOKENIZER_FILES = ("tokenizer.json", "target_tokenizer.json", *MARIAN_FILES)
 
 
 def refuse_special_files(folder: Path) -> None:

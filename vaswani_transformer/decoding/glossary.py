@@ -158,11 +158,6 @@ class Terms:
             for form, ids in enumerate(variants):
                 self._firsts.setdefault(ids[0], []).append((term, form))
 
-    @property
-    def size(self) -> int:
-        """Return the tokens of all forms of all terms."""
-        return sum(len(ids) for variants in self.forms for ids in variants)
-
     def after(self, progress: Progress, token: int) -> Progress:
         """Return the progress of a hypothesis with one more token."""
         met = progress.met if token in self.tokens.continuing else progress.met | progress.ending

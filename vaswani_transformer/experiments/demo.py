@@ -3,8 +3,9 @@
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
-from ..data.synthetic import SyntheticCorpus, generate_corpus, write_corpus
+from ..data.synthetic import generate_corpus, write_corpus
 from ..durations import duration
 from ..output_folder import OutputFolder, locked
 
@@ -39,7 +40,7 @@ def run_demo(folder: Path, seed: int) -> None:
         say(f"     vaswani evaluate {model} --source {data / 'test.en'} --reference {data / 'test.de'}")
 
 
-def _train_and_show(folder: Path, output: OutputFolder, corpus: SyntheticCorpus, seed: int) -> None:
+def _train_and_show(folder: Path, output: OutputFolder, corpus: SimpleNamespace, seed: int) -> None:
     """Train and test the model, and draw its attention to a sentence."""
     # Imported here, since they take seconds: what is printed before is on the screen at once.
     from accelerate.utils import is_matplotlib_available

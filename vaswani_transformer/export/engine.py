@@ -55,11 +55,13 @@ def load_for_decoding(
         except NotExpressibleError as reason:
             logger.warning(f"computed in float32, not int8: {reason}")
         device, precision = "cpu", "float32"
+    import torch
+
     from ..decoding.ensemble import load_ensemble
-    from ..hardware import avoid_cudnn_attention, keep_freed_memory
+    from ..hardware import keep_freed_memory
     from ..loading import load_model
 
-    avoid_cudnn_attention()
+    torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN makes a plan for each new shape, which takes far longer
     if len(folders) > 1:
         model, tokenizer = load_ensemble(folders, device, precision=precision)
     else:

@@ -16,7 +16,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, Mo
 from huggingface_hub import errors as errors_of_hub
 from huggingface_hub.utils import validate_repo_id
 
-from ..data.tokenization import SIDES, TOKENIZER_FILES, side_of, tokenizer_files
+from ..data.tokenization import SIDES, TOKENIZER_FILES, side_of
 from ..errors import UserError, one_line, reading, shortened
 from ..evaluation.records import is_weights_file, read_evaluation, weights_sha256
 from ..exported import FACTS
@@ -198,8 +198,8 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> l
         "generation_config.json": lambda name, x: name == "transformers_version" or is_search_setting(name, x),
         "tokenizer_config.json": lambda name, value: name in _KNOWN and _has_known_texts(value, words),
     }
-    allowed = {INDEX, *tokenizer_files(json.loads((staging / "tokenizer_config.json").read_text(encoding="utf-8")))}
-    allowed |= {path.name for path in Path(inspect.getfile(VaswaniConfig)).parent.glob("*_vaswani.py")}
+    allowed = {path.name for path in Path(inspect.getfile(VaswaniConfig)).parent.glob("*_vaswani.py")}
+    allowed |= {INDEX, *TOKENIZER_FILES}
     dropped = []
     for path in sorted(staging.iterdir()):
         if check := checks.get(path.name):

@@ -20,7 +20,7 @@ def _kind(node: Tree, parent: str) -> tuple:
 
 
 def _with_parents(tree: Tree) -> Iterator[tuple[Tree, str]]:
-    """Yield all nodes below the outermost, in the order of `Tree.nodes`, each with its parent's label."""
+    """Yield all nodes below the outermost, each before its children, each with its parent's label."""
     for child in tree.children:
         yield child, tree.label
         yield from _with_parents(child)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import LogitsProcessor
 
+from ..data.text_files import read_lines
 from ..decoding.file_translator import FileTranslator
 from ..decoding.streaming import WINDOW_LINES, Window
 from ..decoding.translator import Hypothesis, Piece, Translator
@@ -21,7 +22,7 @@ from .augmentation import Exchange
 from .grammar import BracketGrammar, BracketProcessor
 from .linearization import delinearize, is_tag_among_words, linearize, with_words, without_words
 from .tokenizer import SPACE, sentence_text, train_parser_tokenizer, tree_token_ids
-from .trees import Tree, checked, clean, escape, read_trees, words_of
+from .trees import Tree, checked, clean, escape, parse_trees, words_of
 
 logger = logging.getLogger(__name__)
 
@@ -127,9 +128,9 @@ def load_trees(path: str | Path) -> list[Tree]:
     """Return the cleaned trees of a file in brackets, plain or `.gz`, without those that have no words.
 
     Raises:
-        UserError: as `read_trees`, and where no tree is left.
+        UserError: for a file that cannot be read, as `parse_trees`, and where no tree is left.
     """
-    cleaned = [clean(tree) for tree in read_trees(path)]
+    cleaned = [clean(tree) for tree in parse_trees(read_lines(Path(path)), str(path))]
     trees = [tree for tree in cleaned if tree is not None]
     if len(trees) < len(cleaned):
         logger.warning("%s: %s tree(s) without words left out", path, f"{len(cleaned) - len(trees):,}")

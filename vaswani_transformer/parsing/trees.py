@@ -1,4 +1,4 @@
-"""Trees in Penn Treebank brackets: `read_trees` reads them unchanged, `clean` prepares them for training and scoring.
+"""Trees in Penn Treebank brackets: `parse_trees` reads them unchanged, `clean` prepares them for training and scoring.
 
 A leaf is `(TAG word)`, any other bracket a label and its children. Words are kept as they are written, brackets in them
 escaped: `-LRB-` for `(`.
@@ -8,9 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 
-from ..data.text_files import has_undecoded, read_lines
+from ..data.text_files import has_undecoded
 from ..errors import UserError, shortened
 
 ROOT = "ROOT"
@@ -52,13 +51,9 @@ class Tree:
                 yield from child.walk()
             yield self, True
 
-    def nodes(self) -> Iterator["Tree"]:
-        """Yield itself, all constituents and all words in it, each before its children, from left to right."""
-        return (node for node, is_end in self.walk() if not is_end)
-
     def leaves(self) -> Iterator["Tree"]:
         """Yield its words from left to right, each with its tag."""
-        return (node for node in self.nodes() if node.word is not None)
+        return (node for node, _ in self.walk() if node.word is not None)
 
     def words(self) -> list[str]:
         """Return its words from left to right, escaped."""
@@ -96,7 +91,11 @@ def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
 
 
 def parse_trees(lines: Iterable[str], where: str) -> Iterator[Tree]:
-    """Yield the trees in lines, as `read_trees`; `where` names the source in messages."""
+    """Yield the trees in lines, as they are: with traces, functional tags and outer labels.
+
+    A tree has one line or several, of which all but the first are indented. Blank lines are skipped. Raises `UserError`
+    with `where` and the line for unbalanced or empty brackets and text outside of brackets.
+    """
     stack: list[list[str | Tree]] = [[]]  # the parts so far of each open bracket, the first around all trees
     first = 1  # line of the last tree
     for number, line in enumerate(chain(lines, ["("]), 1):  # the bracket behind the last line shows what is open there
@@ -133,18 +132,6 @@ def _tree(parts: list["str | Tree"], is_outermost: bool) -> Tree | None:
         return Tree(label, word=inside[0])
     is_constituent = inside and all(isinstance(part, Tree) for part in inside) and (label or is_outermost)
     return Tree(label, tuple(inside)) if is_constituent else None
-
-
-def read_trees(path: str | Path) -> Iterator[Tree]:
-    """Yield the trees of UTF-8 text, plain or `.gz`, unchanged: with traces, functional tags and outer labels.
-
-    A tree has one line or several, of which all but the first are indented. Blank lines are skipped.
-
-    Raises:
-        UserError: for a file that cannot be read, and, with file and line, for unbalanced or empty brackets and text
-            outside of brackets.
-    """
-    return parse_trees(read_lines(Path(path)), str(path))
 
 
 def plain_label(label: str) -> str:

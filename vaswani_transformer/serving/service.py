@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any
 
 import regex
@@ -153,7 +154,7 @@ class Translating:
         terms = ((term.source, items_of(term.target)) for term in job.glossary)
         glossary = make_glossary((f"entry {number} of the glossary", *term) for number, term in enumerate(terms, 1))
         self.pieces = engine.tokenize(sentences, glossary, self._options)
-        size = max((piece.terms.size for piece in self.pieces if piece.terms), default=0)
+        size = max((sum(map(len, chain(*piece.terms.forms))) for piece in self.pieces if piece.terms), default=0)
         if size > _TERMS:
             raise UserError(f"a sentence's glossary has {size} tokens in all forms, at most {_TERMS} are taken")
 

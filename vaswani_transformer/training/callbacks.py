@@ -20,7 +20,6 @@ from ..errors import one_line, reading
 from ..files import write_text
 from ..json_and_yaml import parse_json
 from ..output_folder import OutputFolder
-from .checkpoints import STOP
 
 logger = logging.getLogger(__name__)
 
@@ -232,7 +231,7 @@ class StopAndSaveCallback(TrainerCallback):
         self.first_step, self.searched = first_step, searched
         self.log, self.limit = log, 60 * max_minutes
         self.received: int | None = None  # the signal
-        self.save_reasons: set[str] = set()  # of the next checkpoint
+        self.by_signal = False  # whether the next checkpoint is for a signal alone
         self.agreed = (False, False)  # on several processes: what any of them asked for before this step
         self._earlier_handlers = {}
 
@@ -283,8 +282,8 @@ class StopAndSaveCallback(TrainerCallback):
         stopped, time_is_up = self.requests(state) if args.world_size == 1 else self.agreed
         if stopped:
             self.received = self.received or signal.SIGTERM  # another process may have had it
+            self.by_signal = not (control.should_save or time_is_up)
             control.should_save = control.should_training_stop = True
-            self.save_reasons.add(STOP)
         if time_is_up:
             control.should_evaluate = control.should_save = True
         return control

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: which are complete, why each was written, which are kept and averaged.
+"""Checkpoints of a training: which are complete, which are kept and averaged.
 
 A checkpoint is written under another name, its files are forced to the disk, and it is renamed when it is complete. Its
 manifest, written last, lists its files with their sizes, by which a half-copied one is noticed, and with their CRC-32,
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "checkpoint.json"
 WEIGHTS = "model.safetensors"
-VALIDATION, INTERVAL, STOP, END = "validation", "interval", "stop", "end"  # why one was written
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Checkpoint:
     """A complete checkpoint."""
 
     path: Path
-    reasons: frozenset[str] = frozenset()  # why it was written, maybe for several at once
+    by_signal: bool = False  # written for a signal alone
 
     @property
     def step(self) -> int:
@@ -43,12 +42,12 @@ class Checkpoint:
         return step_of(self.path)
 
 
-def write_manifest(folder: Path, step: int, reasons: set[str]) -> None:
+def write_manifest(folder: Path, step: int, by_signal: bool) -> None:
     """List the files of a checkpoint, once all of them have been written; they are still in memory to be summed."""
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     with ThreadPoolExecutor() as executor:
         sums = dict(zip(sizes, executor.map(lambda name: crc32(folder / name), sizes), strict=True))
-    record = {"step": step, "written_for": sorted(reasons), "files": sizes, "crc32": sums}
+    record = {"step": step, "written_for": ["stop"] if by_signal else [], "files": sizes, "crc32": sums}
     write_text(folder / MANIFEST, json.dumps(record, indent=1) + "\n")
 
 
@@ -99,7 +98,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         wrong = {name for name, size in manifest["files"].items() if (folder / name).stat().st_size != size}
         if wrong or manifest["step"] != step_of(folder):
             raise ValueError(f"{min(wrong, default='the step')} is not as written")
-        return Checkpoint(folder, frozenset(manifest["written_for"]))
+        return Checkpoint(folder, manifest["written_for"] == ["stop"])
 
 
 def check_contents(folder: Path, weights_only: bool = False) -> None:
@@ -193,7 +192,7 @@ def surplus(checkpoints: list[Checkpoint], limit: int | None, best_step: int | N
     """
     if limit is None:
         return []
-    others = [each.step for each in checkpoints if each.reasons != {STOP} and each.step != best_step]
-    room = max(0, limit - any(each.step == best_step and each.reasons != {STOP} for each in checkpoints))
+    others = [each.step for each in checkpoints if not each.by_signal and each.step != best_step]
+    room = max(0, limit - any(each.step == best_step and not each.by_signal for each in checkpoints))
     keep = {best_step, *others[max(0, len(others) - room) :], *(each.step for each in checkpoints[-1:])}
     return [each for each in checkpoints if each.step not in keep]

@@ -113,7 +113,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.tokens_seen = np.zeros(2, np.int64)  # the same, summed over the run
         self.positions_seen = np.zeros(2, np.int64)  # the same with padding
         self.start_clock()
-        self._evaluation_totals, self._validated_step = np.zeros(2), -1
+        self._evaluation_totals = np.zeros(2)
 
     # Batches (Section 5.1)
 
@@ -243,8 +243,6 @@ class VaswaniTrainer(Seq2SeqTrainer):
             loss = float(totals[0] / totals[1])
             output.metrics[f"{metric_key_prefix}_loss"] = loss
             output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss, 700.0))
-        if metric_key_prefix.startswith("eval"):  # with several sets of evaluation pairs, "eval_NAME"
-            self._validated_step = self.state.global_step
         self._logged_at += time.monotonic() - start  # so that tokens a second are those of training
         return output
 
@@ -338,23 +336,12 @@ class VaswaniTrainer(Seq2SeqTrainer):
         for name, same_class in states.items():
             self.state.stateful_callbacks[name] = same_class if len(same_class) > 1 else same_class[0]
         self.state.save_to_json(str(writing / TRAINER_STATE_NAME))
-        checkpoints.write_manifest(writing, self.state.global_step, self._save_reasons())
+        by_signal = any(getattr(callback, "by_signal", False) for callback in self.callback_handler.callbacks)
+        checkpoints.write_manifest(writing, self.state.global_step, by_signal)
         checkpoints.remove_checkpoint(final)  # an earlier one of this step that was damaged
         if final.exists():  # with files of others
             final.rename(final.with_name(f"{final.name}.{time.time_ns()}"))
         publish(writing, final)
-
-    def _save_reasons(self) -> set[str]:
-        """Return why a checkpoint is written now; callbacks that ask for one give theirs in `save_reasons`."""
-        step, every = self.state.global_step, self.state.save_steps
-        reasons = set().union(*(getattr(callback, "save_reasons", ()) for callback in self.callback_handler.callbacks))
-        if self._validated_step == step:
-            reasons.add(checkpoints.VALIDATION)
-        elif self.args.save_strategy == "steps" and every and step % every == 0:
-            reasons.add(checkpoints.INTERVAL)
-        if self.control.should_training_stop and (checkpoints.STOP not in reasons or step >= self.state.max_steps):
-            reasons.add(checkpoints.END)
-        return reasons or {checkpoints.INTERVAL}
 
     def remove_surplus(self, folder: Path) -> None:
         """Remove the checkpoints in `folder` that are more than the settings keep."""

@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 import translating
-from conftest import tiny_model
 from model_folders import PAIRS, write_model
 from translating import LINES, OPTIONS, run
 
@@ -94,19 +93,9 @@ def test_mistakes_in_options(model, source, tmp_path, fails):
         ("precision is 'int3': it must be one of float32", ["A dog.", "--precision", "int3"]),
         ("give --input FILE and --output FILE", ["--input", source, "--resume"]),
         ("has 1 lines", ["--input", source, "--prefix", tmp_path / "prefix"]),
-        ("different tokenizers", ["A dog.", "--ensemble", other_model(tmp_path)]),
     ):
         assert message in fails("translate", model, *words)
     assert not (tmp_path / "out").exists()
-
-
-def other_model(folder):
-    from vaswani_transformer import train_tokenizer
-
-    tokenizer = train_tokenizer(["Ganz andere Worte."], vocab_size=300)
-    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder / "other")
-    tokenizer.save_pretrained(folder / "other")
-    return folder / "other"
 
 
 def test_a_batch_too_large_for_the_memory(model, monkeypatch, fails):

@@ -48,7 +48,7 @@ def test_a_page_and_a_word_file(model, translator, tmp_path, monkeypatch, capsys
     assert run(*command) == 0
     assert capsysbinary.readouterr().out.decode() == result
     (tmp_path / "in.docx").write_bytes(word_file(f"<w:p>{run_of('Two dogs')}</w:p>"))
-    command = ["translate", model, "--device", "cpu", "--format", "docx", "--input", tmp_path / "in.docx"]
+    command = ["translate", model, "--device", "cpu", "--input", tmp_path / "in.docx"]
     assert run(*command, "--output", tmp_path / "out.docx") == 0
     assert body((tmp_path / "out.docx").read_bytes()) == f"<w:p>{run_of(*translator.translate(['Two dogs']))}</w:p>"
 

@@ -72,6 +72,8 @@ def test_in_any_order_each_word_keeps_its_spans(translate, align, sentence):
         ("a CO<sub>2</sub>-rich sky", "A CO<sub>2</sub>-rich SKY", "SKY A CO<sub>2</sub>-rich"),
         ("a <b>big {na</b>me}, ({x}) dog", "A <b>BIG {na</b>me}, ({x}) DOG", "DOG <b>BIG {na</b>me}, ({x}) A"),
         ("on %(x)d%% of %1$s %lu", "ON %(x)d%% OF %1$s %lu", "OF ON %(x)d%% %1$s %lu"),
+        ("A <b0>big dog</b0><g1/> runs", "A <b0>BIG DOG</b0><g1/> RUNS", "RUNS <b0>DOG<g1/> BIG</b0> A"),
+        ("ask @node/x a <button>Do</button>", "ASK @node/x A <button>DO</button>", "A ASK @node/x <button>DO</button>"),
     ],
 )  # fmt: skip
 def test_where_markup_goes(text, forwards, reverse):
@@ -89,6 +91,7 @@ def test_where_markup_goes(text, forwards, reverse):
         ("in&shy;ter\u200bnal \ufeffcat", ["internal cat"]),
         ("Ask @ann or #cats on 1️⃣ b.org/x? :tada: ${x}%{y} {n, plural, one {# x} other {y}} %5.1f", ["Ask or on?"]),
         ("12 — 5 → 🎉", []),
+        ("The .NET kit. Use torch.nn.Layer! No.Way", ["The .NET kit.", "Use torch.nn.Layer!", "No.Way"]),
         ("<a>A</a> b.org/x <a>B</a><p><a>नदी</a><a>में</a> है<p>नदी<b>[1]</b> घर{x}की", ["A", "B", "नदी", "में है", "नदी"]),
     ],
 )
@@ -113,7 +116,10 @@ def test_what_a_model_sees(text, sentences):
         ("<b>犬</b>と<i>猫</i>", "「犬」と（猫）", [(0, 0), (1, 1), (2, 2)], "<b>「犬」</b>と<i>（猫）</i>"),
         ("<b>A <q>b c</q></b>, d", "X, y, Z", [(1, 0), (3, 1), (2, 2)], "<b><q>X,</q></b> y, <b>Z</b>"),
         ("See the <b>river</b>, now", "नदी, देखो", [(2, 0), (0, 1)], "<b>नदी</b>, देखो"),
-        ("<b>A</b> <a>x <i>dog.Cats</i></a>", "Y", [(0, 0)], "<b><i>Y</i></b> <a><i>Y</i></a>"),
+        ("<b>A</b> <a>x <i>dog. Cats</i></a>", "Y", [(0, 0)], "<b><i>Y</i></b><a><i> Y</i></a>"),
+        # What is linked with no word stays apart from the first, and what precedes the full stop before it.
+        ("The {x} file <u>is</u> a/b.", "Опция включена.", [(1, 0)], "{x} Опция <u>включена</u>."),
+        ("A red or {x} hat.<sup>[1]</sup>", "Roter Hut.", [(1, 0), (2, 1)], "Roter Hut {x}.<sup>[1]</sup>"),
         # The space that goes between two sentences of Chinese was the only part of a span that had its place.
         ("<b>big</b><b id=x>dog. </b>Yes.", "狗", [(0, 0)], "<b>狗</b><b id=x></b>狗"),
     ],
@@ -160,6 +166,9 @@ title: Not text
         ("Run **`make`** or **see `it` now**", "RUN **`make`** OR **SEE `it` NOW**"),
         ("Read [it][] and [it].\n\n[it]: /u", "READ [IT][it] AND [IT][it].\n\n[it]: /u"),
         ("> [!TIP]\n> a dog", "> [!TIP]\n> A DOG"),
+        ("> [!tip]- A title\n> a dog\n\n[TOC]\n\nb\n", "> [!tip]- A title\n> A DOG\n\n[TOC]\n\nB\n"),
+        (":::note[A title]\na `Link` or `Strong` dog\n:::", ":::note[A title]\nA `Link` OR `Strong` DOG\n:::"),
+        ("::: tip A long, long title\na\n\n[![a](b)](c) d", "::: tip A long, long title\nA\n\n[![a](b)](c) D"),
         ("+++\na = 'b'\n+++\n\n# a {#b .c}", "+++\na = 'b'\n+++\n\n# A {#b .c}"),
         ("A$2 or A$3, $x$", "A\\$2 OR A\\$3, $x$"),
         ('??? tip "a dog"\n    runs\n    on\n\n::: x\na\n:::', '??? tip "A DOG"\n    RUNS ON\n\n::: x\nA\n:::'),

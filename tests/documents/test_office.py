@@ -1,9 +1,11 @@
 """OpenDocument texts and slides: paragraphs change, every other byte stays."""
 
 import io
+import re
 import zipfile
 
 import pytest
+from document_files import body, run, word_file
 
 from vaswani_transformer.documents.formats import translate_document
 
@@ -45,3 +47,16 @@ def test_words_change_and_nothing_else(format):
         assert (first.filename, first.compress_type) == ("mimetype", zipfile.ZIP_STORED)
         assert archive.read(picture) == b"\x89PNG"
     assert "second & last" in seen or "Red birds sleep." in seen
+
+
+def test_fields_formulas_and_deleted_text_are_points():
+    begin, end = (f'<w:fldChar w:fldCharType="{kind}"/>' for kind in ("begin", "end"))
+    field = f"<w:r>{begin}</w:r>\n{run('REF')}<w:r>{begin}{end}</w:r>{run('Table 1')}<w:r>{end}</w:r>"
+    formula = '<m:oMath xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"><m:r>x</m:r></m:oMath>'
+    others = f"<w:fldSimple>{run('7')}</w:fldSimple>", f"<w:del>{run('no')}</w:del>", formula
+    text, seen = f"<w:p>{run('a ')}{field}{run(' b ')}{run(' c ').join(others)}{run(' d')}</w:p>", []
+    unended = f"<w:p>{run('e')}<w:r>{begin}</w:r>{run('f')}</w:p>"
+    louder = lambda sentences: seen.extend(sentences) or list(map(str.upper, sentences))  # noqa: E731
+    result = body(translate_document(word_file(text + unended), "docx", louder))
+    assert seen == ["a b c c d", "e", "f"] and all(part in result for part in (field, *others))
+    assert re.sub("<.*?>", "", result) == "A \nREFTable 1 B 7 C no C x DEF"

@@ -115,10 +115,7 @@ def test_an_interrupted_output_is_gone_on_with(model, run, sentences, tmp_path, 
 
         patch.setattr(search, "generate", stopping)
         assert "--resume" in run(*command, "--output", output, status=130).err
-    written = output.read_text()
-    assert len(written.splitlines()) == 6 and whole.read_text().startswith(written)
-    assert "is unfinished: give --resume" in run(*command, "--output", output, status=2).err
-    assert "--beams was" in run(*command, "--beams", 2, "--output", output, "--resume", status=2).err
+    assert len(output.read_text().splitlines()) == 6
     run(*command, "--output", output, "--resume")
     assert output.read_text() == whole.read_text()
 

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from ..catalogues.formats import ENDINGS as CATALOGUE_ENDINGS
 from ..catalogues.formats import FORMATS as CATALOGUES
 from ..data.text_files import has_undecoded
-from ..documents.formats import FORMATS, OFFICE
+from ..documents.formats import ENDINGS, FORMATS, OFFICE
 from ..errors import UserError, reading
 from ..files import file_sha256
 from ..model.language_codes_vaswani import LanguageCodes
@@ -54,9 +55,10 @@ class Written:
     """how sure the model is, as the mean probability of the words"""
     alignments: Annotated[bool, Parameter(alias="--return-alignments")] = False
     """word alignments after each, as 0-0 1-2"""
-    format: Literal[("text", "json", *FORMATS, *CATALOGUES)] = "text"
+    format: Literal[("text", "json", *FORMATS, *CATALOGUES)] | None = None
     """of lines, fields separated by tabs or JSON lines; the others: a whole document, whose markup stays, or a
-    catalogue of messages, in which what is untranslated or fuzzy is filled"""
+    catalogue of messages, in which what is untranslated or fuzzy is filled (default: by the --input's name, else text)
+    """
     report: Path_ | None = None
     """write a page about the entries of a catalogue to this file"""
     consistent_terms: bool = False
@@ -89,6 +91,10 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
     files, work, written, sampling = request.files, request.work, request.written, request.sampling
     if any(map(has_undecoded, sentences)):
         raise UserError("a sentence is not valid UTF-8: convert it first")
+    if written.format is None:
+        name, formats = (files.input or "").lower(), {**ENDINGS, **CATALOGUE_ENDINGS, ".txt": "text"}
+        written = replace(written, format=next((formats[end] for end in formats if name.endswith(end)), "text"))
+        request = replace(request, written=written)
     options.exclude("SENTENCE", sentences, {"input": files.input, "prefix": files.prefix})
     without = {"prefix": files.prefix, "ensemble": request.computing.ensemble, "sample": sampling.sample}
     options.exclude("--glossary", files.glossary, without)

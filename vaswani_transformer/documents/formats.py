@@ -21,7 +21,7 @@ OFFICE = ("docx", "pptx", "odt")
 FORMATS = (*_READERS, *OFFICE)
 #: The formats by the ends of files' names.
 ENDINGS = {".txt": "paragraphs", ".html": "html", ".htm": "html", ".xhtml": "html", ".md": "markdown"}
-ENDINGS |= {f".{name}": name for name in ("srt", "vtt", *OFFICE)}
+ENDINGS |= {f".{name}": name for name in ("srt", "vtt", *OFFICE)} | {".odp": "odt", ".ods": "odt"}
 
 
 def translate_document(
@@ -41,7 +41,7 @@ def translate_document(
         text = data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"line {line} is not valid UTF-8: convert the document first, or give its --format") from error
+        raise UserError(f"line {line} is not valid UTF-8: convert the document first, or name its format") from error
     mark = text[: text.startswith("\ufeff")]  # of the byte order, which is not text
     code, text = typed_code(text[len(mark) :])  # which counts for all of it
     read = pkgutil.resolve_name(f"{__package__}.{_READERS[format]}")

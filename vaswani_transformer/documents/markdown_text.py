@@ -22,8 +22,10 @@ _SPECIAL = re.compile(r"[\\`*_\[\]<~|$]|&(?=#?(?:\w+;|$))")  # at the end, the r
 _LINE_START = re.compile(r"^(\s*\d{0,9})((?<!\d)[-+=#>:]|(?<=\d)[.)])")
 _HEADING_END = re.compile(r"(?<=\s)#+\s*$")  # signs that it would lose
 # A line that says what the next ones are (Python-Markdown, Docusaurus, Pandoc), perhaps with a title; and a template's.
+# Where the title is not in quotation marks, and for what takes in another file, all of the line.
 _MARKER = re.compile(
-    rb"""(?:(?:!!!|\?\?\?\+?|===|::+)[ \t]*(?:[\w.={}\#-]+[ \t]*){0,3}(?:"([^"\n]*)"[ \t]*)?|\{[%:{][^\n]*\}[ \t]*)"""
+    rb"""(?:(?:!!!|\?\?\?\+?|===|::+)[ \t]*(?:[\w.={}\#-]+[ \t]*){0,3}(?:"([^"\n]*)"[ \t]*)?|\{[%:{][^\n]*\}[ \t]*"""
+    rb"""|(?::::|\[!\w+\]|--8<--|\[TOC\])[^\n]*)"""
     rb"(?=\r?\n|\Z)"
 )
 _PRICE = b"\x1a"  # in the place of a $ that is none of a formula's
@@ -75,7 +77,7 @@ class _Reader:
 
     def read(self, name: str, value: Any, start: int, end: int) -> None:
         """Read the next event."""
-        element = next(iter(value)) if isinstance(value, dict) else value
+        element = next(iter(value)) if isinstance(value, dict) else value if name in ("Start", "End") else ""
         if end <= self.opaque_end:
             return
         if name == "Text":

@@ -24,6 +24,7 @@ _NAMESPACE = re.compile(r"http://\S+/(?:wordprocessingml|drawingml)/\S*main |urn
 _PARAGRAPHS, _INNER = {"p", "h"}, {"span", "a"}  # of OpenDocument
 _SPANS = {"hyperlink", "ins", "smartTag"}
 _POINTS = {"bookmarkStart", "bookmarkEnd", "commentRangeStart", "commentRangeEnd", "proofErr", "permStart", "permEnd"}
+_FIELD = re.compile('fldCharType="(begin|end)"')
 _RAISED = re.compile(r'vertAlign [^<>]*"su(?:b|per)script"')
 _REFERENCES = {"footnoteReference", "endnoteReference", "commentReference"}  # a run of one of them is a point
 
@@ -80,7 +81,12 @@ def _read_part(data: bytes, name: str) -> Document:
     if name in _OPEN_DOCUMENT:
         number, pieces = len(events), _open_document(events)
     while number < len(events):
-        taken = _run(events, number)
+        taken, end = _run(events, number), _end_of_whole(events, number)
+        if end:
+            text = STAND_IN * (events[number].name != "del")
+            pieces.append(Piece(_raw(events[number : end + 1]), Kind.POINT, text))
+            number = end + 1
+            continue
         # One text comes in several events, at references and line ends.
         in_text = events[number][1:3] == ("<", "t") or (in_text and events[number].kind == "text")
         pieces += taken or [_piece(events[number], in_text)]
@@ -140,6 +146,23 @@ def _events(data: bytes) -> list[_Event]:
     parser.Parse(data, True)
     raws = (data[start:end].decode() for start, end in pairwise([0, *(place for place, *_ in starts[1:]), len(data)]))
     return [_Event(raw, *event) for raw, (_, *event) in zip(raws, starts, strict=True)]
+
+
+def _end_of_whole(events: list[_Event], number: int) -> int:
+    """Return the last event of a field, a formula or deleted text that begins here; 0 for anything else."""
+    kind, name = events[number][1:3]
+    if kind != "<" or not (name in ("r", "fldSimple", "fld", "del") or name.endswith(" oMath")):
+        return 0
+    first, last, depth = number, _end(events, number), 0
+    while name == "r" and events[first].kind != ">":  # a field is of several runs
+        last = _end(events, first) if events[first].kind == "<" else first
+        ends = _FIELD.findall(_raw(events[first : last + 1]))
+        depth, first = depth + ends.count("begin") - ends.count("end"), last + 1
+        if depth <= 0:
+            break
+    raw = _raw(events[number : last + 1])
+    is_whole = name != "r" or (depth == 0 and _FIELD.search(raw))
+    return last if is_whole and "HYPERLINK" not in raw else 0
 
 
 def _end(events: list[_Event], number: int) -> int:

@@ -16,7 +16,7 @@ SPANS = {
     "a", "abbr", "b", "bdi", "bdo", "big", "cite", "del", "dfn", "em", "font", "i", "ins", "label", "mark", "q", "s",
     "small", "span", "strike", "strong", "sub", "sup", "u",
 }  # fmt: skip
-_PICTURES = {"img", "input", "svg", "button", "select", "meter", "progress"}
+_PICTURES = {"img", "input", "svg", "meter", "progress"}
 _POINTS = {"code", "kbd", "samp", "var", "tt", "math", "time", "data", "output", "wbr", *_PICTURES}
 _OPAQUE = {
     "script", "style", "pre", "textarea", "iframe", "noembed", "noframes", "noscript", "xmp", "plaintext", "template",
@@ -35,6 +35,7 @@ _ENDED_BY = {
 }  # fmt: skip
 _CONTAINERS = {"ul", "ol", "menu", "dl", "table", "select", "datalist", "button", "object"}
 _CHARACTERS = re.compile(r"&#?\w+;?|[^&]+|&")
+_is_omegat = re.compile(r"(?!h[1-6]$)[a-z]+\d+").fullmatch  # `<b0>`, `</b0>` and `<g1/>` stand for a file's own tags
 
 
 class _Events(HTMLParser):
@@ -61,7 +62,7 @@ class _Events(HTMLParser):
         return self.parse_bogus_comment(i)
 
     def handle_startendtag(self, tag, attrs):
-        self._add("alone" if tag in ("svg", "math") else "start", tag, attrs)
+        self._add("alone" if tag in ("svg", "math") or _is_omegat(tag) else "start", tag, attrs)
 
     handle_starttag, handle_endtag = partialmethod(_add, "start"), partialmethod(_add, "end")
     handle_data = handle_entityref = handle_charref = partialmethod(_add, "text")
@@ -82,10 +83,10 @@ def read_web_page(source: str) -> Document:
         raw, number = source[start : places[last + 1]], last + 1
         if kind == "text":
             pieces += characters_of(raw)
-        elif kind == "comment" or (kind in ("start", "alone") and name in _POINTS) or (is_opaque and name in SPANS):
-            is_seen = kind != "comment" and name != "wbr"
+        elif kind in ("comment", "alone") or (kind == "start" and name in _POINTS) or (is_opaque and name in SPANS):
+            is_seen = kind != "comment" and name != "wbr" and not _is_omegat(name)
             pieces.append(Piece(raw, Kind.POINT, is_seen * (" " if name in _PICTURES else STAND_IN)))
-        elif name in SPANS:
+        elif name in SPANS or _is_omegat(name):
             pieces.append(Piece(raw, Kind.OPEN if kind == "start" else Kind.CLOSE, name=name))
         else:
             pieces.append(Piece(raw))

@@ -23,7 +23,11 @@ def sentence_parts(text: str, language: str = "en") -> list[str]:
     # Other white space than spaces has broken it: line breaks were lost, wide spaces ended in a panic.
     parts, start = [], 0
     for sentence in sentencex.segment(re.split("[_-]", language)[0], re.sub(r"\s", " ", text)):
-        parts.append(text[start : start + len(sentence)])
+        part = text[start : start + len(sentence)]
+        if parts and parts[-1][-1].isascii() and not parts[-1][-1].isspace():  # .NET, torch.nn.Transformer
+            parts[-1] += part
+        else:
+            parts.append(part)
         start += len(sentence)
     return parts
 

@@ -1,13 +1,14 @@
 """What is imported, each in a process of its own: quick commands wait for no library, and our models are registered."""
 
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 from model_folders import change, write_model
 
-from vaswani_transformer import export_model
+from vaswani_transformer import VaswaniTokenizer, export_model, load_tokenizer
 
 HEAVY = ("torch", "transformers", "datasets", "numpy", "huggingface_hub", "pydantic")
 MAIN = "from vaswani_transformer.cli.main import main; main(sys.argv[1:])"
@@ -75,6 +76,8 @@ ORDERS = [
     f"from vaswani_transformer import VaswaniTokenizer\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
     f"import transformers.trainer, vaswani_transformer\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
     f"import vaswani_transformer.experiments.translation\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
+    "import vaswani_transformer\nfrom transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n"
+    "assert type(AutoTokenizer.from_pretrained(sys.argv[3])) is vaswani_transformer.VaswaniTokenizer",
     "from transformers import AutoConfig\nimport vaswani_transformer\n"
     "assert type(AutoConfig.from_pretrained(sys.argv[1])) is vaswani_transformer.VaswaniConfig",
     "import vaswani_transformer\nfrom transformers import AutoModelForSeq2SeqLM, AutoTokenizer, AutoModel\n"
@@ -98,8 +101,11 @@ assert not any(name.startswith(("transformers.models", "vaswani_transformer")) f
 """
 
 
-def test_our_models_load_whichever_is_imported_first(folder):
-    imported(IMPORTED + IN_COPIES, str(folder), repr(ORDERS))
+def test_our_models_load_whichever_is_imported_first(folder, tmp_path):
+    backend = load_tokenizer(folder).backend_tokenizer
+    VaswaniTokenizer(tokenizer_object=backend, target_tokenizer_object=backend).save_pretrained(tmp_path)
+    shutil.copy(folder / "config.json", tmp_path)
+    imported(IMPORTED + IN_COPIES, str(folder), repr(ORDERS), str(tmp_path))
 
 
 def test_debug_shows_the_traceback_anywhere_on_the_line():

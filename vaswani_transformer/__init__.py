@@ -47,11 +47,11 @@ def _register_when_imported(ours: str, auto: str, register: Callable[[ModuleType
     """Call `register` with both modules as soon as both are imported; importing either one imports the other.
 
     Ours leads into transformers, which may import its auto classes midway: then `register` is called when ours is
-    finished. Where it is the layers that are half imported, ours is left to the module that imports it next.
+    finished. Where it is the layers that are half imported, the models are left to the module that imports them next.
     """
-    layers = f"{__package__}.model.layers_vaswani"
+    waits, layers = ours == "modeling_vaswani", f"{__package__}.model.layers_vaswani"
     ours, auto = f"{__package__}.model.{ours}", f"transformers.models.auto.{auto}"
-    wrapt.register_post_import_hook(lambda _: layers in sys.modules or importlib.import_module(ours), auto)
+    wrapt.register_post_import_hook(lambda _: (waits and layers in sys.modules) or importlib.import_module(ours), auto)
     wrapt.register_post_import_hook(lambda module: register(module, importlib.import_module(auto)), ours)
 
 

@@ -148,11 +148,8 @@ def test_another_tokenizer_in_the_folder_is_refused(prepared_copy):
 def test_the_check_finds_what_has_changed_and_reading_what_is_no_arrow_file(prepared_copy):
     open_prepared(prepared_copy).verify()
     path = prepared_copy / "train-00001.arrow"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    path.write_bytes(bytes(path.stat().st_size))
     assert f"{path}: the content has changed" in error_of(open_prepared(prepared_copy).verify)
-    path.write_bytes(bytes(len(content)))
     pairs = open_prepared(prepared_copy).train
     assert error_of(pairs.__getitem__, pairs.starts[1]).startswith(f"{path}: ")
 

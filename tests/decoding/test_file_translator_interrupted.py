@@ -97,16 +97,6 @@ def test_killed_at_any_moment_it_resumes_to_the_same_bytes(forked, command, expe
     assert output.read_bytes() == expected and not notes_path(output).exists()
 
 
-def test_killed_samples_resume_to_the_same_bytes(forked, model, source, tmp_path):
-    output, whole = tmp_path / "out", tmp_path / "whole"
-    sample = ["translate", model, "--input", source, "--window", "7", "--max-new-tokens", "8", "--sample"]
-    os.kill(started(forked, [*sample, "--output", output], output, 10), signal.SIGKILL)
-    forked.wait()
-    assert kill_again_and_again(forked, [*sample, "--output", output, "--resume"], output, (50,))
-    assert forked.vaswani(*sample, "--output", whole).status == 0
-    assert output.read_bytes() == whole.read_bytes()
-
-
 def test_ctrl_c_leaves_whole_lines_and_prints_how_to_resume(forked, command, expected, tmp_path):
     output = tmp_path / "out"
     os.kill(started(forked, [*command, "--output", output], output, 30), signal.SIGINT)

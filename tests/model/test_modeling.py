@@ -74,6 +74,14 @@ SOURCE, TARGET, OUTPUT = "model.encoder.embed_tokens", "model.decoder.embed_toke
 
 
 class TestTying:
+    def test_what_merging_unsets_is_saved_as_it_is(self, tmp_path):
+        """PEFT sets `tie_word_embeddings` to false where one of the matrices is another one."""
+        model = tiny_model()
+        model.lm_head.weight, model.config.tie_word_embeddings = torch.nn.Parameter(2 * model.lm_head.weight), False
+        model.save_pretrained(tmp_path)
+        matrices = zip(*map(embedding_matrices, (model, AutoModelForSeq2SeqLM.from_pretrained(tmp_path))), strict=True)
+        assert all(map(torch.equal, *zip(*matrices, strict=True)))
+
     @pytest.mark.parametrize(
         ("changes", "stored"),
         [

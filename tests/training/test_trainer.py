@@ -278,6 +278,15 @@ def test_defaults_are_those_of_the_paper(tmp_path):
     assert (arguments.tokens_per_batch, arguments.max_grad_norm, arguments.learning_rate_scale) == (25_000, 0.0, 1.0)
 
 
+def test_what_has_no_effect_is_named(tmp_path, caplog):
+    sizes = {"per_device_train_batch_size": 2, "learning_rate": 5e-4, "lr_scheduler_type": "constant"}
+    arguments = VaswaniTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **sizes)
+    trainer = VaswaniTrainer(make_model(), arguments, None, make_pairs(9))  # in the order of Seq2SeqTrainer's
+    assert trainer.train_dataset.num_rows == 9
+    assert "no effect here: per_device_train_batch_size, learning_rate; see learning_rate_scale" in caplog.text
+    assert "no model_init: make a trainer for each trial" in error_of(VaswaniTrainer, model_init=make_model)
+
+
 @pytest.mark.parametrize("form", [list, lambda pairs: pairs.remove_columns("target_length")])
 def test_a_dataset_of_ones_own_is_told_what_it_lacks(tmp_path, form):
     arguments = VaswaniTrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_steps=1)

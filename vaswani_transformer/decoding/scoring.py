@@ -62,7 +62,9 @@ def _score_ids(model, sources, targets, tokens_per_batch: int) -> list[list[floa
     import torch
 
     from ..data.batching import PairCollator
+    from ..model.copying_vaswani import copy_sharing_weights
 
+    model = copy_sharing_weights(model) if model.training else model
     scores: list[list[float]] = [[] for _ in targets]
     filled = [index for index, target in enumerate(targets) if len(target)]
     lengths = [max(len(sources[index]), len(targets[index])) for index in filled]

@@ -118,6 +118,10 @@ class Translator:
         target_language: str | None = None,
         **generate_options,
     ):
+        if getattr(model, "training", False):  # as it is after `Trainer.train()`
+            from ..model.copying_vaswani import copy_sharing_weights
+
+            model = copy_sharing_weights(model)
         self.model, self.tokenizer, self.tokens_per_batch = model, tokenizer, tokens_per_batch
         self.max_source_tokens, self.split_long, self.scores, self.seed = max_source_tokens, split_long, scores, seed
         self.glossary, self.memory, self.source_language = glossary, memory, source_language

@@ -84,8 +84,11 @@ class VaswaniCheckpointMixin:
         for name in ("auto_map", "custom_pipelines"):  # a loaded model may name the code of another repository
             vars(self.config).pop(name, None)
         vars(self.config).update(entries)
-        if hasattr(self, "keep_decoder") and self.lm_head.weight is self.model.decoder.embed_tokens.weight:
-            self.config.tie_word_embeddings = True  # PEFT's merging unsets it where source and target have two matrices
+        if hasattr(self, "keep_decoder"):  # PEFT's merging unsets what is tied where any of the matrices is another
+            source, target = (stack.embed_tokens.weight for stack in (self.model.encoder, self.model.decoder))
+            self.config.tie_word_embeddings |= self.lm_head.weight is target
+            if source is target and not self.config.shares_embeddings:
+                self.config.share_encoder_decoder_embeddings = True
         try:
             return super().save_pretrained(save_directory, *args, **kwargs)
         finally:

@@ -27,11 +27,6 @@ SETTING_RANGES: dict[str, tuple[type, float, float]] = {
     "temperature": (float, 1e-6, 10**6),
     "top_k": (int, 0, 10**9),
     "top_p": (float, 1e-6, 1),
-    "min_p": (float, 0, 1),
-    "top_h": (float, 1e-6, 1),
-    "typical_p": (float, 1e-6, 1),
-    "epsilon_cutoff": (float, 0, 0.99),
-    "eta_cutoff": (float, 0, 0.99),
 }
 
 

@@ -187,10 +187,10 @@ def surplus(checkpoints: list[Checkpoint], limit: int | None, best_step: int | N
     """Return the checkpoints to remove, of these, oldest first.
 
     The last, to resume from, and that of `best_step`, if any, are always kept, and of those that not a signal alone
-    asked for the last ones, `limit` in all with the best; None: all are kept, those of signals too. One that a signal
-    asked for is of no use once there is a later one, and must not push out an averaged one.
+    asked for the last ones, `limit` in all with the best; None or 0: all are kept, those of signals too. One that a
+    signal asked for is of no use once there is a later one, and must not push out an averaged one.
     """
-    if limit is None:
+    if not limit:
         return []
     others = [each.step for each in checkpoints if not each.by_signal and each.step != best_step]
     room = max(0, limit - any(each.step == best_step and not each.by_signal for each in checkpoints))

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -40,6 +40,8 @@ from .schedule import NoamSchedulerCallback
 
 logger = logging.getLogger(__name__)
 _FORWARD = VaswaniForConditionalGeneration.forward
+#: Arguments of transformers' that have no effect here.
+UNUSED = ("learning_rate", "lr_scheduler_type", "per_device_train_batch_size", "train_sampling_strategy")
 
 
 @dataclass
@@ -47,8 +49,8 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     """`Seq2SeqTrainingArguments` with the paper's values, and the size of a batch in tokens.
 
     Defaults that differ from transformers': label smoothing 0.1, Adam's beta 2 0.98 and epsilon 1e-9, no gradient
-    clipping, 4000 warmup steps. `lr_scheduler_type` and `learning_rate` have no effect: the rate is Equation 3.
-    `gradient_accumulation_steps` is worked out from the two token fields below.
+    clipping, 4000 warmup steps. The fields of `UNUSED` have no effect: the rate is Equation 3, and batches and
+    `gradient_accumulation_steps` are worked out from the two token fields below.
 
     Args:
         tokens_per_batch: the most source tokens, and the most target tokens, in one optimizer step over all
@@ -89,13 +91,17 @@ class VaswaniTrainer(Seq2SeqTrainer):
     another architecture, is as in `Seq2SeqTrainer`.
     """
 
-    def __init__(self, model, args: VaswaniTrainingArguments | None = None, **kwargs):
+    def __init__(self, model=None, args: VaswaniTrainingArguments | None = None, data_collator=None, *others, **kwargs):
+        if model is None:
+            raise UserError("VaswaniTrainer takes a model, no model_init: make a trainer for each trial of a search")
         args = VaswaniTrainingArguments() if args is None else args
+        given = [each.name for each in fields(args) if each.name in UNUSED and getattr(args, each.name) != each.default]
+        if given:
+            logger.warning("no effect here: %s; see learning_rate_scale and tokens_per_batch", ", ".join(given))
         if args.n_gpu > 1:
             logger.warning("training on one of %d GPUs: start with `accelerate launch` to use all", args.n_gpu)
             args._n_gpu = 1  # torch's DataParallel would split a batch by sentences and weigh its parts wrongly
-        kwargs.setdefault("data_collator", PairCollator(model.config.pad_token_id))
-        super().__init__(model=model, args=args, **kwargs)
+        super().__init__(model, args, data_collator or PairCollator(model.config.pad_token_id), *others, **kwargs)
         if hasattr(model.config, "label_smoothing"):  # the model smooths, and in training alone
             model.config.label_smoothing, self.label_smoother = args.label_smoothing_factor, None
         if (settings := self.accelerator.ddp_handler) is not None:

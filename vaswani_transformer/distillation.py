@@ -38,7 +38,7 @@ from .hub.card_facts import known_languages
 from .json_and_yaml import parse_json, read_json
 from .loading import check_folder
 from .output_folder import OutputFolder, locked_together
-from .recipes.recipe import Recipe, check_paths, languages_of
+from .recipes.recipe import Recipe, languages_of
 from .training.forecast import train_once
 from .training.initial_model import read_model_of
 from .training.run import TrainingResult, check_trainable, join_process_group, train
@@ -84,7 +84,6 @@ def distill(
             without lines, a folder that holds something else, and as `train`.
         TrainingStopped: as `train`.
     """
-    check_paths(recipe)
     for teacher in teachers:
         check_folder(teacher)
         check_is_elsewhere(recipe.output, teacher)
@@ -115,7 +114,6 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
     Raises:
         UserError, TrainingStopped: as `distill`, and where the minutes are too few for as much text as the pairs.
     """
-    check_paths(recipe)
     languages = languages_of(vars(recipe)) or list(SIDES)
     mono = replace(recipe, train_source=text, train_target=text, train_data=None, train_split="train")
     source, _ = data_sources(mono, one_text=True)

@@ -133,10 +133,14 @@ def test_models_and_files_are_compared_and_checked(model, evaluate, tmp_path, ca
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert [row["name"] for row in scores["systems"]] == [str(model), "out", str(tmp_path / "other")]
     assert scores["sentences"] == 3 and scores["verdicts"] == lines[6:10]
+    assert evaluate(folder="out") == 0 and capsys.readouterr().out.startswith("out: BLEU ")
+    (tmp_path / "test.en").write_text("\nA dog.\n" + "dog " * 150 + "\n")
+    short = write_model(tmp_path / "learned", position_encoding="learned", max_position_embeddings=40)
+    assert evaluate(folder=short) == 2 and "line 3 has" in capsys.readouterr().err  # blank lines count
     (tmp_path / "short").write_text("Ein Hund.\n")
     refused = {
         ("short",): "short has 1 lines for 3 references", ("none",): "no model folder none",
-        ("out", "--json", "out"): "--json", ("out", "--output", "x"): "several models and --output cannot be combined",
+        ("out", "--json", "out"): "--json", ("out", "--output", "x"): "a file of translations, and --output cannot",
         ("--checker", "my_check"): "--checker my_check: module 'my_check' has no attribute ''",
     }  # fmt: skip
     for words, reason in refused.items():

@@ -116,16 +116,6 @@ def test_an_output_continues_after_its_last_whole_record(tmp_path):
     assert path.read_text() == "1 a\n1 b\n2 a\n2 b\n3 a\n3 b\n" and list(tmp_path.iterdir()) == [path]
 
 
-def test_what_was_given_has_to_be_the_same(tmp_path):
-    path = tmp_path / "out"
-    ResumableOutput(path, {"--beams": 4}).close()
-    ResumableOutput(path, {"--beams": 4}, resume=True).close()
-    with pytest.raises(UserError, match=r"--beams was 4 and is 5 now"):
-        ResumableOutput(path, {"--beams": 5}, resume=True)
-    with pytest.raises(UserError, match=r"is unfinished: give --resume"):
-        ResumableOutput(path, {"--beams": 4})
-
-
 def test_outputs_that_cannot_be_resumed(tmp_path):
     path = tmp_path / "out"
     path.write_text("of another program\n")

@@ -80,3 +80,8 @@ def test_loops(output, runs_on):
     pairs = [("A dog that runs behind another dog", "Ein Hund")]
     [(_, row)] = [next(stress(None, pairs, [output]))]
     assert row["runs_on"] == runs_on
+
+
+def test_a_reference_of_many_bytes_does_not_run_on():
+    text = "".join(map(chr, range(0x1000, 0x1030)))  # Burmese
+    assert next(stress(None, [("A long dog", text)], [Hypothesis(text)]))[1]["runs_on"] == 0

@@ -25,6 +25,7 @@ from vaswani_transformer.decoding.streaming import Window
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.export.engine import load_exported
 from vaswani_transformer.exported import QUANTIZATIONS
+from vaswani_transformer.hub.card_facts import known_languages
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 GREEDY = {"num_beams": 1}
@@ -243,7 +244,9 @@ def test_ctranslate2s_own_converter_knows_our_models(tmp_path, folder):
 
 def test_the_command_and_what_it_leaves_alone(tmp_path, folder, fails, capsys):
     output = tmp_path / "a new" / "exported"
-    assert main(["export", str(folder), "--output", str(output), "--quantization", "int8"]) == 0
+    words = ["--quantization", "int8", "--languages", "en", "de"]
+    assert main(["export", str(folder), "--output", str(output), *words]) == 0
+    assert known_languages(output) == ["en", "de"]
     printed = capsys.readouterr().out
     assert "int8" in (output / "export.json").read_text() and "MB, 100 positions" in printed and "VNNI" in printed
     assert shlex.split(printed.split("use it with: ")[1].splitlines()[0])[-2:] == ["translate", str(output)]
@@ -269,6 +272,10 @@ def test_an_export_that_differs_is_not_kept(tmp_path, folder, monkeypatch):
 
 
 def test_bad_exports_and_settings(tmp_path, folder, exported):
+    shutil.copytree(folder, tmp_path / "model")
+    change(tmp_path / "model", "generation_config.json", no_repeat_ngram_size=3)
+    with pytest.raises(UserError, match=r"no_repeat_ngram_size in generation_config.json is 3"):
+        export_model(tmp_path / "model", tmp_path / "none")
     with pytest.raises(UserError, match=r"export.json: No such file"):
         load_exported(folder)
     with pytest.raises(UserError, match=r"none.*No such file"):

@@ -22,6 +22,7 @@ SCORES = {
     "chrf": 55.5,
     "chrf_signature": "nrefs:1|nc:6",
     "perplexity": 4.803,
+    "paper_bleu": 26.5,
     "exact_match": 12.5,
     "sentences": 1000,
     "test_set": "newstest: 2014 – full",  # a colon, which YAML has to quote
@@ -90,7 +91,7 @@ def test_the_model_index_holds_the_scores_exactly_and_how_they_were_obtained():
     how = ("sentences", "source_file", "bleu_signature", "chrf_signature", "date", "command")
     how = {name: SCORES[name] for name in how} | SCORES["generation"] | SCORES["versions"]
     assert all(result.metric_args == how and result.dataset_revision == SCORES["source_sha256"] for result in results)
-    assert data.metrics == ["sacrebleu", "chrf", "perplexity", "exact_match"]
+    assert data.metrics == ["sacrebleu", "chrf", "perplexity", "bleu", "exact_match"]
 
 
 def test_test_sets_of_like_names_stay_apart():

@@ -192,7 +192,7 @@ def test_what_is_a_model_of_marian(tmp_path):
     assert "holds 2 models (model1.npz, model2.npz): give" in error_of(read, tmp_path)
 
 
-def test_an_archive_of_opus_mt(tmp_path):
+def test_an_archive_of_opus_mt(tmp_path, caplog):
     """One .yml file for both sides, SentencePiece models beside it, several models of which decoder.yml names one."""
     spm = FIXTURES / "src-spm" / "joint.spm"
     model, vocabulary = "opus.spm32k-spm32k.transformer.model1.npz.best-perplexity.npz", "opus.spm32k-spm32k.vocab.yml"
@@ -219,6 +219,9 @@ def test_an_archive_of_opus_mt(tmp_path):
     line = error_of(read, tmp_path / model)
     assert "are not beside it (no decoder.yml names one or two): give --vocabulary FILE" in line
     assert read(tmp_path / model, tmp_path / vocabulary).tokenizer(text).input_ids == ours.tokenizer(text).input_ids
+    (tmp_path / "source.spm").rename(tmp_path / "another")
+    assert not caplog.text and read(tmp_path / model, tmp_path / vocabulary)
+    assert "holds parts of words: with no source.spm beside it, give text cut into them" in caplog.text
 
 
 def test_sentencepiece_models_that_cannot_be_followed(tmp_path):

@@ -56,7 +56,7 @@ def evaluate(
     from ..data.augmentation import CHANGES
     from ..data.pair_readers import read_pairs
     from ..data.parallel_text import FORMATS, pair_source, suffix
-    from ..decoding.scoring import score_pairs
+    from ..decoding.scoring import score_tokens
     from ..decoding.stress import stress as stress_rows
     from ..decoding.translator import Translator
     from ..evaluation import metrics
@@ -66,7 +66,8 @@ def evaluate(
     for name in (model, *others):
         files.check_files({"model": name}, {"json": json})
     one_only = {"output": output, "test_set": test_set, "paper_bleu": paper_bleu, "checker": checker, "stress": stress}
-    options.exclude("several models", others, one_only)
+    is_compared = bool(others) or Path(model).is_file()
+    options.exclude("several models, or a file of translations,", is_compared, one_only)
     if paper_bleu:
         metrics.moses_tokenizer(paper_bleu)  # before the work, if it is not installed
     if checker:
@@ -79,7 +80,8 @@ def evaluate(
         raise UserError(f"{tables[0]} holds pairs, not lines: give the same file as --source and --reference")
     else:
         pairs = list(read_pairs("text", [(source, reference)]))
-    filled = [pair for pair in pairs if all(side.strip() for side in pair)]
+    numbers = [number for number, pair in enumerate(pairs, 1) if all(side.strip() for side in pair)]
+    filled = [pairs[number - 1] for number in numbers]
     if not filled:
         raise UserError(f"{source} and {reference} hold blank lines only: nothing to evaluate")
     sources, references = map(list, zip(*pairs, strict=True))
@@ -91,7 +93,7 @@ def evaluate(
         asked = options.generate_options(loaded, search) | {"target_language": target_language}
         return Translator(loaded, tokenizer, computing.tokens_per_batch, **asked)
 
-    if others:
+    if is_compared:
         return files.write_json(json, _compare([model, *others], sources, references, bleu, load))
     translator = load(model)
     loaded, tokenizer = translator.model, translator.tokenizer
@@ -103,7 +105,8 @@ def evaluate(
     # What was read is hashed before anything is written.
     record = files.record_of(model, source, reference, translator, settings, test_set) if json else {}
     coded = [translator.codes.coded(source) for source, _ in filled]
-    losses, counts = score_pairs(loaded, tokenizer, coded, [target for _, target in filled])
+    scored = score_tokens(loaded, tokenizer, coded, [target for _, target in filled], numbers=numbers)
+    losses, counts = zip(*((-score.log_probability, len(score.tokens)) for score in scored), strict=True)
     ranked, seconds = files.timed("translating", partial(translator.hypotheses, sources), len(sources))
     outputs = [hypotheses[0] for hypotheses in ranked]
     translations = [output.text for output in outputs]
@@ -114,7 +117,7 @@ def evaluate(
     if checker:
         scores["checked"] = metrics.check_outputs(checker, zip(sources, translations, references, strict=True))
     if stress:
-        clean = [each for each, pair in zip(outputs, pairs, strict=True) if all(side.strip() for side in pair)]
+        clean = [outputs[number - 1] for number in numbers]
         changed = partial(stress_rows, translator, filled, clean)
         scores["stress"] = dict(files.timed("changed", changed, len(filled) * len(CHANGES))[0])
     if output:

@@ -23,7 +23,7 @@ from ..errors import UserError, shortened
 from ..files import write_text, written_whole
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
-from ..recipes.recipe import Recipe, check_paths
+from ..recipes.recipe import Recipe
 from . import cleaning_rules
 from .cleaning_options import CleaningRules
 from .cleaning_rules import KEPT, NAMES, Judge, LengthRatio, check_rules, key_of, plain
@@ -66,7 +66,6 @@ def clean(
             is left.
     """
     check_rules(rules)
-    check_paths(recipe)
     tests = [home_path(name) for name in rules.test]
     for path in tests:
         check_on_disk(path)

@@ -41,18 +41,15 @@ _RANGES = {"length_ratio": (0, 1e9), "near_duplicates": (0.5, 0.95)}
 
 def check_rules(rules: CleaningRules) -> None:
     """Raise `UserError` for rules that lack something."""
-    problem = None
     with reading("pip install 'vaswani_transformer[cleaning]'"):
         if rules.near_duplicates is not None:
             import rensa  # noqa: F401
         known = likely_languages("a") if rules.languages else ()
     if not set(rules.languages or ()) <= set(known):
-        problem = f"languages are {rules.languages}: give two of {', '.join(sorted(known))}"
+        raise UserError(f"languages are {rules.languages}: give two of {', '.join(sorted(known))}")
     for name, (least, most) in _RANGES.items():
         if (value := getattr(rules, name)) is not None and not least <= value <= most:
-            problem = f"--{name.replace('_', '-')} is {value}: it must be from {least} to {most}"
-    if problem:
-        raise UserError(problem)
+            raise UserError(f"--{name.replace('_', '-')} is {value}: it must be from {least} to {most}")
 
 
 def plain(text: str) -> str:

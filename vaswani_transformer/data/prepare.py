@@ -23,7 +23,7 @@ from ..errors import UserError, reading
 from ..files import file_sha256, is_local, remove_leftovers, to_path, write_text, written_whole
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
-from ..recipes.recipe import Recipe, check_paths
+from ..recipes.recipe import Recipe
 from . import prepared
 from .parallel_text import PairSource, held_out_rows
 from .prepared import INDEX, MANIFEST, PARTS, SHARD, TOKENIZER, TRAIN, UNFINISHED, VALIDATION
@@ -68,7 +68,6 @@ def prepare(
     Raises:
         UserError: for mistakes in the recipe or its data, and a folder that holds something else.
     """
-    check_paths(recipe)
     folder = to_path(folder)
     if not progress:
         datasets.disable_progress_bars()

@@ -26,7 +26,7 @@ def positions(config) -> float:
     return config.max_position_embeddings if config.position_encoding == "learned" else math.inf
 
 
-def check_length(config, number: int, tokens: int, most: float = math.inf) -> None:
+def check_length(config, number: int | str, tokens: int, most: float = math.inf) -> None:
     """Raise `UserError` where line `number`, from 1, has more tokens, `</s>` included, than positions or `most`."""
     if tokens > (limit := min(positions(config), most)):
         raise UserError(f"line {number} has {tokens} tokens and at most {limit} are taken: split it into sentences")
@@ -160,8 +160,9 @@ def score_tokens(
         with reading(f"line {number}"):
             codes.split(source)
     sources, targets = tokenizer(sources)["input_ids"], tokenizer(text_target=targets)["input_ids"]
-    for number, *pair in zip(numbers, sources, targets, strict=True):
-        check_length(model.config, number, max(map(len, pair)))
+    for number, source, target in zip(numbers, sources, targets, strict=True):
+        check_length(model.config, number, len(source))
+        check_length(model.config, f"{number} of the translations", len(target))
     rows = score_ids(model, sources, targets, tokens_per_batch)
     return list(map(PairScore, token_texts(tokenizer, targets), rows))
 

@@ -193,21 +193,15 @@ def paper_tokens(texts: Sequence[str], language: str) -> list[str]:
     return list(map(split_compounds, tokens) if language == "de" else tokens)
 
 
-def multi_bleu(translations: Sequence[str], references: Sequence[str]) -> float:
-    """Compute BLEU (0 to 100) of tokens as Moses' multi-bleu.perl prints it: cased, unsmoothed, one reference.
-
-    It is 0 if no 4-gram of the whole corpus is right.
-    """
-    _check_pairs(translations, references)
-    metric = BLEU(tokenize="none", smooth_method="none", force=True)
-    return metric.corpus_score(translations, [references]).score
-
-
 def paper_bleu(translations: Sequence[str], references: Sequence[str], language: str) -> float:
     """Compute BLEU as in Table 2, 0 to 100, of detokenised sentences in a language (`"de"`, `"fr"`, ...).
+
+    It is that of Moses' multi-bleu.perl: cased, unsmoothed, one reference; 0 if no 4-gram of the whole corpus is right.
 
     Raises:
         UserError: as `moses_tokenizer`.
         ValueError: for no translations or a different number of references.
     """
-    return multi_bleu(paper_tokens(translations, language), paper_tokens(references, language))
+    _check_pairs(translations, references)
+    metric = BLEU(tokenize="none", smooth_method="none", force=True)
+    return metric.corpus_score(paper_tokens(translations, language), [paper_tokens(references, language)]).score

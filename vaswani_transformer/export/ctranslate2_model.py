@@ -138,7 +138,7 @@ class CTranslate2Model:
             patience=patience,
             # Rounded down, and by less than half a hypothesis, since CTranslate2 rounds in a way of its own.
             num_hypotheses=max(1, int(beams * patience + 1e-6)),
-            length_penalty=0,  # plain log-probabilities; with this many hypotheses it does not stop earlier
+            length_penalty=0,  # log-probabilities; with this many hypotheses it does not stop earlier
             min_decoding_length=min(least, longest),
             max_decoding_length=longest,
             max_input_length=0,

@@ -6,6 +6,7 @@ A module `to_FORMAT` has `write`, and `largest_difference` from the model if its
 import json
 import math
 import random
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -51,6 +52,7 @@ def export_model(
     format: str = "ctranslate2",
     quantization: str | None = None,
     overwrite: bool = False,
+    languages: Sequence[str] = (),
 ) -> Export:
     """Write a model folder in the format of another engine, tokenizer beside it, and compare the two.
 
@@ -61,6 +63,7 @@ def export_model(
         quantization: how CTranslate2 stores weights: float32 (the default), int8, int8_float32, bfloat16, float16 or
             int16; for transformers.js int8 (the default) is beside float32.
         overwrite: replace an exported model in the output folder.
+        languages: codes of source and target, which are noted in `export.json`.
 
     Raises:
         UserError: for a model that cannot be loaded or expressed, naming the setting; a format that is unknown or not
@@ -77,7 +80,7 @@ def export_model(
         model, tokenizer = load_model(model, "cpu")
         model = model.float()
         rows = set_positions(model)
-        difference = _write(writer, format, model, tokenizer, staging, rows, quantization)
+        difference = _write(writer, format, model, tokenizer, staging, rows, quantization, languages)
     return Export(output.absolute(), rows, size_of(output), difference)
 
 
@@ -87,7 +90,7 @@ def size_of(folder: Path) -> int:
 
 
 @torch.no_grad()
-def _write(writer, format: str, model, tokenizer, staging: Path, rows: int, quantization: str) -> float | None:
+def _write(writer, format, model, tokenizer, staging: Path, rows: int, quantization: str, languages) -> float | None:
     """Write all files of an export; returns the largest difference from the model, where that can be computed."""
     config = model.config
     if format == TRANSFORMERS_JS and (has_two_sides(tokenizer) or not tokenizer.is_fast):
@@ -102,7 +105,7 @@ def _write(writer, format: str, model, tokenizer, staging: Path, rows: int, quan
     model.generation_config.save_pretrained(staging)
     # Neither a source nor an output can have more tokens than there are positions.
     facts = {"format": format, "positions": rows, "quantization": quantization, "vaswani_transformer": __version__}
-    facts |= {name: getattr(config, name) for name in NUMBERS}
+    facts |= {"languages": [*languages]} | {name: getattr(config, name) for name in NUMBERS}
     (staging / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     if format == "marian":
         return None

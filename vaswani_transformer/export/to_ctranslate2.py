@@ -13,7 +13,7 @@ from ctranslate2.specs.common_spec import Activation
 
 from ..data.tokenization import SIDES, side_of
 from ..exported import NotExpressibleError, read_vocabularies
-from .ctranslate2_model import open_engine
+from .ctranslate2_model import check_setting, open_engine
 
 _ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "silu": Activation.SWISH}
 
@@ -91,6 +91,8 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
     Raises:
         NotExpressibleError: for what CTranslate2 does not have, naming it.
     """
+    for name, value in model.generation_config.to_diff_dict().items():
+        check_setting(name, value, " in generation_config.json")
     spec = VaswaniLoader()(model, tokenizer)
     spec.validate()
     spec.optimize(quantization=quantization)

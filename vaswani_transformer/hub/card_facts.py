@@ -8,7 +8,8 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from ..errors import UserError, reading
-from ..json_and_yaml import read_json, read_yaml
+from ..exported import FACTS
+from ..json_and_yaml import read_json, read_text, read_yaml
 from ..model.settings_vaswani import LENGTH_NORMALIZATIONS
 from ..output_folder import RECIPE
 from ..recipes.recipe import Recipe, convert, languages_of
@@ -18,6 +19,7 @@ METRICS = {
     "bleu": ("sacrebleu", "BLEU", 2),
     "chrf": ("chrf", "chrF", 2),
     "perplexity": ("perplexity", "perplexity per target token", 3),
+    "paper_bleu": ("bleu", "BLEU, tokenised as in the paper", 2),
     "exact_match": ("exact_match", "sentences equal to their reference, in percent", 1),
     "bracket_f1": ("f1", "labelled bracket F1", 2),
     "bracket_precision": ("precision", "labelled bracket precision", 2),
@@ -185,11 +187,14 @@ def metadata(text: str) -> dict[str, Any]:
 
 
 def known_languages(folder: str | Path) -> list[str]:
-    """Return source, perhaps blank, and target language that a model's import or training noted, or none."""
-    noted = read_import(folder).get("languages") or languages_of(read_run_recipe(folder))
-    with contextlib.suppress(OSError, UserError, KeyError, TypeError):
-        noted = noted or list(map(str, read_json(Path(folder) / "verdict.json")["languages"]))
-    return noted
+    """Return source, perhaps blank, and target language that an import, training, export or card noted, or none."""
+    noted, folder = read_import(folder).get("languages") or languages_of(read_run_recipe(folder)), Path(folder)
+    for name in ("verdict.json", FACTS):
+        with contextlib.suppress(OSError, UserError, KeyError, TypeError):
+            noted = noted or list(map(str, read_json(folder / name)["languages"]))
+    with contextlib.suppress(OSError, UserError):  # of a published model
+        noted = noted or metadata(read_text(folder / "README.md"))["languages"]
+    return noted if len(noted) == 2 else []
 
 
 def datasets_of(recipe: Mapping, part: str = "train_data") -> list[str]:

@@ -16,6 +16,7 @@ from ..errors import UserError, reading, shortened
 from ..json_and_yaml import read_text
 from ..model.tokenization_vaswani import VaswaniTokenizer
 from . import sentencepiece
+from .marian_vocabularies import PARTS
 
 _END, _UNKNOWN = "</s>", "<unk>"
 SPECIAL_TOKENS = ("<s>", "<pad>", _END, _UNKNOWN)  # the first ids of fairseq's dictionaries
@@ -24,7 +25,6 @@ _SEPARATOR, _END_OF_WORD = "@@", "</w>"
 _CODES = ("bpecodes", "code", "codes", "bpe.codes")
 _MODELS = ("sentencepiece.bpe.model", "sentencepiece.model", "spm.model")
 _ADVICE = "give the dict.LANGUAGE.txt that fairseq-preprocess wrote for this model"
-_SHARE = 0.01  # of a dictionary's entries that look like parts of words, so that it is one of parts of words
 
 
 def read_dictionaries(
@@ -77,7 +77,7 @@ def read_tokenizer(
     names = _MODELS if settings.get("bpe") == "sentencepiece" else (*_CODES, *_MODELS)
     segmentation = codes or next((path for name in names if (path := checkpoint.parent / name).is_file()), None)
     parts = [sum(word.endswith(_SEPARATOR) or word.startswith("▁") for word in ids) for ids in dictionaries]
-    if segmentation is None and any(n > _SHARE * len(ids) for n, ids in zip(parts, dictionaries, strict=True)):
+    if segmentation is None and any(n > PARTS * len(ids) for n, ids in zip(parts, dictionaries, strict=True)):
         problem = f"hold parts of words, and there is no {_CODES[0]} or {_MODELS[0]} beside it"
         fix = "give --bpe-codes FILE, the merges of subword-nmt or fastBPE or the model of SentencePiece"
         raise UserError(f"the dictionaries of {checkpoint} {problem}: {fix}")

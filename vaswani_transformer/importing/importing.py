@@ -100,14 +100,15 @@ def import_model(
 
 def _format_of(source: Path) -> ModuleType:
     """Return the module that reads a source."""
+    refuse_exported(source if source.is_dir() else source.parent)
     if source.is_dir():
-        refuse_exported(source)
         refuse_special_files(source)
     for format in FORMATS:
         if format.matches(source):
             return format
     kind = model_type(source)
     described = f"a {kind!r:.50} model of transformers" if kind else "a folder" if source.is_dir() else "a file"
+    described = "a model of ours, which needs no import" if kind == "vaswani" else described
     described = described if source.exists() else "which does not exist, and is not a name owner/name on the Hub"
     known = "Known formats: " + "; ".join(format.NAME for format in FORMATS)
     raise UserError(f"{source} ({described}) is not in a format that can be imported. {known}. {_NOT_OURS}")

@@ -4,6 +4,7 @@ A `.yml` file gives words their ids and says nothing about how a text becomes wo
 itself does, unless there are SentencePiece models beside it as in the archives of OPUS-MT.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from ..marian_format import EOS, PAD, UNK, read_vocabulary
 from ..model.tokenization_vaswani import VaswaniTokenizer
 from .sentencepiece import backend, read_model
 
+logger = logging.getLogger(__name__)
+
+PARTS = 0.01  # of a vocabulary's entries that look like parts of words, so that it is one of parts of words
 _SEGMENTERS = ("source.spm", "target.spm")  # in archives of OPUS-MT
 
 
@@ -68,6 +72,9 @@ def _read(path: Path, size: int, pad: int, segmenter: str) -> Vocabulary:
     if (is_spm and len(entries) < size) or not {EOS, UNK} <= ids.keys():
         raise UserError(f"{path} lacks {EOS}, {UNK} or ids of the model's {size:,}: give the model's own vocabulary")
     beside = path if is_spm else path.parent / segmenter
+    parts = sum(name.endswith("@@") or name.startswith(("▁", "Ġ")) for name in ids)
+    if parts > PARTS * len(ids) and not beside.is_file():
+        logger.warning("%s holds parts of words: with no %s beside it, give text cut into them", path, segmenter)
     return Vocabulary(ids, beside if beside.is_file() else None, pad)
 
 

@@ -23,7 +23,6 @@ SETTING_RANGES: dict[str, tuple[type, float, float]] = {
     "no_repeat_ngram_size": (int, 0, 10**6),
     "encoder_no_repeat_ngram_size": (int, 0, 10**6),
     "repetition_penalty": (float, 1e-6, 10**6),
-    "encoder_repetition_penalty": (float, 1e-6, 10**6),
     "temperature": (float, 1e-6, 10**6),
     "top_k": (int, 0, 10**9),
     "top_p": (float, 1e-6, 1),

@@ -15,7 +15,7 @@ from ..decoding.translator import Hypothesis, Piece, Translator
 from ..distributed import joined_processes
 from ..errors import UserError
 from ..output_folder import OutputFolder, locked
-from ..recipes.recipe import Recipe, check_paths
+from ..recipes.recipe import Recipe
 from ..training.run import check_trainable, join_process_group
 from ..training.run_folder import check_output
 from .augmentation import Exchange
@@ -176,7 +176,6 @@ def parsing_recipe(recipe: Recipe, train_trees: Sequence[Tree], dev_trees: Seque
         UserError: for a recipe that names other data, files of the user's in the places of ours, and as
             `train_parser_tokenizer`, `check_output` and `check_trainable`.
     """
-    check_paths(recipe)
     for name in (*OWN_FIELDS, *OTHER_DATA):
         if getattr(recipe, name) is not None:
             raise UserError(f"{name} is {getattr(recipe, name)!r}: a parser is trained on --trees, leave it out")

@@ -156,6 +156,11 @@ class Recipe:
         values = {name: getattr(self, name) for name in names if name not in ("from_model", "preset")}
         return {name: value for name, value in values.items() if value not in (None, AUTO)}
 
+    def __post_init__(self):
+        for name in PATHS:
+            if getattr(self, name) == "":  # it would be the current folder
+                raise UserError(f"{name} is empty (an unset variable?): give a path, . for the current folder")
+
     @property
     def known_tokens_per_device(self) -> int:
         """Return `tokens_per_device`; where the device's memory decides, what is certain to be tried."""
@@ -333,20 +338,12 @@ def languages_of(recipe: Mapping) -> list[str]:
     return []
 
 
-def check_paths(recipe: Recipe) -> None:
-    """Raise `UserError` for an empty path: it would be the current folder."""
-    for name in PATHS:
-        if getattr(recipe, name) == "":
-            raise UserError(f"{name} is empty (an unset variable?): give a path, . for the current folder")
-
-
 def check_recipe(recipe: Recipe) -> None:
     """Check ranges and choices, and that the model can be built.
 
     Raises:
         UserError: naming the field, its value and the rule.
     """
-    check_paths(recipe)
     augmentation_shares(recipe.augmentation)
     for mistake in _mistakes(recipe):
         raise UserError(mistake)

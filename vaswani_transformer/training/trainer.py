@@ -40,7 +40,6 @@ from .schedule import NoamSchedulerCallback
 
 logger = logging.getLogger(__name__)
 _FORWARD = VaswaniForConditionalGeneration.forward
-#: Arguments of transformers' that have no effect here.
 UNUSED = ("learning_rate", "lr_scheduler_type", "per_device_train_batch_size", "train_sampling_strategy")
 
 
@@ -95,8 +94,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         if model is None:
             raise UserError("VaswaniTrainer takes a model, no model_init: make a trainer for each trial of a search")
         args = VaswaniTrainingArguments() if args is None else args
-        given = [each.name for each in fields(args) if each.name in UNUSED and getattr(args, each.name) != each.default]
-        if given:
+        if given := [one.name for one in fields(args) if one.name in UNUSED and getattr(args, one.name) != one.default]:
             logger.warning("no effect here: %s; see learning_rate_scale and tokens_per_batch", ", ".join(given))
         if args.n_gpu > 1:
             logger.warning("training on one of %d GPUs: start with `accelerate launch` to use all", args.n_gpu)

@@ -164,6 +164,8 @@ def test_folders_saved_by_datasets_give_the_split(tmp_path):
     datasets.DatasetDict({"train": nested, "valid": nested.select([1])}).save_to_disk(tmp_path / "many")
     assert read(data=tmp_path / "one", **GERMAN) == PAIRS
     assert read(data=tmp_path / "many", split="valid", **GERMAN) == PAIRS[1:2]
+    for split, expected in (("train[1:]", PAIRS[1:]), ("train[:1]+train[-1:]", PAIRS[:1] + PAIRS[-1:])):
+        assert [read(data=tmp_path / name, split=split, **GERMAN) for name in ("one", "many")] == [expected] * 2
     assert "no entry 'test'" in read(data=tmp_path / "many", split="test", **GERMAN)
     assert data_sources(Recipe(train_data=str(tmp_path / "one"), validation_split="valid"))[1] is None
 

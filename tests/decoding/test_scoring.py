@@ -1,6 +1,5 @@
 """`vaswani score`, confidence and what is under them, against the model by hand and the search's own scores."""
 
-import copy
 import json
 import math
 
@@ -47,15 +46,6 @@ def test_tokens_score_as_by_hand_whatever_the_batches(loaded):
         for target, log_probabilities, score in zip(TARGETS, expected, scores, strict=False):
             assert score.log_probabilities == pytest.approx(log_probabilities, rel=1e-4, abs=1e-4)
             assert "".join(score.tokens) == f" {target}</s>"
-
-
-def test_a_model_in_training_mode_decodes_without_dropout(loaded):
-    model = copy.deepcopy(loaded[0]).train()
-    model.model.encoder.dropout = model.model.decoder.dropout = 0.5
-    scores = [list(score_pairs(each, loaded[1], SOURCES, TARGETS)) for each in (model, loaded[0])]
-    assert scores[0] == scores[1]
-    texts = [list(Translator(each, loaded[1]).translate(SOURCES)) for each in (model, loaded[0])]
-    assert texts[0] == texts[1] and model.training
 
 
 def test_scores_of_nothing(loaded):

@@ -4,11 +4,13 @@ import fcntl
 import json
 
 import pytest
+import yaml
 from conftest import error_of
 
 from vaswani_transformer import UserError
 from vaswani_transformer.experiments import base
 from vaswani_transformer.experiments.base import Cell, Experiment, Setup, read_results, run_cell, run_experiment
+from vaswani_transformer.output_folder import OutputFolder
 
 
 class Squares(Experiment):
@@ -30,7 +32,8 @@ class Squares(Experiment):
         pass
 
     def train(self, setup, cell, folder):
-        pass
+        folder.mkdir(exist_ok=True)
+        OutputFolder(folder).write_text("recipe.yaml", yaml.safe_dump(cell.settings))
 
     def measure(self, setup, cell, folder):
         self.ran.append(cell.name)

@@ -18,7 +18,7 @@ def same_outline(one: Tree, other: Tree) -> bool:
 
 @given(LISTS, st.integers(0, 9))
 def test_parts_come_from_the_trees_and_stand_where_their_kind_stands(trees, seed):
-    versions = Exchange(trees, seed, constituents=0.5, words=0.5).version()
+    versions = Exchange(trees, seed, shares=(0.5, 0.5)).version()
     assert all(same_outline(one, other) for one, other in zip(trees, versions, strict=True))
     leaves = {leaf for tree in trees for leaf in tree.leaves()}
     assert {leaf for tree in versions for leaf in tree.leaves()} <= leaves
@@ -33,7 +33,7 @@ def test_parts_come_from_the_trees_and_stand_where_their_kind_stands(trees, seed
 @given(LISTS, st.integers(0, 9))
 def test_seed_and_shares(trees, seed):
     assert Exchange(trees, seed).version() == Exchange(trees, seed).version()
-    assert Exchange(trees, seed, constituents=0, words=0).version() == trees
+    assert Exchange(trees, seed, shares=(0, 0)).version() == trees
 
 
 def test_a_quarter_of_the_short_constituents_by_themselves():

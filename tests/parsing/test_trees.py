@@ -101,7 +101,7 @@ def test_the_deepest_trees_are_read_and_worked_on():
     assert delinearize(linearize(tree), tree.words()) == tree
     deeper = delinearize(["(S"] * 5 + linearize(tree), tree.words())
     assert deeper.words() == tree.words() and read(str(deeper)) == [deeper]
-    assert Exchange([tree], constituents=0).version() == [tree] and Exchange([tree], seed=4).parts([tree])
+    assert Exchange([tree], shares=(0, 0.1)).version() == [tree] and Exchange([tree], seed=4).parts([tree])
 
 
 def test_a_line_that_is_not_utf8(tmp_path):

@@ -11,7 +11,7 @@ from ..recipes.recipe import DATA, TOKENIZER, load_recipe, read_recipe, recipe_n
 from . import options
 from .options import REQUIRED, Engine, Overwrite, Path_, Quiet, RecipeName, Workers
 
-_NOT_CLEANED = ("prepared", "validation_size", "max_length", "max_length_ratio", "fuzzy_matches")
+_NOT_CLEANED = ("prepared", "validation_size", "max_length", "max_length_ratio", "fuzzy_matches", "augmentation")
 TextOptions = options.recipe_options(
     lambda field: field.name == "seed" or (field.metadata["group"] == DATA and field.name not in _NOT_CLEANED)
 )

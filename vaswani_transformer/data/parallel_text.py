@@ -58,7 +58,12 @@ class PairSource:
                 return _pairs_only(self._read(), DEFAULT_COLUMNS, self.where)
             if self.kind == "saved":
                 dataset = datasets.load_from_disk(self.where)
-                dataset = dataset[self.split] if isinstance(dataset, datasets.DatasetDict) else dataset
+                name, is_slice, _ = self.split.partition("[")
+                dataset = dataset[name] if isinstance(dataset, datasets.DatasetDict) else dataset
+                if is_slice:
+                    parts = datasets.ReadInstruction.from_spec(self.split).to_absolute({name: len(dataset)})
+                    places = [range(len(dataset))[part.from_ : part.to] for part in parts]
+                    dataset = datasets.concatenate_datasets(list(map(dataset.select, places))).with_format(None)
             elif self.kind in _BUILDERS:
                 files = {split: [glob.escape(str(file)) for (file,) in each] for split, each in self.shards.items()}
                 dataset = datasets.load_dataset(_BUILDERS[self.kind], data_files=files, split=self.split)

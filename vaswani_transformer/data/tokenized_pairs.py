@@ -84,7 +84,8 @@ def pair_encoder(
         texts = [batch[side] for side in SIDES]
         sides = [encode_side(side) for encode_side, side in zip(encoders, texts, strict=True)]
         if any(side[0][-1:] != [tokenizer.eos_token_id] for side in sides):
-            raise UserError("the tokenizer does not append its end token to a text; use one with a </s> template")
+            fix = "name eos_token in tokenizer_config.json, and append it by a template"
+            raise UserError(f"the tokenizer does not append its end token {tokenizer.eos_token!r} to a text: {fix}")
         lengths = np.array([[len(ids) for ids in side] for side in sides])
         status = pair_status(texts, lengths, max_length, max_length_ratio)
         ids = [[[] if code else row for row, code in zip(side, status, strict=True)] for side in sides]

@@ -46,15 +46,11 @@ def run_tasks(
     """
     workers = max(1, min(workers, len(numbers)))
     disable = None if shown else True  # None: shown on a terminal only
-    early, waiting = {}, list(reversed(numbers))
     if engine == LOCAL and workers == 1:
-        results = zip(numbers, map(make(), numbers), strict=True) if numbers else ()
+        results = map(make(), numbers) if numbers else ()
     else:
         results = (_in_processes if engine == LOCAL else _on_ray)(make, numbers, workers)
-    for number, result in tqdm(results, shown, len(numbers), disable=disable, unit=" parts", delay=1):
-        early[number] = result
-        while waiting and waiting[-1] in early:
-            yield early.pop(waiting.pop())
+    yield from tqdm(results, shown, len(numbers), disable=disable, unit=" parts", delay=1)
 
 
 def default_workers(parts: int) -> int:
@@ -62,7 +58,7 @@ def default_workers(parts: int) -> int:
     return max(1, min(len(available_cpus()), parts))
 
 
-def _in_processes(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Any]]:
+def _in_processes(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> Iterator[Any]:
     context = multiprocessing.get_context("spawn")  # a fork would inherit the locks of torch's and Rust's threads
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(workers, context, _start, (context.Value("i", 0), workers)) as pool:
@@ -73,7 +69,7 @@ def _in_processes(make: Callable[[], Task], numbers: Sequence[int], workers: int
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
-            yield from ((number, futures.pop(number).result()) for number in numbers)
+            yield from (futures.pop(number).result() for number in numbers)
         except BrokenProcessPool as error:
             problem = 'perhaps as the memory is full, or a script lacks `if __name__ == "__main__":`'
             fix = f"{_RESUME}, with fewer workers"
@@ -103,7 +99,7 @@ def _run(make: Callable[[], Task], number: int) -> Any:
     return _task(number)
 
 
-def _on_ray(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Any]]:
+def _on_ray(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> Iterator[Any]:
     with reading("engine ray (pip install 'vaswani_transformer[cluster]')"):
         import ray.data
 
@@ -116,10 +112,11 @@ def _on_ray(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> I
                 result = self.task(row["item"])
             except UserError as error:  # which Ray would wrap in pages of its own
                 result = error
-            return {"number": row["item"], "result": pickle.dumps(result)}
+            return {"result": pickle.dumps(result)}
 
     with reading(f"Ray ({_RESUME})"):
         ray.init(ignore_reinit_error=True)
+        ray.data.DataContext.get_current().execution_options.preserve_order = True
         gpus = min(1, ray.cluster_resources().get("GPU", 0))
         tasks = ray.data.from_items(list(numbers), override_num_blocks=len(numbers) or 1)
         actors = ray.data.ActorPoolStrategy(min_size=1, max_size=workers)
@@ -127,4 +124,4 @@ def _on_ray(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> I
             result = pickle.loads(row["result"])
             if isinstance(result, UserError):
                 raise result
-            yield row["number"], result
+            yield result

@@ -47,8 +47,8 @@ def _row(
     counts = {"runs_on": 0, "copies": 0, "empty": 0}
     for (source, reference), output in zip(new, outputs, strict=True):
         text, folded = output.text, source.strip().casefold()
-        most = 3 * max(len(source.encode()), len(reference.encode())) + 20
         is_loop = output.repeats or (_LOOP.search(text) and not _LOOP.search(source))
+        most = 3 * max(len(source.encode()), len(reference.encode())) + 20
         counts["runs_on"] += bool(is_loop or len(text.encode()) > most)
         counts["copies"] += text.strip().casefold() == folded != reference.strip().casefold()
         counts["empty"] += not text.strip()

@@ -176,9 +176,6 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> None:
         started = time.monotonic()
         logger.info("%s %s: started", experiment.name, cell.name)
         experiment.train(setup, cell, folder)
-        if not (folder / RECIPE).exists():  # which a training writes itself
-            folder.mkdir(exist_ok=True)
-            OutputFolder(folder).write_text(RECIPE, yaml.safe_dump(cell.settings, sort_keys=False, allow_unicode=True))
         figures = experiment.measure(setup, cell, folder)
         seconds = time.monotonic() - started
         cpu_info = Path("/proc/cpuinfo")  # of Linux

@@ -17,7 +17,7 @@ from ..errors import reading
 from ..evaluation.metrics import moses_tokenizer, paper_bleu, perplexity, score_translations
 from ..hardware import choose_precision, measure_peak
 from ..loading import load_model
-from ..model.configuration_vaswani import VaswaniConfig
+from ..model.configuration_vaswani import PRESETS, VaswaniConfig
 from ..output_folder import OutputFolder
 from ..recipes.recipe import Recipe, load_recipe, model_config
 from ..training.callbacks import read_training_log
@@ -57,7 +57,6 @@ TABLE2_STEPS, EVALUATE_EVERY = {"base": 2000, "big": 4000}, 40
 SEEDS = 3  # of Table 3's base model: their range shows which differences may be chance
 LAST = {"average_checkpoints": 0, "keep_weights": "last"}  # Table 3 is without averaging (its caption)
 TABLE3_STEPS = {"base": 2000, "big": 6000}  # at laptop scale; big has three times as many, in the paper and here
-SMOOTHING = {"table3-d-smoothing-0.0": 0.0, "table3-d-smoothing-0.2": 0.2}  # 0.1 in the others
 
 
 def laptop_changes(preset: str, language: str) -> dict[str, Any]:
@@ -234,8 +233,8 @@ class Table3(TranslationExperiment):
             size, changes = "big" if row.preset == "big" else "base", {"preset": row.preset}
             if small:
                 changes = laptop_changes(row.preset, "de") | {"evaluate_every": 500, "max_steps": TABLE3_STEPS[size]}
-            dropout = VaswaniConfig.from_preset(row.preset).dropout
-            changes |= {"label_smoothing": SMOOTHING.get(row.preset, 0.1), "dropout": dropout}
+            changes["label_smoothing"] = PRESETS[row.preset].get("label_smoothing", Recipe.label_smoothing)
+            changes["dropout"] = PRESETS[row.preset]["dropout"]
             name, label = row.preset.removeprefix("table3-"), row.label
             label = f"({row.group}) {label}" if len(row.group) == 1 else label
             paper = {key: getattr(row, key) for key in ("perplexity", "bleu", "millions") if getattr(row, key)}

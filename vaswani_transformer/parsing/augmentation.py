@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from .trees import ROOT, Tree
 
-CONSTITUENTS, WORDS = 0.1, 0.1  # share of each that is exchanged
+SHARES = 0.1, 0.1  # of constituents, and of words, that are exchanged
 PARTS, PART_WORDS = 0.25, range(3, 10)  # share of the constituents of so many words that become trees of their own
 
 
@@ -33,9 +33,8 @@ class Exchange:
     order (1, 2 to 3, 4 to 7, ...), a word for one with the same tag; frequent ones are drawn more often.
     """
 
-    def __init__(self, trees: Sequence[Tree], seed: int = 0, constituents: float = CONSTITUENTS, words: float = WORDS):
-        self.trees, self.random = trees, random.Random(seed)
-        self.constituents, self.words = constituents, words
+    def __init__(self, trees: Sequence[Tree], seed: int = 0, shares: tuple[float, float] = SHARES):
+        self.trees, self.random, self.shares = trees, random.Random(seed), shares
         self.pools: dict[tuple, list[Tree]] = {}
         for tree in trees:
             for node, parent in _with_parents(tree):
@@ -48,7 +47,7 @@ class Exchange:
     def _exchanged(self, node: Tree) -> Tree:
         children = []
         for child in node.children:
-            if self.random.random() < (self.constituents if child.word is None else self.words):
+            if self.random.random() < self.shares[child.word is not None]:
                 children.append(self.random.choice(self.pools[_kind(child, node.label)]))
             else:
                 children.append(self._exchanged(child))

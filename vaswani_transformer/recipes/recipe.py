@@ -97,7 +97,7 @@ class Recipe:
         AUTO, "of these, about what one device takes at once; auto: what its memory holds; 4096 on a CPU or with FSDP"
     )
     padding_free: bool | Literal["auto"] = _batches(
-        AUTO, "train on sentences one after the other, without padding; auto: where it is quicker"
+        AUTO, "train on sentences one after the other, without padding; in a recipe also auto: where it is quicker"
     )
     data_workers: AutoInt = _batches(AUTO, "processes that make batches; 0: the training's own; auto: some for a GPU")
     ddp_timeout: int = _batches(1800, "seconds to wait for an unresponsive process before giving up")
@@ -280,8 +280,9 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
     with reading(name_or_path):
         values, overrides = dict(parse_yaml(text) or {}), overrides or {}
     values = {name: value for name, value in values.items() if name not in _IDLE and value != _GONE.get(name, _GONE)}
-    preset = PRESETS.get(str(overrides.get("preset")), {})
-    values = {name: value for name, value in values.items() if name not in preset} | overrides
+    preset = PRESETS.get(str(overrides.get("preset", values.get("preset"))), {})
+    kept = {name: value for name, value in values.items() if "preset" not in overrides or name not in preset}
+    values = {name: value for name, value in preset.items() if name == "label_smoothing"} | kept | overrides
     for field in values:
         if field not in _FIELDS:
             nearest = _nearest(f"{field!s:.100}".replace("-", "_"), _FIELDS, "vaswani train --help")

@@ -192,7 +192,7 @@ def test_the_seal_breaks_when_the_card_is_edited():
     assert not is_sealed(card + "And more.\n") and not is_sealed("# Another\n") and not is_sealed("")
 
 
-def test_the_next_card_keeps_what_is_not_known_otherwise_and_no_scores(caplog):
+def test_the_next_card_keeps_what_is_not_known_otherwise_and_no_scores(caplog, tmp_path):
     card = render_card(full_facts())
     assert str(ModelCard(card)) == card  # what transformers does to it before it is pushed again
     for text in (card, card.replace("\n", "\r\n")):
@@ -201,6 +201,8 @@ def test_the_next_card_keeps_what_is_not_known_otherwise_and_no_scores(caplog):
         assert not again.results and "the scores on the card on the Hub were left out" in caplog.text
         caplog.clear()
     known = facts(license="apache-2.0", languages=["fr", "nl"], datasets=["owner/more"], results=results_of(SCORES))
+    (tmp_path / "README.md").write_text(render_card(known), encoding="utf-8")
+    assert card_facts.known_languages(tmp_path) == ["fr", "nl"]
     assert model_card.carry_over(known, card) == known and not caplog.text
     assert model_card.carry_over(facts(), card + "Mine.") == facts() and not may_be_replaced(card + "Mine.")
 

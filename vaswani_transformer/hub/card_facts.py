@@ -192,8 +192,9 @@ def known_languages(folder: str | Path) -> list[str]:
     for name in ("verdict.json", FACTS):
         with contextlib.suppress(OSError, UserError, KeyError, TypeError):
             noted = noted or list(map(str, read_json(folder / name)["languages"]))
-    with contextlib.suppress(OSError, UserError):  # of a published model
-        noted = noted or metadata(read_text(folder / "README.md"))["languages"]
+    with contextlib.suppress(OSError, UserError):
+        card = "" if noted else read_text(folder / "README.md")
+        noted = metadata(card)["languages"] if "Written by `vaswani push`" in card else noted  # in our order
     return noted if len(noted) == 2 else []
 
 

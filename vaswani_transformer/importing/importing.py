@@ -32,7 +32,7 @@ WEIGHTS, CARD = "model.safetensors", "README.md"
 _NOT_OURS = (
     "NLLB, M2M100, mBART, Pegasus, T5, OpenNMT, Eole and Argos Translate normalise before each sublayer, and BART"
     " normalises embeddings, which the paper's architecture does not; what was converted for CTranslate2 stays there;"
-    " of FSMT (facebook/wmt19-*) give fairseq's own checkpoint"
+    " of FSMT (facebook/wmt19-*) give fairseq's own checkpoint; a model of ours ('vaswani') needs no import"
 )
 # Files of a repository on the Hub that are fetched: weights, and what may accompany them. training_args.bin is never
 # read: that it exists shows that transformers' Trainer was at work.
@@ -108,7 +108,6 @@ def _format_of(source: Path) -> ModuleType:
             return format
     kind = model_type(source)
     described = f"a {kind!r:.50} model of transformers" if kind else "a folder" if source.is_dir() else "a file"
-    described = "a model of ours, which needs no import" if kind == "vaswani" else described
     described = described if source.exists() else "which does not exist, and is not a name owner/name on the Hub"
     known = "Known formats: " + "; ".join(format.NAME for format in FORMATS)
     raise UserError(f"{source} ({described}) is not in a format that can be imported. {known}. {_NOT_OURS}")

@@ -56,9 +56,9 @@ def folder(tmp_path_factory):
 
 def test_an_exported_model_translates_without_torch(folder, tmp_path):
     pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
-    export_model(folder, tmp_path / "exported")
-    # CTranslate2's search does not follow it.
-    change(tmp_path / "exported", "generation_config.json", no_repeat_ngram_size=0)
+    shutil.copytree(folder, tmp_path / "model")
+    change(tmp_path / "model", "generation_config.json", no_repeat_ngram_size=0)  # CTranslate2 does not follow it
+    export_model(tmp_path / "model", tmp_path / "exported")
     code = MAIN.replace("main(sys.argv[1:])", "assert main(sys.argv[1:]) == 0")
     assert not imported(code, "translate", str(tmp_path / "exported"), "A dog.") & {"torch", "transformers", "datasets"}
     code = (

@@ -51,8 +51,8 @@ def check_folder(folder: str | Path) -> None:
     refuse_exported(path)
     if not (path / "config.json").is_file():
         hint = "training there is not finished" if (path / "checkpoints").is_dir() else "it has no config.json"
-        missing = f"there is no model folder {folder} (one of the Hub: hf download {folder} --local-dir FOLDER)"
-        raise UserError(f"{folder} holds no model: {hint}" if path.is_dir() else missing)
+        at = f" (of the Hub: hf download {folder} --local-dir FOLDER)" * (len(path.parts) == 2)
+        raise UserError(f"{path} holds no model: {hint}" if path.is_dir() else f"there is no model folder {path}{at}")
     refuse_special_files(path)  # a pipe would be waited for
     if (path / "adapter_config.json").exists():  # transformers would fetch the model that it names
         raise UserError(f"{folder} holds an adapter (adapter_config.json): give the folder of its model")

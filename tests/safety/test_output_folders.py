@@ -222,7 +222,7 @@ def test_empty_paths_are_refused(text, models, fails, tmp_path, monkeypatch):
         assert "is empty" in fails(*words)
     recipe = tiny_recipe(text, tmp_path / "run", max_steps=2)
     for name in PATHS:
-        assert f"{name} is empty" in error_of(train, dataclasses.replace(recipe, **{name: ""}), progress=False)
+        assert f"{name} is empty" in error_of(dataclasses.replace, recipe, **{name: ""})
     assert "is empty" in error_of(import_model, models[0], "")
     assert not list(tmp_path.iterdir())
 

@@ -83,8 +83,7 @@ def _read_part(data: bytes, name: str) -> Document:
     while number < len(events):
         taken, end = _run(events, number), _end_of_whole(events, number)
         if end:
-            text = STAND_IN * (events[number].name != "del")
-            pieces.append(Piece(_raw(events[number : end + 1]), Kind.POINT, text))
+            pieces.append(Piece(_raw(events[number : end + 1]), Kind.POINT, STAND_IN * (events[number].name != "del")))
             number = end + 1
             continue
         # One text comes in several events, at references and line ends.

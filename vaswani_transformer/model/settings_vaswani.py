@@ -26,6 +26,8 @@ SETTING_RANGES: dict[str, tuple[type, float, float]] = {
     "temperature": (float, 1e-6, 10**6),
     "top_k": (int, 0, 10**9),
     "top_p": (float, 1e-6, 1),
+    "top_h": (float, 1e-6, 1),
+    "typical_p": (float, 1e-6, 1),
 }
 
 

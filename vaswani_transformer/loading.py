@@ -51,7 +51,7 @@ def check_folder(folder: str | Path) -> None:
     refuse_exported(path)
     if not (path / "config.json").is_file():
         hint = "training there is not finished" if (path / "checkpoints").is_dir() else "it has no config.json"
-        at = f" (of the Hub: hf download {folder} --local-dir FOLDER)" * (len(path.parts) == 2)
+        at = f" (of the Hub: hf download {path} --local-dir DIR)" * (len(path.parts) == 2 and not path.parent.exists())
         raise UserError(f"{path} holds no model: {hint}" if path.is_dir() else f"there is no model folder {path}{at}")
     refuse_special_files(path)  # a pipe would be waited for
     if (path / "adapter_config.json").exists():  # transformers would fetch the model that it names

@@ -138,13 +138,13 @@ def train_ours(options: argparse.Namespace, folder: Path, name: str, model_confi
 
     from vaswani_transformer import VaswaniForConditionalGeneration
     from vaswani_transformer.data.tokenization import load_tokenizer
-    from vaswani_transformer.hardware import avoid_cudnn_attention, default_num_workers
+    from vaswani_transformer.hardware import default_num_workers
     from vaswani_transformer.training.trainer import VaswaniTrainer, VaswaniTrainingArguments
 
     row, results = ROWS[name], {}
     pictures = Path(options.pictures or folder)
     pictures.mkdir(parents=True, exist_ok=True)
-    avoid_cudnn_attention()  # as `vaswani train` does
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as `vaswani train` does
     torch.manual_seed(options.seed)
     model = VaswaniForConditionalGeneration(model_config)
     model.set_attn_implementation("sdpa" if options.device == "cuda" else "eager")

@@ -89,7 +89,7 @@ def test_a_model_is_all_that_translate_requires(model, fails):
     assert "MODEL requires an argument (see `vaswani translate --help`)" in fails("translate")
     words = ["--ensemble", model, "Two dogs.", "--device", "cpu"]  # the sentence is taken for one more of the ensemble
     assert fails("translate", model, *words) == "error: there is no model folder Two dogs."
-    assert "o/m (of the Hub: hf download o/m --local-dir" in fails("translate", "o/m", "Two dogs.")
+    assert "o/m (of the Hub: hf download o/m --local-dir DIR)" in fails("translate", "o/m", "Two dogs.")
 
 
 def test_a_bar_leaves_the_lines_of_the_output_whole(model, source, tmp_path, monkeypatch):

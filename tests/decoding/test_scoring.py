@@ -153,7 +153,7 @@ def test_mistakes(folder, files, tmp_path, fails):
     both = ["--source", tmp_path / "short", "--target", tmp_path / "long", "--window", "2"]
     assert "line 5" in fails("score", learned, *both, "--output", tmp_path / "out")
     assert (tmp_path / "out").read_text().count("\n") == 4  # what came before is written
-    with pytest.raises(UserError, match="line 2 of the translations has"):
+    with pytest.raises(UserError, match="line 2 of the targets has"):
         score_tokens(*load_model(learned, "cpu"), ["A", "B"], ["Ein", "Zwei " * 40])
     for score in (score_tokens, score_pairs):
         with pytest.raises(ValueError):

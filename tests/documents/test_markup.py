@@ -92,6 +92,7 @@ def test_where_markup_goes(text, forwards, reverse):
         ("Ask @ann or #cats on 1️⃣ b.org/x? :tada: ${x}%{y} {n, plural, one {# x} other {y}} %5.1f", ["Ask or on?"]),
         ("12 — 5 → 🎉", []),
         ("The .NET kit. Use torch.nn.Layer! No.Way", ["The .NET kit.", "Use torch.nn.Layer!", "No.Way"]),
+        ("好!狗跑. A.b", ["好!", "狗跑.", "A.b"]),
         ("<a>A</a> b.org/x <a>B</a><p><a>नदी</a><a>में</a> है<p>नदी<b>[1]</b> घर{x}की", ["A", "B", "नदी", "में है", "नदी"]),
     ],
 )
@@ -166,7 +167,7 @@ title: Not text
         ("Run **`make`** or **see `it` now**", "RUN **`make`** OR **SEE `it` NOW**"),
         ("Read [it][] and [it].\n\n[it]: /u", "READ [IT][it] AND [IT][it].\n\n[it]: /u"),
         ("> [!TIP]\n> a dog", "> [!TIP]\n> A DOG"),
-        ("> [!tip]- A title\n> a dog\n\n[TOC]\n\nb\n", "> [!tip]- A title\n> A DOG\n\n[TOC]\n\nB\n"),
+        ("> [!tip]- A title\n> a dog\n\n[TOC]\n\n[TOC] b\n", "> [!tip]- A title\n> A DOG\n\n[TOC]\n\n\\[TOC\\] B\n"),
         (":::note[A title]\na `Link` or `Strong` dog\n:::", ":::note[A title]\nA `Link` OR `Strong` DOG\n:::"),
         ("::: tip A long, long title\na\n\n[![a](b)](c) d", "::: tip A long, long title\nA\n\n[![a](b)](c) D"),
         ("+++\na = 'b'\n+++\n\n# a {#b .c}", "+++\na = 'b'\n+++\n\n# A {#b .c}"),

@@ -56,7 +56,8 @@ def test_fields_formulas_and_deleted_text_are_points():
     others = f"<w:fldSimple>{run('7')}</w:fldSimple>", f"<w:del>{run('no')}</w:del>", formula
     text, seen = f"<w:p>{run('a ')}{field}{run(' b ')}{run(' c ').join(others)}{run(' d')}</w:p>", []
     unended = f"<w:p>{run('e')}<w:r>{begin}</w:r>{run('f')}</w:p>"
+    unended += f"<w:p><w:r><w:pict><w:p>{run('g')}{field}</w:p></w:pict></w:r></w:p>"  # a text box
     louder = lambda sentences: seen.extend(sentences) or list(map(str.upper, sentences))  # noqa: E731
     result = body(translate_document(word_file(text + unended), "docx", louder))
-    assert seen == ["a b c c d", "e", "f"] and all(part in result for part in (field, *others))
-    assert re.sub("<.*?>", "", result) == "A \nREFTable 1 B 7 C no C x DEF"
+    assert seen == ["a b c c d", "e", "f", "g"] and all(part in result for part in (field, *others))
+    assert re.sub("<.*?>", "", result) == "A \nREFTable 1 B 7 C no C x DEFG\nREFTable 1"

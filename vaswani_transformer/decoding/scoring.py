@@ -162,7 +162,7 @@ def score_tokens(
     sources, targets = tokenizer(sources)["input_ids"], tokenizer(text_target=targets)["input_ids"]
     for number, source, target in zip(numbers, sources, targets, strict=True):
         check_length(model.config, number, len(source))
-        check_length(model.config, f"{number} of the translations", len(target))
+        check_length(model.config, f"{number} of the targets", len(target))
     rows = score_ids(model, sources, targets, tokens_per_batch)
     return list(map(PairScore, token_texts(tokenizer, targets), rows))
 

@@ -70,11 +70,10 @@ def project(
     # For each word the place behind the last one before it that a target word is linked with.
     behind = [*accumulate(range(len(words)), lambda p, n: (last_of[n], 3) if n in last_of else p, initial=(0, 0))]
     placed: dict[tuple[int, int], list[Fragment]] = {}
-    end, last = (len(words) - 1, 3), (len(targets) - 1, 2 if ends_a_sentence(translation) else 3)
+    last = len(targets) - 1, 2 if ends_a_sentence(translation) else 3  # the place before the full stop
     for number, seam, point in points:
         place = ((first_of if seam < 2 else last_of)[number], seam) if number in last_of else behind[number]
-        place = place if (number, seam) == end else min(place, last)  # what precedes the full stop stays before it
-        placed.setdefault(place, []).append(point)
+        placed.setdefault(min(place, last), []).append(point)
     if (first := placed.get((0, 0))) and first[0].raw.isspace():
         first.append(first.pop(0))  # the space before what is now at the beginning comes behind it
     # At the same share of the sentence, and never at its ends.

@@ -24,7 +24,7 @@ _NAMESPACE = re.compile(r"http://\S+/(?:wordprocessingml|drawingml)/\S*main |urn
 _PARAGRAPHS, _INNER = {"p", "h"}, {"span", "a"}  # of OpenDocument
 _SPANS = {"hyperlink", "ins", "smartTag"}
 _POINTS = {"bookmarkStart", "bookmarkEnd", "commentRangeStart", "commentRangeEnd", "proofErr", "permStart", "permEnd"}
-_FIELD = re.compile('fldCharType="(begin|end)"')
+_FIELD, _TEXT_FIELD = re.compile('fldCharType="(begin|end)"'), re.compile("HYPERLINK|FORMTEXT")
 _RAISED = re.compile(r'vertAlign [^<>]*"su(?:b|per)script"')
 _REFERENCES = {"footnoteReference", "endnoteReference", "commentReference"}  # a run of one of them is a point
 
@@ -160,8 +160,8 @@ def _end_of_whole(events: list[_Event], number: int) -> int:
         if depth <= 0:
             break
     raw = _raw(events[number : last + 1])
-    is_whole = name != "r" or (depth == 0 and _FIELD.search(raw))
-    return last if is_whole and "HYPERLINK" not in raw else 0
+    is_whole = (name != "r" or (depth == 0 and _FIELD.search(raw))) and not _TEXT_FIELD.search(raw)
+    return last if is_whole and all(event.name != "p" for event in events[number:last]) else 0  # "p": a text box
 
 
 def _end(events: list[_Event], number: int) -> int:

@@ -24,7 +24,7 @@ def sentence_parts(text: str, language: str = "en") -> list[str]:
     parts, start = [], 0
     for sentence in sentencex.segment(re.split("[_-]", language)[0], re.sub(r"\s", " ", text)):
         part = text[start : start + len(sentence)]
-        if parts and parts[-1][-1].isascii() and not parts[-1][-1].isspace():  # .NET, torch.nn.Transformer
+        if parts and (parts[-1][-1] + part[0]).isascii() and not parts[-1][-1].isspace():  # .NET, torch.nn.Module
             parts[-1] += part
         else:
             parts.append(part)

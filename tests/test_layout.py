@@ -99,7 +99,7 @@ ROOM_LINES = {
     "attention": 395, "catalogues": 902, "recipes": 402, "evaluation": 325,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1567, 25000, 11.5
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19987
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19992
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

@@ -89,7 +89,7 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
         sentences: sentences (default: the lines of standard input)
     """
     files, work, written, sampling = request.files, request.work, request.written, request.sampling
-    format = written.format and f"--format {written.format}"
+    chosen = written.format and f"--format {written.format}"
     if any(map(has_undecoded, sentences)):
         raise UserError("a sentence is not valid UTF-8: convert it first")
     if written.format is None:
@@ -105,8 +105,8 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
     of_lines = {name: getattr(written, name) for name in ("nbest", "scores", "confidence", "alignments")}
     of_lines |= {"resume": work.resume, "workers": work.has_workers, "prefix": files.prefix, "SENTENCE": sentences}
     is_catalogue = written.format in CATALOGUES
-    format = format or "the format that --input's name tells (--format text takes lines)"
-    options.exclude(format, is_catalogue or written.format in FORMATS, of_lines)
+    chosen = chosen or "the format that --input's name tells (--format text takes lines)"
+    options.exclude(chosen, is_catalogue or written.format in FORMATS, of_lines)
     of_catalogues = {"source_catalogue": files.source_catalogue, "report": written.report}
     of_catalogues |= {"consistent_terms": written.consistent_terms}
     options.require("--format po or another catalogue's", is_catalogue, of_catalogues)

@@ -75,7 +75,7 @@ class Experiment:
 
     `cells(setup)` returns all cells of a scale, in the order of the paper's table; raises `UserError` for unknown
     settings. `check(setup, cells)` raises `UserError` if data of cells is missing, before any of them runs.
-    `train(setup, cell, folder)` trains a cell, or resumes it, with all processes of a launcher; raises
+    `train(setup, cell, folder)` trains or resumes a cell with all processes of a launcher, writes `recipe.yaml`, raises
     `TrainingStopped` after a signal. `measure(setup, cell, folder)` returns the figures of a trained cell.
     `report(setup, cells, results)` returns the table of finished cells in Markdown, the paper's figures beside ours.
     """

@@ -48,7 +48,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     """`Seq2SeqTrainingArguments` with the paper's values, and the size of a batch in tokens.
 
     Defaults that differ from transformers': label smoothing 0.1, Adam's beta 2 0.98 and epsilon 1e-9, no gradient
-    clipping, 4000 warmup steps. The fields of `UNUSED` have no effect: the rate is Equation 3, and batches and
+    clipping, 4000 warmup steps. Fields of `UNUSED` have no effect: the rate is Equation 3, and batches and
     `gradient_accumulation_steps` are worked out from the two token fields below.
 
     Args:
@@ -87,7 +87,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
     The loss is the model's own. `label_smoothing_factor` is written into `model.config.label_smoothing`, which smooths
     in training mode only, so that evaluation loss is the plain mean over all tokens of the evaluation set and
     `eval_perplexity` is exact; a stock `Seq2SeqTrainer` smooths its evaluation loss too. All else, and the loss of
-    another architecture, is as in `Seq2SeqTrainer`.
+    another architecture, is as in `Seq2SeqTrainer`. Raises `UserError` for a `model_init` in place of the model.
     """
 
     def __init__(self, model=None, args: VaswaniTrainingArguments | None = None, data_collator=None, *others, **kwargs):

@@ -264,10 +264,10 @@ def test_two_processes_distil_what_one_does(teachers, student, tmp_path):
 def test_text_of_the_target_language_is_translated_back_and_learned_too(student, text, tmp_path, monkeypatch, fails):
     command = ["train", student, "--vocab-size", 300, "--validation-source", "none", "--validation-target", "none"]
     command += ["--validation-size", "auto", "--augmentation", "auto", "--dropout", "auto", "--max-minutes", 100]
-    command += ["--target-text", text / "test.de", "--quiet", "--output"]
+    command += ["--target-text", text / "test.de", "--quiet", "--bleu-tokenizer", "char", "--output"]
     assert main(list(map(str, [*command, tmp_path / "straight"]))) == 0
     out = tmp_path / "out"
-    assert "give --max-minutes" in fails(*[1e-3 if word == 100 else word for word in command], out)
+    assert "give it more minutes" in fails(*[1e-3 if word == 100 else word for word in command], out)
     stop_after_step(1, monkeypatch)  # of the reverse model too, that has more minutes now
     statuses = [main(list(map(str, [*command, out]))) for _ in range(3)]
     assert statuses == [128 + signal.SIGTERM, 128 + signal.SIGTERM, 0]  # in the reverse training, and in the final one
@@ -286,10 +286,14 @@ def test_text_of_the_target_language_is_translated_back_and_learned_too(student,
     assert pairs[len(made) :] == parallel  # once: there is as much of it as of the other
     reverse = load_recipe(str(out / "reverse" / "recipe.yaml"))
     assert reverse.train_source.endswith("/parallel.de") and reverse.train_target.endswith("/parallel.en")
+    assert reverse.bleu_tokenizer is None  # which was for the other language
+    assert "other pairs or another seed" in fails(*command, out, "--overwrite", "--seed", 1)
+    assert (out / "validation.de").read_text() == held_out[0][1] + "\n"
+    monkeypatch.setattr(distillation, "_step", lambda *_: 2)  # the minutes may change, but not what is translated
+    assert main(list(map(str, [*command, out, "--overwrite", "--max-minutes", 200]))) == 128 + signal.SIGTERM
     assert "distilled from" not in read_run(out)
     (out / "parallel.en").write_text("")
-    assert "already holds a model" in fails(*command, out)
-    assert (out / "parallel.en").read_text() == ""
+    assert "other pairs or another seed" in fails(*command, out) and (out / "parallel.en").read_text() == ""
 
 
 def test_few_minutes_take_few_lines_of_text_or_are_refused(tmp_path):

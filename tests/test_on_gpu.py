@@ -78,9 +78,7 @@ class CountingTrainer(VaswaniTrainer):
     """Notes how often each step has waited for the GPU."""
 
     def get_batch_samples(self, *args):
-        self.waits_before.append(
-            [str(warning.message) for warning in self.caught if "synchroniz" in str(warning.message)]
-        )
+        self.waits_before.append([str(each.message) for each in self.caught if "synchroniz" in str(each.message)])
         return super().get_batch_samples(*args)
 
 

@@ -8,6 +8,7 @@ Back-translation makes sources for text of the target language alone (Sennrich e
 search of a model of the reverse direction, with a tag in front (Caswell et al., 2019, arXiv 1906.06442).
 """
 
+import filecmp
 import hashlib
 import json
 import logging
@@ -122,6 +123,7 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
         [str(folder / f"{part}.{language}") for language in languages] for part in (PARALLEL, HELD_OUT, BACK_TRANSLATED)
     )
     reverse = _on_files(recipe, pairs[::-1], held_out[::-1], share * recipe.max_minutes, f"{recipe.output}/{REVERSE}")
+    reverse = replace(reverse, bleu_tokenizer=None)  # the recipe's is of the other language
     final = _on_files(recipe, both, held_out, (1 - share) * recipe.max_minutes, recipe.output)
     parallel = _on_files(recipe, pairs, held_out, 0, recipe.output)
     join_process_group(recipe)
@@ -129,10 +131,14 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
         with joined_processes() as processes:
             processes.share("output", lambda: check_output(final))  # before hours are spent
             processes.share("parallel text", lambda: _write_parallel_text(recipe, languages))
-        if not [*folder.glob(TRANSLATIONS), *folder.glob(DISTILLATION)]:  # the reverse model translates, or has
+        notes = [path for path in (folder / DISTILLATION, notes_path(folder / TRANSLATIONS)) if path.exists()]
+        if not notes:  # the reverse model has not translated yet
             train_once(replace(reverse, overwrite=recipe.overwrite or recipe.max_minutes > 0), progress)
         made = DistilledText([reverse.output], final, source, data_sources(parallel)[0])
-        made.step = _step(final, reverse, made) if recipe.max_minutes else 1
+        if notes:  # other minutes do not change what is translated
+            made.step = (facts := read_json(notes[0])).get("settings", facts).get("lines", 1)
+        elif recipe.max_minutes:
+            made.step = _step(final, reverse, made)
         with joined_processes() as processes:
             processes.share("back-translated text", lambda: made.make(progress))
         return train(final, progress)
@@ -169,7 +175,12 @@ def _write_parallel_text(recipe: Recipe, languages: Sequence[str]) -> None:
         for part, pairs in zip((PARALLEL, HELD_OUT), load_training_pairs(recipe), strict=True):
             for language, side in zip(languages, SIDES, strict=True):
                 text = "".join(" ".join(line.splitlines()) + "\n" for line in pairs[side])
-                (staging / f"{part}.{language}").write_text(text, encoding="utf-8")
+                (path := staging / f"{part}.{language}").write_text(text, encoding="utf-8")
+                if (output.path / DISTILLATION).exists() and not filecmp.cmp(
+                    path, output.path / path.name, shallow=False
+                ):
+                    problem = f"{output.shown} has text that goes with other pairs or another seed"
+                    raise UserError(f"{problem}: give the same ones, or another --output")
 
 
 def student_recipe(teacher: str, recipe: Recipe) -> Recipe:

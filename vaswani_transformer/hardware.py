@@ -66,8 +66,7 @@ def on_cpu() -> bool:
 def use_tf32() -> None:
     """Let the GPU multiply float32 matrices in TF32, with 10 of their 23 mantissa bits; no effect on other devices.
 
-    Not by transformers' `tf32`, which sets torch's newer switches: torch then refuses to read the old ones, and its
-    compiler reads them.
+    Not by transformers' `tf32`: it sets newer switches, with which torch refuses to read those that its compiler reads.
     """
     import torch
 
@@ -104,8 +103,7 @@ def choose_precision(precision: str) -> dict[str, bool]:
 def keep_freed_memory() -> None:
     """Let glibc keep freed blocks for the next step instead of giving them back to the kernel.
 
-    By default each large tensor of a step is fresh memory that the kernel has to clear first. Elsewhere than on Linux
-    with glibc nothing happens.
+    By default each large tensor of a step is fresh memory that the kernel has to clear first. Without glibc: nothing.
     """
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
@@ -121,8 +119,7 @@ def available_cpus() -> list[int]:
 def control_group_limit(name: str, root: Path = Path("/")) -> float:
     """Return what Linux' control groups (version 2) grant this process; infinity without a limit.
 
-    A container on 64 CPUs may have been given the time of two; neither torch nor psutil knows. A limit holds for all
-    groups below.
+    A container on 64 CPUs may have the time of two; neither torch nor psutil knows. A limit holds for all groups below.
 
     Args:
         name: `"cpu.max"` for a number of CPUs, `"memory.max"` for bytes.

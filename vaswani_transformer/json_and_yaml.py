@@ -48,8 +48,7 @@ def read_json(path: str | Path, *, most_bytes: int = MOST_BYTES, finite: bool = 
 def parse_json(text: str, finite: bool = True) -> Any:
     """Return the value of a JSON text.
 
-    With `finite`, `NaN`, `Infinity` and numbers beyond floats are refused, which are not JSON; transformers writes them
-    into the state of its trainer.
+    With `finite`, `NaN`, `Infinity` and numbers beyond floats are refused, which transformers' trainer state may have.
 
     Raises:
         ValueError: for text that is not JSON, and a key that occurs twice in an object.

@@ -30,8 +30,7 @@ _STOOD_FOR = {0xF0000 + code: code for code in _UNREAD}
 def stack_parameters(config: VaswaniConfig, type: str) -> dict[str, tuple[str, str]]:
     """Return Marian's name and the kind of all parameters of both stacks, by our name (biases of attention among them).
 
-    A `"matrix"` is (inputs, outputs), the transpose of ours; a `"vector"` is a row of a matrix for OLD; a `"table"` is
-    as ours.
+    A `"matrix"` is (inputs, outputs), the transpose of ours; a `"vector"` is a row for OLD; a `"table"` is as ours.
     """
     names = {}
     for stack, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):

@@ -33,12 +33,10 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}  # of 
 def locked(folder: str | Path, name: str = LOCK) -> Iterator[None]:
     """Make a folder, and let no other process write it while the body runs; the system frees the lock of a dead one.
 
-    A thread that holds the lock may take it again. At the end the lock file is removed, and the folder too if it is new
-    and nothing was written.
+    A thread that holds the lock may take it again. At the end the lock file is removed, and a new folder that is empty.
 
     Raises:
-        UserError: for an empty path or a URL, a folder that another process writes, or one that cannot be made or
-            written to.
+        UserError: for an empty path or a URL, a folder that another process writes, or that cannot be written to.
     """
     if not str(folder) or re.match(r"[a-z][a-z0-9+.-]+:/", str(folder)):  # of two slashes `Path` has left one
         raise UserError(f"output {folder} is {'a URL' if str(folder) else 'empty'}: give a folder on this machine")
@@ -81,8 +79,7 @@ def is_empty(folder: Path, *others: str) -> bool:
 class OutputFolder:
     """A folder that a command writes, and its mark, the list of the names that were written there.
 
-    Names are relative, with slashes. The folder may be a link, and so may the folders right below it, which a user puts
-    on another disk.
+    Names are relative, with slashes. The folder and those right below it may be links, to another disk.
     """
 
     def __init__(self, path: str | Path):

@@ -13,10 +13,10 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent.parent / "docs" / "measurements.md"
 HEAD = """# Measurements
 
-Every figure of this project, with the command that repeats it, the commit that it was measured at and the processor.
-Written by `scripts/benchmarks/results_page.py` from `scripts/benchmarks/results/`. The machines are shared: ratios
-within a table mean something, single seconds do not. Nothing has been trained at the paper's full size. "Of that
-commit" marks a script, or options, no longer kept. "EPYC" is an AMD EPYC: 2 virtual cores, AVX-512 with bf16, shared.
+Every figure of this project, with its command, commit and processor; `results_page.py` writes the page from
+`scripts/benchmarks/results/`. The machines are shared: ratios within a table mean something, single seconds do not.
+Where minutes are of processor time, `--max-minutes` counted that. Nothing has been trained at the paper's full size.
+"Of that commit" marks what is no longer kept. "EPYC" is an AMD EPYC: 2 virtual cores, AVX-512 with bf16, shared.
 """
 
 

@@ -103,9 +103,11 @@ def test_plural_forms_are_those_of_the_language_and_a_language_above_all_keys_ch
     assert "ru:  # top" in result and "anchor: &a Shared\n  alias: *a\n" in result and "  # end\n" in result
     assert loaded(result, "yaml")["ru"]["other"] == {"a": "b"}
     assert '  text: "Two\\n  lines\\n"\n' in result and "    - :year\n    # vaswani" in result
-    app = '{\n\t"app" : {"n_one": "{{count}} file", "n_other": "{{count}} files"}\n}'
+    app = '{\n\t"app" : {"n_one": "{{count}} file", "n_other": "{{count}} files"}\n, "p_ordinal_other": "{{n}}th"}'
     (path := tmp_path / "app.json").write_text(app)
     forms = {f"n_{name}": "{{count}} files" for name in ("one", "few", "many", "other")}
+    assert json.loads(filled(path, upper, language="ru"))["p_ordinal_other"] == "{{n}}th"
+    path.write_text(app := app.replace('}\n, "p_ordinal_other": "{{n}}th"', "}"))
     assert json.loads(filled(path, language="ru")) == {"app": forms}
     (target := tmp_path / "app-ja.json").write_text("{}\n")
     path.write_text(path.read_text()[:-1] + ', "l": ["a", "b"], "m": ["a", {"b": ["c"]}, "d"]}')
@@ -154,13 +156,15 @@ def test_android_texts_are_what_the_phone_shows(tmp_path):
     etree.fromstring(filled(path, lambda entries: swapped[: len(entries)]), etree.XMLParser(resolve_entities=False))
     (target := tmp_path / "de" / "strings.xml").parent.mkdir()
     texts = '<string name="plain">Hallo</string>\n  <string name="old">x</string>'
+    texts += '<string-array name="days"><item>Montag</item></string-array>'
     target.write_text(f"<resources>\n  {texts}\n</resources>\n")
     added = etree.fromstring(filled(target, source=path, language="de"))
     assert [child.get("name") for child in added if child.tag != etree.Comment] == [
-        "plain", "old", "single", "wrapped", "html", "cdata", "files", "days"
+        "plain", "old", "days", "single", "wrapped", "html", "cdata", "files"
     ]  # fmt: skip
+    assert added.xpath("string-array/item/text()") == ["Montag", "Tuesday"]
     result = filled(target, source=path, language="de")
-    assert result.startswith(target.read_bytes()[:-14])  # it declares no &app; and xliff:
+    assert result.startswith(target.read_bytes().partition(b"<string-array")[0])  # it declares no &app; and xliff:
 
 
 STRINGS = """/* A "comment" with = ; */

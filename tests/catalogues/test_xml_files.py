@@ -123,6 +123,9 @@ def test_xliff_1_keeps_what_it_does_not_know_and_marks_what_it_fills(tmp_path):
     plural = "<trans-unit id='1'><source>{n} file|{n} files</source></trans-unit>"  # of Symfony
     path.write_text(f"<xliff version='1.2'><file target-language='pl'>{plural}</file></xliff>")
     assert b">{n} file|{n} files|{n} files</target>" in filled(path)
+    cases = plural.replace("{n} file|{n} files", '{N, plural, =0 {none} other {<x id="I"/>}}')  # of Angular
+    path.write_text(f"<xliff version='1.2'><file>{cases}</file><file translate='no'>{plural}</file></xliff>")
+    assert filled(path, lambda entries: echo(entries, "a \U0010f000")).count(b'>a <x id="I"/><x id="I"/></target>') == 1
 
 
 def test_xliff_2_fills_the_segments_of_a_unit_that_lack(tmp_path):
@@ -153,5 +156,6 @@ def test_qt_fills_the_forms_that_lupdate_wrote_and_keeps_translators_comments(tm
     assert list(pairs(path)) == [("Open", "Открыть")]
     path.write_text(QT.replace("<numerusform/>", "<numerusform>мой &amp;</numerusform>", 1), encoding="utf-8")
     assert filled(path).decode().count("<numerusform>мой &amp;</numerusform>") == 1
-    path.write_text(QT.replace("ru_RU", "cs"), encoding="utf-8")
-    assert next(read(path)).counts == (1, 2, 5)  # a fourth form is for fractions, which Qt does not have
+    for language, counts in (("cs", (1, 2, 5)), ("lv_LV", (21, 2, 0))):  # without fractions, and in Qt's order
+        path.write_text(QT.replace("ru_RU", language), encoding="utf-8")
+        assert next(read(path)).counts == counts

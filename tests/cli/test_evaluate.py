@@ -116,6 +116,7 @@ def test_a_translation_memory_is_a_test_set(model, evaluate, tmp_path, fails):
     for reference in (tmp_path / "test.de", shutil.copy(memory, tmp_path / "other.tmx")):  # with as many lines
         command[5] = reference
         assert f"error: {memory} holds pairs" in fails(*command, *columns)
+    assert f"error: {memory} holds pairs" in fails("score", model, "--source", memory, "--target", memory)
 
 
 def test_models_and_files_are_compared_and_checked(model, evaluate, tmp_path, capsys, monkeypatch):
@@ -133,6 +134,8 @@ def test_models_and_files_are_compared_and_checked(model, evaluate, tmp_path, ca
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert [row["name"] for row in scores["systems"]] == [str(model), "out", str(tmp_path / "other")]
     assert scores["sentences"] == 3 and scores["verdicts"] == lines[6:10]
+    assert evaluate("--output", "kept", "--checker", "builtins:print") == 2 and len(Path("kept").read_text()) > 0
+    capsys.readouterr()
     assert evaluate(folder="out") == 0 and capsys.readouterr().out.startswith("out: BLEU ")
     (tmp_path / "test.en").write_text("\nA dog.\n" + "dog " * 150 + "\n")
     short = write_model(tmp_path / "learned", position_encoding="learned", max_position_embeddings=40)

@@ -30,9 +30,7 @@ def text(tmp_path_factory):
     """A text with something for each rule, its validation text, and a test text."""
     folder = tmp_path_factory.mktemp("text")
     write_corpus(generate_corpus(300, 20, 20), folder)
-    pairs = list(
-        zip(*((folder / f"train.{side}").read_text("utf-8").splitlines() for side in ("en", "de")), strict=True)
-    )
+    pairs = list(zip(*((folder / f"train.{end}").read_text("utf-8").splitlines() for end in ("en", "de")), strict=True))
     validation = [(folder / f"validation.{side}").read_text("utf-8").splitlines()[0] for side in ("en", "de")]
     pairs = [pair for pair in pairs[:200] for _ in range(2)]
     pairs[5] = ("", "nichts")

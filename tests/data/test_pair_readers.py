@@ -71,11 +71,9 @@ def test_invalid_utf8_is_reported_with_file_line_and_byte_offset(tmp_path, suffi
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.TSV"])
-@pytest.mark.parametrize(
-    "header", ["", "source\ttarget\n", "source\ttarget\tid\n", "SOURCE\tTarget\r\n", "da\tnb-NO\n"]
-)
+@pytest.mark.parametrize("header", ["", "source\ttarget\n", "source\ttarget\tn\n", "SOURCE\tTarget\r\n", "da\tnb-NO\n"])
 def test_tsv_needs_no_header_keeps_lone_quotes_and_can_be_reversed(tmp_path, name, header):
-    end = "\t7\r\n" if "id" in header else "\r\n"
+    end = "\t7\r\n" if "target\tn" in header else "\r\n"
     path = write(tmp_path / name, header + "".join(f"{s}\t{t}{end}" for s, t in PAIRS))
     assert read(data=path) == PAIRS
     assert read(data=path, **REVERSED) == SWAPPED
@@ -103,9 +101,7 @@ def test_of_more_than_two_columns_without_names_none_are_guessed(tmp_path, heade
 
 def test_csv_has_quoting_and_words_like_null_stay_text(tmp_path):
     long = "x" * 200_000  # more than Python's own limit for a field
-    path = write(
-        tmp_path / "a.csv.gz", f'id,source,target\n1,"one, ""two""","a\nb"\n\n2,NA,null\n3,,1.50\n4,{long},a\n'
-    )
+    path = write(tmp_path / "a.csv.gz", f'n,source,target\n1,"one, ""two""","a\nb"\n\n2,NA,null\n3,,1.50\n4,{long},a\n')
     expected = [('one, "two"', "a\nb"), ("NA", "null"), ("", "1.50"), (long, "a")]
     assert read(data=path) == expected
     assert read(data=path, **REVERSED) == [(t, s) for s, t in expected]

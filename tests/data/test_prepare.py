@@ -202,9 +202,8 @@ def test_nothing_left_and_nonsense_are_refused(recipe, tmp_path):
     blank = {"validation_source": str(tmp_path / "blank"), "validation_target": str(tmp_path / "empty")}
     blank = dataclasses.replace(recipe, **blank)
     assert "validation data: no pair is left after filtering (2 pairs" in error_of(make, blank, tmp_path / "q")
-    assert "cannot hold validation_size 210" in error_of(
-        make, dataclasses.replace(recipe, validation_size=210), tmp_path / "r"
-    )
+    many = dataclasses.replace(recipe, validation_size=210)
+    assert "cannot hold validation_size 210" in error_of(make, many, tmp_path / "r")
     assert "nothing was given" in error_of(make, Recipe(), tmp_path / "s")
 
 

@@ -80,10 +80,8 @@ def test_files_of_pairs_in_a_store_are_read_as_here(store, tmp_path, suffix):
         )
         path.write_text(f'<?xml version="1.0"?><tmx version="1.4"><body>{units}</body></tmx>')
     else:
-        content = "".join(
-            json.dumps(row) + "\n" if suffix == "jsonl" else "\t".join(row.values()) + "\n" for row in rows
-        )
-        path.write_bytes(gzip.compress(content.encode()) if suffix == "tsv.gz" else content.encode())
+        lines = "".join(json.dumps(row) + "\n" if suffix == "jsonl" else "\t".join(row.values()) + "\n" for row in rows)
+        path.write_bytes(gzip.compress(lines.encode()) if suffix == "tsv.gz" else lines.encode())
     send(tmp_path, f"{store}/pairs")
     columns = {"source_column": "en", "target_column": "de"} if suffix == "tmx" else {}
     source = pair_source(data=f"{store}/pairs/?.{suffix}", **columns)

@@ -18,10 +18,8 @@ END = "</body></tmx>\n"
 
 def unit(*variants: tuple[str, str], attribute: str = "xml:lang") -> str:
     """A unit with variants of a language and the XML of its segment."""
-    inner = "".join(
-        f'<tuv {attribute}="{lang}"><prop type="p">x</prop><seg>{seg}</seg></tuv>' for lang, seg in variants
-    )
-    return f'<tu tuid="7"><note>a note</note>{inner}</tu>\n'
+    body = "".join(f'<tuv {attribute}="{lang}"><prop type="p">x</prop><seg>{seg}</seg></tuv>' for lang, seg in variants)
+    return f'<tu tuid="7"><note>a note</note>{body}</tu>\n'
 
 
 def memory(path, *units: str):

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import translating
+from catalogue_files import echo
 from model_folders import change
 from translating import run
 
@@ -67,7 +68,7 @@ def test_terms_are_translated_as_the_catalogue_has_them(model, po, whole_outputs
     assert run(*command, "--consistent-terms") == 0 and "term: " not in capsys.readouterr().err
 
 
-def test_a_catalogue_is_filled_in_its_place(model, po, tmp_path, capsys):
+def test_a_catalogue_is_filled_in_its_place(model, po, tmp_path, capsys, monkeypatch):
     command = ["translate", model, "--device", "cpu", "--format", "po", "--input", po]
     assert run(*command, "--output", po, "--report", tmp_path / "page.html") == 0
     plural, menu, two, wordless = (entry for entry in read(po) if entry.sources[0])
@@ -81,6 +82,9 @@ def test_a_catalogue_is_filled_in_its_place(model, po, tmp_path, capsys):
     assert "Entries: 2 filled" in page and "The &amp;red &lt;b&gt;bird&lt;/b&gt;..." in page
     assert run(*command) == 0  # again, to standard output: the same
     assert capsys.readouterr().out == text
+    po.write_text(PO.replace("UTF-8", "US-ASCII"))
+    monkeypatch.setattr(catalogues.Messages, "__call__", lambda _, entries: list(echo(entries, "ж")))
+    assert run(*command) == 0 and "entries: 0 filled, 3 refused" in capsys.readouterr().err
 
 
 def test_a_memory_is_obeyed_where_it_is_valid(model, po, tmp_path, capsys):
@@ -103,6 +107,10 @@ def test_a_memory_is_obeyed_where_it_is_valid(model, po, tmp_path, capsys):
     (tmp_path / "memory.po").write_text(other, encoding="utf-8")
     assert run(*command[:-2], "--memory", tmp_path / "memory.po") == 0
     assert "two" not in capsys.readouterr().out
+    sides = (f'<tuv xml:lang="{code}"><seg>{text}</seg></tuv>' for code, text in (("en", "Four"), ("da", "Fire")))
+    (tmp_path / "m.tmx").write_text(f"<tmx><body><tu>{''.join(sides)}</tu></body></tmx>")
+    assert run("translate", model, "Four", "--memory", tmp_path / "m.tmx", "--target-language", "da") == 0
+    assert capsys.readouterr().out == "Fire\n"
 
 
 def test_a_catalogue_with_one_language(model, tmp_path):
@@ -129,6 +137,7 @@ def test_a_catalogue_with_one_language(model, tmp_path):
         (["--format", "po", "--input", "de.po", "--output", "o.po", "--report", "o.po"], "is the same file as --"),
         (["--format", "po", "--input", "de.po", "--report", "de.po"], "is the same file as --input"),
         (["--format", "xliff", "--input", "de.po"], "de.po"),
+        (["--input", "de.po", "--source-catalogue", "en.po"], "both languages, and --source-catalogue cannot be"),
     ],
 )
 def test_what_is_refused(fails, model, po, monkeypatch, options, message):

@@ -18,9 +18,7 @@ from vaswani_transformer.documents.formats import translate_parts
 from vaswani_transformer.documents.messages import Messages
 
 C = ["%s", "%d", "%5.2f", "%%", "%-10s", "%lu"]
-WORDS = st.lists(
-    st.sampled_from(["open", "file", "the", "Error", "in", "line", "100", "(", ")"]), min_size=1, max_size=5
-)
+WORDS = st.lists(st.sampled_from(["open", "file", "Error", "in", "line", "100", "(", ")"]), min_size=1, max_size=5)
 
 
 def careless(seed=0):
@@ -66,6 +64,7 @@ def words_as_they_are(texts):
         ("", "See <0>{{n}} <1/></0>, 3<5", "<0> {{n}} <1/> </0> <"),  # of react-i18next
         ("", "$(ARG1) to $name$ of %PRODUCTNAME: $1", "$(ARG1) $name$ %PRODUCTNAME $1"),  # LibreOffice, MediaWiki
         ("", "One value.|{{ n }} values.", "| {{ n }}"),  # Symfony's
+        ("", "{user}'s, %s'in, https://a.de/hを, https://a.de/日本", "{user} %s https://a.de/h https://a.de/日本"),
         ("", "%#@files@ in %2$#@n_x@, 5#@a@", "%#@files@ %2$#@n_x@"),  # Apple's
         ("", "{n, plural, one {# file} other {#s}} in {place}", "{n, plural, one {# file} other {#s}} {place}"),
     ],

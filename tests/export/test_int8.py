@@ -79,15 +79,16 @@ def test_commands_in_int8(folder, source, tmp_path, capsys):
         ({}, ["--sample", "--seed", "1"], "--sample"),
         ({"attention_window": 3}, [], "attention_window is 3"),
         ({"no_repeat_ngram_size": 2}, [], "no_repeat_ngram_size"),
+        ({"decoder_start_token_id": 2}, [], "decoder_start_token_id is 2"),
     ],
-    ids=["glossary", "sampling", "layout", "setting"],
+    ids=["glossary", "sampling", "layout", "setting", "start"],
 )
 def test_what_ctranslate2_cannot_follow_is_computed_in_float32(
     tmp_path, monkeypatch, source, changes, options, reason, caplog
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "terms").write_text("dog\tHund\n")
-    searching = {name: changes.pop(name) for name in list(changes) if name == "no_repeat_ngram_size"}
+    searching = {name: changes.pop(name) for name in list(changes) if name != "attention_window"}
     folder = save_model(tmp_path / "model", small_tokenizer(), **changes)
     change(folder, "generation_config.json", **searching)
     command = ["translate", folder, "--input", source, "--device", "cpu", "--max-new-tokens", "9", *options]

@@ -137,7 +137,7 @@ def test_a_static_space(site, model, hub, browser, capsys):
     assert main(["push", str(model), "tester/page", *words]) == 2
     assert "tester/page has another program" in capsys.readouterr().err
     assert main(["push", str(model), "tester/page", *words, "--license", "mit"]) == 2
-    assert "--license is for a model's card" in capsys.readouterr().err
+    assert "--space and --license cannot be combined" in capsys.readouterr().err
 
 
 def translated(browser, text: str, expected: str | None = None) -> None:

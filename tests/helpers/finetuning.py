@@ -30,9 +30,7 @@ def folder(tmp_path_factory) -> Path:
 def tokenized(tokenizer, count: int) -> datasets.Dataset:
     """Pairs of all lengths, as a user would tokenise them."""
     pairs = in_memory(generate_corpus(100, 10, 10).train[:count])
-    return pairs.map(
-        lambda pair: tokenizer(pair["source"], text_target=pair["target"]), remove_columns=pairs.column_names
-    )
+    return pairs.map(lambda row: tokenizer(row["source"], text_target=row["target"]), remove_columns=pairs.column_names)
 
 
 @pytest.fixture(scope="module")

@@ -140,9 +140,7 @@ def test_the_method_of_transformers_keeps_a_card_of_someone_else(push_model, hub
     assert b"My own words" in hub.files(REPO)["README.md"] and not is_sealed(hub.files(REPO)["README.md"].decode())
 
 
-@pytest.mark.parametrize(
-    "change", [torch.nn.Module.half, lambda loaded: loaded.model.shared.weight.data[5, 0].add_(1e-3)]
-)
+@pytest.mark.parametrize("change", [torch.nn.Module.half, lambda m: m.model.shared.weight.data[5, 0].add_(1e-3)])
 def test_changed_weights_are_not_said_to_come_from_the_run_they_started_from(push_model, hub, change):
     push_model()
     card = hub.files(REPO)["README.md"].decode()
@@ -207,8 +205,6 @@ def test_the_code_on_the_card_runs(push, hub, tmp_path):
     environment = os.environ | {"HF_HOME": str(tmp_path)}
     hidden = "import sys; sys.modules['vaswani_transformer'] = None\n"
     for code in (blocks[0], hidden + "\n".join(without)):
-        done = subprocess.run(
-            [sys.executable, "-c", code], text=True, capture_output=True, env=environment, timeout=200
-        )
-        assert done.returncode == 0 and done.stdout, done.stderr
-    assert "translation_text" in done.stdout
+        ran = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, env=environment, timeout=200)
+        assert ran.returncode == 0 and ran.stdout, ran.stderr
+    assert "translation_text" in ran.stdout

@@ -62,7 +62,7 @@ def test_a_bad_card_is_refused_before_anything_is_made(push, hub):
     ("mistake", "message"),
     [
         ({"repo_id": "a/b/c"}, "Repo id must be in the form"),
-        ({"repo_id": "just-a-name"}, "give owner/name"),
+        ({"repo_id": "just-a-name"}, "^just-a-name: give owner/name"),
         ({"repo_id": "tester/a--b"}, "Cannot have -- or .. in repo_id"),
         ({"evaluations": ["missing.json"]}, "missing.json: No such file"),
         ({"evaluations": "missing.json"}, "missing.json: No such file"),

@@ -213,14 +213,12 @@ def test_processors_criteria_and_outputs_of_steps_are_as_in_transformers_loop(op
     assert one.keys() == other.keys()
     torch.testing.assert_close(one.scores[0], other.scores[0])
     steps = model.compute_transition_scores(one.sequences, one.scores, one.beam_indices)
-    torch.testing.assert_close(
-        steps, model.compute_transition_scores(other.sequences, other.scores, other.beam_indices)
-    )
+    of_other = other.sequences, other.scores, other.beam_indices
+    torch.testing.assert_close(steps, model.compute_transition_scores(*of_other))
     for name in ("decoder_attentions", "cross_attentions", "decoder_hidden_states", "encoder_attentions"):
         if name in other:
-            assert [[part.shape for part in step] for step in one[name]] == [
-                [part.shape for part in step] for step in other[name]
-            ]
+            shapes = [[[part.shape for part in step] for step in each[name]] for each in (one, other)]
+            assert shapes[0] == shapes[1]
 
 
 OTHERS = {

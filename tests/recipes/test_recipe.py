@@ -257,9 +257,7 @@ VALUES = {int: st.integers(-(10**15), 10**15), float: FLOATS, bool: st.booleans(
 
 
 # One field of each type, on which alone the conversion depends.
-@pytest.mark.parametrize(
-    "name", {FIELDS[name].type: name for name in FIELDS if field_type(name)[0] is not str}.values()
-)
+@pytest.mark.parametrize("name", {FIELDS[key].type: key for key in FIELDS if field_type(key)[0] is not str}.values())
 @given(data=st.data())
 def test_a_value_as_text_is_the_value(name, data):
     kind, _ = field_type(name)

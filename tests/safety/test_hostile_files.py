@@ -146,9 +146,7 @@ def _may_be_meant(form: str, content: bytes, whole: bytes) -> bool:
         read = json.loads if form == "json" else yaml.safe_load
         with contextlib.suppress(ValueError, RecursionError, yaml.YAMLError):
             value = read(content)
-            return type(value) is type(read(whole)) or (
-                form == "yaml" and value is None
-            )  # an empty recipe has defaults
+            return type(value) is type(read(whole)) or (form == "yaml" and value is None)  # empty: defaults
         return False
     if form == "safetensors":
         with contextlib.suppress(ValueError, RecursionError, AttributeError):

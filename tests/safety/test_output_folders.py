@@ -85,9 +85,8 @@ def test_a_file_that_the_mark_does_not_list_is_not_replaced(recipe, tmp_path, fa
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     before = contents(tmp_path)
-    assert f"{tmp_path / name} was not written by this program" in fails(
-        "train", recipe, "--output", tmp_path, "--overwrite"
-    )
+    line = fails("train", recipe, "--output", tmp_path, "--overwrite")
+    assert f"{tmp_path / name} was not written by this program" in line
     assert contents(tmp_path) == before
 
 

@@ -70,9 +70,7 @@ def test_forms_that_are_no_unicode(post):
         assert is_error(post("/translate", content=body, headers={"content-type": "multipart/form-data; boundary=x"}))
     assert is_error(post("/translate", content=b"q", headers={"content-type": "multipart/form-data"}))
     assert is_error(post("/translate", content=b"&".join([b"q=1"] * 1000), headers=FORM))
-    assert is_error(
-        post("/translate", files={"q": ("name", b"A dog."), "source": (None, "en"), "target": (None, "de")})
-    )
+    assert is_error(post("/translate", files={"q": ("name", b"dog"), "source": (None, "en"), "target": (None, "de")}))
 
 
 @pytest.mark.parametrize("path", PATHS)

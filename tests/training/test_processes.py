@@ -127,9 +127,7 @@ def selecting(rank, folder, name, world_size, parts, more):
     trainer.state.best_global_step = 4
     read, summed = [], []
     sys.addaudithook(lambda event, about: summed.append(str(about[0])) if event == "open" else None)
-    counting = patch.object(
-        averaging, "safe_open", lambda path, **options: read.append(path) or safe_open(path, **options)
-    )
+    counting = patch.object(averaging, "safe_open", lambda path, **more: read.append(path) or safe_open(path, **more))
     recipe = Recipe(average_checkpoints=3, evaluate_every=2, keep_weights="best")
     with agreement.joined_processes() as processes, counting:
         seen = folder / name if rank == 0 else folder / "nowhere"  # processes may not read the disk alike

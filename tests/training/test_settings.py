@@ -70,6 +70,7 @@ def test_every_open_field_is_chosen_and_no_other(data, tmp_path):
             assert (value != AUTO and is_chosen) if field.name in CHOSEN else value == was
     assert recipe.decline_steps < recipe.max_steps and recipe.validation_size == 40
     kept = {"d_model": 48, "vocab_size": 700, "max_steps": 900, "warmup_steps": 7, "dropout": 0.25}
+    assert chosen(data, tmp_path / "out", d_model=300).num_heads == 4  # the preset's 8 do not divide it
     recipe = chosen(data, tmp_path / "out", **kept)
     assert {name: getattr(recipe, name) for name in kept} == kept
     assert equation_3(7, 48, 7, recipe.learning_rate_scale) == pytest.approx(ROWS[0].rate, rel=0.01)
@@ -90,6 +91,8 @@ def test_the_steps_fit_into_the_minutes(data, tmp_path, monkeypatch, minutes):
     assert recipe.max_steps == round(rules.SPARE_STEPS * rules.TRAINED * 60 * minutes / 0.5)
     assert recipe.warmup_steps == round(0.4 * recipe.max_steps / rules.SPARE_STEPS)  # more than a fifth: there are few
     assert recipe.warmup_steps + recipe.decline_steps < recipe.max_steps
+    of_both = chosen(data, tmp_path / "out", max_minutes=minutes, max_steps=10**6)  # the lower limit counts
+    assert (of_both.warmup_steps, of_both.d_model) == (recipe.warmup_steps, recipe.d_model)
     later = chosen(data, tmp_path / "out", max_minutes=2 * minutes)
     assert recipe.validation_bleu == 100 and later.validation_bleu == max(100, 50 * minutes)
     monkeypatch.setattr(rules, "trial_seconds", lambda *_: 60.0)
@@ -111,8 +114,10 @@ def test_a_small_text_is_enough_to_finetune_on_and_prepared_as_before(data, fold
     given = {"from_model": str(folder), "train_data": str(data), "output": str(tmp_path / "out")}
     assert choose_settings(load_recipe("finetune", given)) == load_recipe("finetune", given | {"validation_size": 40})
     command = ["prepare", "finetune", "--from", folder, "--train-data", data, "--output", tmp_path / "prepared"]
-    assert run(*command) == 2 and "cannot hold validation_size 1000 pairs out of 400" in capsys.readouterr().err
-    assert run(*command, "--validation-size", "20") == 0 and len(open_prepared(tmp_path / "prepared").validation) == 20
+    assert run(*command) == 0 and len(open_prepared(tmp_path / "prepared").validation) == 40
+    given |= {"train_data": None, "prepared": str(tmp_path / "prepared")}
+    check_recipe_matches(open_prepared(given["prepared"]), choose_settings(load_recipe("finetune", given)))
+    assert "no model folder MODEL" in error_of(choose_settings, load_recipe("finetune", {"train_data": str(data)}))
 
 
 def test_finetuning_is_timed_with_the_model_that_it_starts_from(data, folder, tmp_path, monkeypatch):

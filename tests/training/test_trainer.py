@@ -285,6 +285,8 @@ def test_what_has_no_effect_is_named(tmp_path, caplog):
     assert trainer.train_dataset.num_rows == 9
     assert "no effect here: per_device_train_batch_size, learning_rate; see learning_rate_scale" in caplog.text
     assert "no model_init: make a trainer for each trial" in error_of(VaswaniTrainer, model_init=make_model)
+    changing = VaswaniTrainingArguments(str(tmp_path), augmentation="default")
+    assert "give the tokenizer as processing_class" in error_of(VaswaniTrainer, make_model(), changing)
 
 
 @pytest.mark.parametrize("form", [list, lambda pairs: pairs.remove_columns("target_length")])

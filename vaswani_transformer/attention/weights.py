@@ -125,8 +125,7 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
 def attention_of_batch(model, batch: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, ...]]:
     """Return the weights of each layer by kind, from one pass of a model of `forming_attention` over a batch.
 
-    A layer's weights are `(batch_size, num_heads, queries, keys)`; those of padding mean nothing. The batch is that of
-    `PairCollator`.
+    A layer's weights are `(batch_size, num_heads, queries, keys)`; padding's mean nothing. A `PairCollator` makes it.
     """
     output = model(
         input_ids=batch["input_ids"],
@@ -171,8 +170,7 @@ def token_ids(model, tokenizer, side: str, text: str) -> list[int]:
     """Return the token ids of a sentence, which is the `"source"` or `"target"` of messages, `</s>` at the end.
 
     Raises:
-        UserError: for a text that is blank, no valid UTF-8, or has more tokens than `LIMIT` or the model's
-            positions.
+        UserError: for a text that is blank, no UTF-8, or has more tokens than `LIMIT` or the model's positions.
     """
     with reading(f"the {side}"):  # which may hold bytes of the command line that are not UTF-8
         if not text.strip():

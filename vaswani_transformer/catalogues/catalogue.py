@@ -5,7 +5,7 @@ sources and targets. The others have one language: by the entries of the source 
 missing, which is added behind what is there; without them a file's own texts are translated in place.
 
 In texts one character from `CODE` on stands for an inline element (`<g id="1">`, `<b>`, an entity of the document),
-which `Entry.codes` has: a target must have those of its source, each once.
+which `Entry.codes` has: a target must have those of its source.
 """
 
 import codecs
@@ -146,8 +146,8 @@ class Catalogue:
         except UnicodeEncodeError:
             logger.warning("%s, line %d: not filled, %s cannot write it", self.path, entry.line, self.encoding)
             return False
-        codes = [sorted(CODES.findall(source)) for source in entry.sources]
-        return all(sorted(CODES.findall(target)) in codes for target in filling.targets)
+        codes = [{*CODES.findall(source)} for source in entry.sources]  # cases of an ICU plural may repeat one
+        return all({*CODES.findall(target)} in codes for target in filling.targets)
 
     def _read(self, text: str, is_last: bool) -> tuple[list[Entry], int]:
         """Return entries, and where they end; what the last match of a text is depends on what follows."""

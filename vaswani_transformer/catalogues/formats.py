@@ -80,7 +80,7 @@ def pairs_of(entry: Entry, all_forms: bool = False) -> Iterator[tuple[str, str]]
     if forms:
         is_many = lambda count: (count % 10 != 1 or count == 11, count)  # noqa: E731
         targets = [forms[choose(forms, key=is_many)] for choose in (min, max)]
-    for pair in zip(entry.sources, targets, strict=True):
+    for pair in zip(entry.sources, targets, strict=False):  # arrays may have lost an item
         source, target = (with_codes(text, entry.codes) for text in pair)
         plain, mark, _ = read_label(source)
         other, number = without_mark(target, mark)

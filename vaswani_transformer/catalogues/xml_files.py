@@ -103,11 +103,12 @@ class _XmlFile(Catalogue):
 class XliffFile(_XmlFile):
     """XLIFF 1.2, and 2.x, whose units may have several segments: the texts of one entry."""
 
-    pattern, file = _element("trans-unit|unit", "file"), ""
+    pattern, file, is_kept = _element("trans-unit|unit", "file"), "", False
 
     def _entries(self, match: regex.Match) -> list[Entry]:
         if match["name"] == "file":
             self.file = _attribute(match, "original") or _attribute(match, "id")
+            self.is_kept = _attribute(match, "translate") == "no"
             self.language = _attribute(match, "target-language") or self.language
         if match["name"] in (None, "file"):
             return []
@@ -122,7 +123,7 @@ class XliffFile(_XmlFile):
         get, states = partial(_attribute, match), [state for _, _, state in segments]
         state = next((state for state in ("untranslated", "fuzzy") if state in states), "translated")
         state = "translated" if state == "fuzzy" and get("approved") == "yes" else state
-        state = "kept" if get("translate") == "no" or not any(sources) else state
+        state = "kept" if (get("translate") or "no" * self.is_kept) == "no" or not any(sources) else state
         notes = "\n".join(self._text(note, []) for note in _children(match, "note") if f">{MARK}" not in note[0])
         texts, context = (tuple(sources), tuple(targets)), get("resname") or get("name") or ""
         name, place, counts = f"{self.file}\4{get('id')}", (match, segments), ()
@@ -173,6 +174,7 @@ class QtFile(_XmlFile):
         if kind in ("vanished", "obsolete") or not source or (is_plural and not forms):  # lupdate writes the forms
             state = "kept"
         counts = (*dict.fromkeys(self.plurals.values()), 2, 2)[: len(forms)] if is_plural else ()  # none for fractions
+        counts = (21, 2, 0) if len(counts) == 3 and "zero" in self.plurals else counts  # Qt's order of Latvian
         name = "\4".join(filter(None, (self.context, source, comment)))
         sources, notes = (source,) * (1 + is_plural), "\n".join(filter(None, (comment, extra)))
         return [Entry(name, sources, targets, state, self.line, self.context, "", notes, counts, tuple(codes), match)]
@@ -207,6 +209,8 @@ class AndroidFile(_XmlFile):
             of = {"one": of.get("other", "")} | of if self.source is None else of
             texts = [of.get(form, "") for form in (("one", "other") if self.source is None else self.plurals)]
         key = f"{match['name']} {_attribute(match, 'name')}"
+        if match["name"] == "string-array" and key in self.missing:
+            texts += [""] * (len(self.missing[key].sources) - len(texts))
         state = "kept" if _attribute(match, "translatable") == "false" else ""
         return [self._own(key, tuple(texts), match, is_plural, tuple(codes), state)]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from ..catalogues.formats import fill, pairs_of, read
+from ..catalogues.catalogue import Entry, Filling
+from ..catalogues.formats import fill, open_catalogue, pairs_of, read
 from ..decoding.glossary import Glossary, term_forms
 from ..decoding.scoring import mean_confidence, word_confidences
 from ..decoding.translator import Translator
@@ -63,14 +64,18 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
         return list(map(mean_confidence, words))
 
     messages = Messages(translate, place, confidence, Path(model).resolve().name, translator.memory, target)
-    rows, stopped = [], False
+    rows, stopped, catalogue = [], False, open_catalogue(files.input, **given)
+
+    def as_written(entry: Entry, filling: Filling) -> Filling:
+        is_lost = filling.targets and not catalogue.takes(entry, filling)  # which is logged
+        return filling._replace(targets=(), reason="the file cannot have it") if is_lost else filling
 
     def answer(entries: list) -> Iterator:
         nonlocal stopped
         for start in range(0, len(entries), _ENTRIES):
             part, fillings = entries[start : start + _ENTRIES], []
             with contextlib.suppress(KeyboardInterrupt):
-                fillings = [] if stopped else messages(part)
+                fillings = [] if stopped else list(map(as_written, part, messages(part)))
             stopped = not fillings
             rows.extend(map(Row, part, fillings))
             yield from fillings or [None] * len(part)

@@ -46,8 +46,7 @@ def evaluate(
         json: also write the scores here, and how they were obtained
         test_set: its name in the --json file (default: from the file names)
         bleu_tokenizer: sacreBLEU's (default: by the target language, or the script of the references)
-        paper_bleu: also BLEU as the paper computed it: Moses' tokens of this language (de, fr, ...), German compounds
-            split
+        paper_bleu: also BLEU as in the paper: Moses' tokens of this language (de, fr, ...), German compounds split
         checker: MODULE:FUNCTION, Python of yours, called with each source, output and reference; what it returns, a
             number, a boolean or a dict of them, is averaged
         stress: also translate the test set with capitals, typing errors, emoji and the like, and print what that costs
@@ -73,12 +72,10 @@ def evaluate(
     if checker:
         metrics.load_checker(checker)
     columns = {"source_column": source_column, "target_column": target_column}
-    tables = [name for name in (source, reference) if suffix(name) in FORMATS]
-    if tables and files.are_same_file(Path(source), Path(reference)):
+    if suffix(source) in FORMATS and files.are_same_file(Path(source), Path(reference)):
         pairs = list(pair_source(data=source, **columns).stream())
-    elif {*map(suffix, tables)} - {".ts"}:  # which is Tsonga too
-        raise UserError(f"{tables[0]} holds pairs, not lines: give the same file as --source and --reference")
     else:
+        _check_lines(source, reference, "the same file as --source and --reference")
         pairs = list(read_pairs("text", [(source, reference)]))
     numbers = [number for number, pair in enumerate(pairs, 1) if all(side.strip() for side in pair)]
     filled = [pairs[number - 1] for number in numbers]
@@ -109,7 +106,9 @@ def evaluate(
     losses, counts = zip(*((-score.log_probability, len(score.tokens)) for score in scored), strict=True)
     ranked, seconds = files.timed("translating", partial(translator.hypotheses, sources), len(sources))
     outputs = [hypotheses[0] for hypotheses in ranked]
-    translations = [output.text for output in outputs]
+    translations = [each.text for each in outputs]
+    if output:  # before the scores: a --checker may fail
+        files.write_result(output, "".join(line + "\n" for line in translations))
     scores = metrics.score_translations(translations, references, bleu)
     scores["perplexity"] = metrics.perplexity(losses, counts)
     if paper_bleu:
@@ -120,8 +119,6 @@ def evaluate(
         clean = [outputs[number - 1] for number in numbers]
         changed = partial(stress_rows, translator, filled, clean)
         scores["stress"] = dict(files.timed("changed", changed, len(filled) * len(CHANGES))[0])
-    if output:
-        files.write_result(output, "".join(line + "\n" for line in translations))
     files.write_json(json, scores | {"sentences": len(sources), "seconds": round(seconds, 1)} | record)
     print(f"BLEU {scores['bleu']:.2f}  ({scores['bleu_signature']})")
     if paper_bleu:
@@ -135,6 +132,14 @@ def evaluate(
     for name, value in scores.get("checked", {}).items():
         print(f"{name} {value:.4f}")
     print(f"{len(sources):,} sentences translated in {seconds:.1f} s")
+
+
+def _check_lines(source: str, target: str, fix: str) -> None:
+    """Refuse a table where lines are to be read; `.ts` is Tsonga too."""
+    from ..data.parallel_text import FORMATS, suffix
+
+    if tables := [name for name in (source, target) if suffix(name) in FORMATS and suffix(name) != ".ts"]:
+        raise UserError(f"{tables[0]} holds pairs, not lines: give {fix}")
 
 
 def _compare(systems: list[str], sources: list[str], references: list[str], bleu: Any, load: Any) -> dict:
@@ -196,6 +201,7 @@ def score(
 
     read = {"source": source, "target": target}
     files.check_work(read, work, json=json)
+    _check_lines(source, target, "two text files")
     scans = files.scan_files(read)
     written = target_language, length_penalty, format == "json", tokens, work.window
     # Loaded here too where workers are elsewhere: what is wrong with model or options is known at once.

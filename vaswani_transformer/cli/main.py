@@ -139,7 +139,8 @@ def _report_stop(words: list[str], signal_number: int = signal.SIGINT, step: int
         where = "" if step is None else f" at step {step:,}; checkpoint written"
         if words[0] == "prepare":  # with --overwrite it would start again; the others resume with it
             words = [word for word in words if word != "--overwrite"]
-        print(f"stopped{where}. To resume, run the same command again:\n  vaswani {shlex.join(words)}")
+        command = "" if is_launched() else f":\n  vaswani {shlex.join(words)}"  # a launcher's is not known
+        print(f"stopped{where}. To resume, run the same command again{command}")
     return 128 + signal_number
 
 

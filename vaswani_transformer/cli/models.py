@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from ..errors import UserError
-from .options import REQUIRED, SEVERAL, Model, Overwrite, Path_, require, within
+from .options import REQUIRED, SEVERAL, Model, Overwrite, Path_, exclude, require, within
 
 DEFAULT_LAST = 5  # Section 6.1, for the base model
 _CARD = Parameter(group="model card")
@@ -85,8 +85,7 @@ def push(
 ) -> None:
     """Put a trained model on the Hugging Face Hub, with a model card, or as a page that translates, in one commit.
 
-    The same command updates it, or resumes a push that was interrupted. The token is taken from `hf auth login` or the
-    variable HF_TOKEN.
+    The same command updates it, or resumes an interrupted push. The token is that of `hf auth login` or HF_TOKEN.
 
     Args:
         repository: OWNER/NAME on the Hub; created if it does not exist
@@ -96,9 +95,9 @@ def push(
 
     from ..hub.push import clear_staging, publish, publish_site
 
-    settings, card = vars(options), ("overwrite_card", "languages", "license", "datasets", "evaluations")
-    of_card = {name: settings[name] for name in card}
-    require("a model's card", not space, {name: given for name, given in of_card.items() if name != "languages"})
+    settings, of_card = vars(options), {"overwrite_card", "languages", "license", "datasets", "evaluations"}
+    given = {name.removesuffix("s"): settings[name] for name in sorted(of_card - {"languages", "license"})}
+    exclude("--space", space, given | {"license": options.license})
 
     def stop(number, _):
         # Not by an exception: the client would wait for its threads to finish sending their files.

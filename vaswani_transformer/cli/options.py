@@ -167,10 +167,8 @@ def recipe_options(is_wanted: Callable[[dataclasses.Field], bool] = lambda field
 def read_recipe(name: str, options: Any, chooses: bool = False, **more: Any) -> Recipe:
     """Return a recipe with the fields that the options give, and `more`; `chooses`: fields may be `auto`."""
     recipe = load_recipe(name, {name: value for name, value in vars(options).items() if value is not None} | more)
-    fields = [field for field in CHOSEN if getattr(recipe, field) == AUTO and not chooses]
-    if fields == ["validation_size"] and vars(options).get("validation_size") is None:  # the recipe `finetune`
-        return dataclasses.replace(recipe, validation_size=Recipe.validation_size)
-    if fields:
+    fields = [field for field in CHOSEN if getattr(recipe, field) == AUTO and field != "validation_size"]
+    if fields and not chooses:
         raise UserError(f"{fields[0]} is auto, which `vaswani train` alone chooses: give another recipe, or a value")
     return recipe
 

@@ -110,6 +110,8 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
     of_catalogues = {"source_catalogue": files.source_catalogue, "report": written.report}
     of_catalogues |= {"consistent_terms": written.consistent_terms}
     options.require("--format po or another catalogue's", is_catalogue, of_catalogues)
+    has_both = f"--format {written.format}, whose files have both languages,"
+    options.exclude(has_both, written.format in ("po", "xliff", "ts"), {"source_catalogue": files.source_catalogue})
     read = {"prefix": files.prefix, "glossary": files.glossary, "source_catalogue": files.source_catalogue}
     read |= {f"memory {number}": path for number, path in enumerate(files.memory, 1)}
     check_work(read if is_catalogue else {"input": files.input, **read}, work, report=written.report)
@@ -173,8 +175,8 @@ def _languages(folder: str, request: Request) -> list[str]:
     """Return a model's languages, that of its sources first: as given, or as recipe or import has them, or English."""
     from ..hub.card_facts import known_languages
 
-    known = known_languages(folder) or ["en"]
-    return [request.written.source_language or known[0] or "en", *known[1:]]
+    known, target = known_languages(folder) or ["en"], request.written.target_language
+    return [request.written.source_language or known[0] or "en", *(known[1:] or filter(None, [target]))]
 
 
 def load(folder: str, request: Request):
@@ -192,7 +194,8 @@ def load(folder: str, request: Request):
     memory = read_memory(files.memory, _languages(folder, request)) if files.memory else None
     model, tokenizer = request.computing.load(folder, **needs, glossary=files.glossary, prefix=files.prefix)
     settings = options.generate_options(model, request.search, request.sampling, written.nbest)
-    has_codes = written.format not in CATALOGUES or LanguageCodes(tokenizer).known  # else it names plural forms alone
+    of_others = written.format in CATALOGUES or memory  # plural forms and segments, which it names
+    has_codes = not of_others or LanguageCodes(tokenizer).known
     # What looks at a line and its translation afterwards needs positions for all of it.
     is_whole = model.config.position_encoding == "learned" and (written.alignments or written.confidence)
     translator = Translator(

@@ -41,8 +41,7 @@ class TokenBatchSampler:
 
     Args:
         source_lengths, target_lengths: tokens of each source and target, `</s>` included.
-        max_tokens: the most source tokens, and the most target tokens, in a batch, padding not counted (the
-            paper: about 25,000).
+        max_tokens: the most source, and the most target tokens in a batch without padding (paper: about 25,000).
         micro_batches: parts that each batch is dealt out in.
         seed: with the epoch, determines the shuffle.
         counts_on: whether to number pairs on from epoch to epoch, as `AugmentedPairs` takes them.

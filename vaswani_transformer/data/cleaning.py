@@ -62,8 +62,7 @@ def clean(
         overwrite: replace what an earlier cleaning has written there, once all is done.
 
     Raises:
-        UserError: for mistakes in the recipe, its data or the rules, a folder that holds something else, and if no pair
-            is left.
+        UserError: for mistakes in recipe, data or rules, a folder that holds something else, and if no pair is left.
     """
     check_rules(rules)
     tests = [home_path(name) for name in rules.test]

@@ -141,8 +141,7 @@ def read_manifest(folder: str | Path) -> dict:
     """Return the manifest of a prepared folder: JSON values.
 
     `parts` has `train` and `validation`, each with `pairs`, `source_tokens`, `target_tokens` (`</s>` included), the
-    `counts` of `FilterCounts`, `shards` and `index`; `tokenizer` has `sha256` and `entries`; `recipe` the fields that
-    decided the content.
+    `counts` of `FilterCounts`, `shards` and `index`; `tokenizer` has `sha256` and `entries`; `recipe` what decided it.
     """
     folder = to_path(folder)
     with reading(folder / MANIFEST):  # which is written last

@@ -86,7 +86,8 @@ def read_tmx(path: Path, languages: tuple[str, str]) -> Iterator[tuple[str, str]
                 yield tuple(unit)
         check_unchanged(path, stamp)
     if units and not pairs:
-        fix = f"the languages are: {', '.join(sorted(found)):.400}; name them by --source-column and --target-column"
+        options = "--source-column and --target-column, for --memory by --source-language and --target-language"
+        fix = f"the languages are: {', '.join(sorted(found)):.400}; name them by {options}"
         if all(any(matches(language, name) for language in found) for name in languages):
             fix = "both are there, but without a <seg>, or never in one <tu>"
         raise UserError(f"{path}: no unit has segments in both {languages[0]!r} and {languages[1]!r}; {fix}")

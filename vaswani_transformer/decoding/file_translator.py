@@ -58,8 +58,7 @@ class FileTranslator(LineWorker):
 
     Args:
         layout: returns what is written of a line, from its number and hypotheses, as `record` does.
-        **extras: further fields of a `Hypothesis` to fill, `words` or `alignment`: functions that take sources and
-            their translations.
+        **extras: further fields of a `Hypothesis`, `words` or `alignment`: functions of sources and translations.
     """
 
     def __init__(

@@ -59,8 +59,7 @@ class StreamOutput:
 class ResumableOutput:
     """A file of records that have equally many lines; while it is unfinished, `notes_path` holds its settings.
 
-    What is resumed is the count of whole records at the start of the file: a line that an end cut short is written
-    again.
+    What is resumed is the count of whole records at the start of the file: a line that was cut short is written again.
 
     Args:
         path: a regular file, or a name that is free.

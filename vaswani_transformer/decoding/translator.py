@@ -94,8 +94,7 @@ class Translator:
         scores: also compute scores, by one more pass through the decoder for each translation.
         glossary: terms that translations have to have wherever their sources have them.
         memory: exact matches are taken, without scores, near ones shown to a model trained with `fuzzy_matches`.
-        seed: for sampling: each window starts from a random state made of the seed and the window's number; torch's
-            own is left as it was.
+        seed: for sampling: each window's random state is made of it and the window's number; torch's own stays.
         source_language: code of the sources' language, for the splitting of long lines.
         target_language: of a model with several, what its code before each text names (`LanguageCodes`); a text that
             begins with a code has its own.

@@ -62,8 +62,7 @@ def translate_parts(
 def aligner(model: Any, tokenizer: Any) -> Align:
     """Return what aligns words by a model's attention, for `translate_document`.
 
-    Where that is not possible (exported models, slow tokenizers, a sentence that is too long for the model), words are
-    taken to be in the same order.
+    Where that is not possible (exports, slow tokenizers, too long a sentence), words are taken to be in the same order.
     """
     if not (hasattr(getattr(model, "members", [model])[0], "set_attn_implementation") and tokenizer.is_fast):
         return _in_order

@@ -10,9 +10,10 @@ STAND_IN = "\ufffc" * 4
 INVISIBLE = regex.compile(r"(?V1)([\p{Default_Ignorable_Code_Point}--[\p{L}\p{M}\u200c\u200d]]+)")
 _LETTER = r"a-zA-Z\u00aa-\u1fff\u2c00-\u2fff\u3040-\ud7ff"  # all others of the patterns below are ASCII's
 _IN_URL = r"[^\s\xa0\u2000-\u200a\u202f\u3000-\u303f\uff00-\uff65<>"
-_URL = rf'{_IN_URL}"]*{_IN_URL}"\'.,;:!?)\]}}*_]'
+_CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # of a URL, unless they are glued to its last word
+_URL = rf'(?:{_IN_URL}"{_CJK}]|(?<![a-zA-Z\d])[{_CJK}])*(?:{_IN_URL}"{_CJK}\'.,;:!?)\]}}*_]|(?<![a-zA-Z\d])[{_CJK}])'
 # URLs; handles and tags; addresses; Apple's variables; templates, ICU; printf; variables; Pandoc's marks; shortcodes.
-KEPT = regex.compile(
+THINGS = (
     rf"""(?:
       \b(?:[a-zA-Z][\w+.-]{{1,20}}+://|www\.|(?:mailto|tel):){_URL}
     | \b(?:[a-zA-Z\d-]{{1,63}}+\.){{1,8}}?(?:[a-z]{{2,24}}+/{_URL}|(?:com|org|net|edu|gov|io|dev)\b)
@@ -27,11 +28,9 @@ KEPT = regex.compile(
       (?:%(?:\(\w{1,60}\)|<\w{1,60}>|\d+\$)?[-+\#0']*[\d*]*(?:\.[\d*]+)?(?:[a-zA-Z]\w*|@))+%{0,2}
     | (?<![\w%])%L?\d{1,2}(?![\w%]) | %% | (?<=\S)(?:(?<!~)~[\w+-]{1,6}~(?!~)|\^[\w+-]{1,6}\^)
     | \$t?\((?:[^()\s]|(?<=,)\s|\([^()]{0,200}\)){1,200}+\) | (?<![\w$])\$[a-zA-Z_]\w*+(?:\$(?!\w))?
-    | (?<![^\s(\[]):[a-zA-Z_][\w+-]*+:? | (?<!\w)__\w+?__(?!\w) | \ufffc+"""
-    rf"""
-    )(?:['’][{_LETTER}]{{1,2}}(?![{_LETTER}]))?""",
-    regex.VERBOSE | regex.ASCII,
+    | (?<![^\s(\[]):[a-zA-Z_][\w+-]*+:? | (?<!\w)__\w+?__(?!\w) | \ufffc+)"""
 )
+KEPT = regex.compile(rf"{THINGS}(?:['’][{_LETTER}]{{1,2}}(?![{_LETTER}]))?", regex.VERBOSE | regex.ASCII)
 # Emoji, arrows and what private fonts show: they separate words.
 _SEPARATOR = regex.compile(
     r"(?:(?:[#*\d]\ufe0f?\u20e3|\p{Extended_Pictographic}|\p{Regional_Indicator}|[\p{Co}\u2190-\u21ff\u2500-\u2bff])"

@@ -28,8 +28,7 @@ def find_terms(pairs: Iterable[tuple[str, str]]) -> list[FoundTerm]:
     """Return the terms, of one to three words, that nearly all of at least three translations have in one way.
 
     Placeholders and tags are no words. Of a translation and the longer ones that it always occurs in, the longest
-    counts, and of terms too. A term that is translated as one of its parts, or as another one, is left out. The most
-    frequent come first.
+    counts, and of terms too. A term that is translated as a part of it or another one is left out. Frequent ones first.
     """
     pairs = list(dict.fromkeys(tuple(pattern_of("").sub("|", text) for text in pair) for pair in pairs))[-_MOST:]
     targets = [frozenset(phrase.casefold() for phrase in _phrases(target)) for _, target in pairs]

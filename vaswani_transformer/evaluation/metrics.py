@@ -186,8 +186,7 @@ def paper_tokens(texts: Sequence[str], language: str) -> list[str]:
     """Prepare raw text as the authors' script does for BLEU: Moses' tokens; in German, compounds split at hyphens.
 
     The script is get_ende_bleu.sh of tensor2tensor in its first form; a later one first turns Unicode punctuation in
-    the output into ASCII. It is for German; French compounds stay whole here, since no source says that they were
-    split.
+    the output into ASCII. It is for German; French compounds stay whole, since no source says they were split.
     """
     tokens = map(moses_tokenizer(language), texts)
     return list(map(split_compounds, tokens) if language == "de" else tokens)

@@ -102,7 +102,7 @@ def evaluation_record(
         "weights_sha256": weights_sha256(model_folder) or (file_sha256(exported) if exported.is_file() else None),
         "generation": {name: value for name, value in generation.items() if value is not None},
         "versions": versions(),
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": shlex.join(words),
     }
 

@@ -127,8 +127,7 @@ def read_results(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) ->
     """Return the results of all finished cells, by name.
 
     Raises:
-        UserError: for a folder that was made with other settings (those that are newer than it do not count), and for a
-            damaged result.
+        UserError: for a folder made with other settings (those newer than it do not count), and for a damaged result.
     """
     results = {}
     for cell in cells:
@@ -185,7 +184,7 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> None:
             "experiment": experiment.name, "scale": setup.scale, "cell": cell.name,
             "figures": figures, "paper": cell.paper, "seconds": round(seconds, 1),
             "machine": {"device": device, "threads": torch.get_num_threads()},
-            "versions": versions(), "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+            "versions": versions(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "settings": cell.settings,
         }  # fmt: skip
         OutputFolder(folder).write_text(RESULT, json.dumps(result, indent=1) + "\n")

@@ -26,7 +26,8 @@ def load_for_decoding(
 ) -> tuple[Any, Any]:
     """Return the model, or the ensemble of several, ready to translate and score, and its tokenizer.
 
-    Neither torch nor transformers is imported for an exported model, or for int8 once the model is converted.
+    Neither torch nor transformers is imported for an exported model, or for int8 once the model is converted. The
+    weights must stay as they are: what is going to change them, or to add adapters, takes `load_model`.
 
     Args:
         folders: a model folder, which may be exported to CTranslate2, or the members of an ensemble.
@@ -100,8 +101,7 @@ def load_exported(
 def int8_folder(folder: str | Path) -> Path:
     """Return the folder of a model exported to CTranslate2 in int8, made on first use.
 
-    It is in `$XDG_CACHE_HOME`, by default `~/.cache`, named by the hash of weights, configuration and tokenizer, and
-    appears whole or not at all.
+    It is in `$XDG_CACHE_HOME`, by default `~/.cache`, named by the model's hash, and appears whole or not at all.
 
     Raises:
         UserError: as `export_model`.

@@ -26,7 +26,7 @@ METRICS = {
     "bracket_recall": ("recall", "labelled bracket recall", 2),
 }
 # Columns of its stress test, the same.
-_STRESS = {"chrf_kept": "chrf", "returned": "accuracy", "runs_on": "count", "copies": "count", "empty": "count"}
+_STRESS = {"chrf_kept": "accuracy", "returned": "accuracy", "runs_on": "count", "copies": "count", "empty": "count"}
 # Texts of a record that are published.
 _TEXTS = ("test_set", "source_file", "source_sha256", "reference_file", "reference_sha256", "bleu_signature",
           "chrf_signature", "date", "command")  # fmt: skip

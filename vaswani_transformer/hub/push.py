@@ -172,8 +172,10 @@ def publish_site(
 
 
 def _check_name(repo_id: str) -> None:
+    if "/" not in repo_id:
+        raise UserError(f"{repo_id}: give owner/name")
     with reading(repo_id):
-        validate_repo_id(repo_id if "/" in repo_id else f"{repo_id}: give owner/name")
+        validate_repo_id(repo_id)
 
 
 def clear_staging() -> None:

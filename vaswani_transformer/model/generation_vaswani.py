@@ -135,8 +135,7 @@ class VaswaniGenerationMixin:
         """Generate as `GenerationMixin` does.
 
         Raises:
-            ValueError: for an unknown `length_normalization`, and for our and transformers' own numbers of a search
-                beyond their range.
+            ValueError: for an unknown `length_normalization`, and numbers of a search beyond their range.
         """
         self._unset_trainer_defaults()
         return super().generate(*args, **kwargs)
@@ -176,8 +175,7 @@ class VaswaniGenerationMixin:
         """Unset what transformers' `Seq2SeqTrainer` writes into the model's generation configuration.
 
         With `predict_with_generate` it sets every unset field to the library's default, for good. The 20 of
-        `max_length` would cut each later output of the model, and of the saved one. Users set some fields; only this
-        sets all.
+        `max_length` would cut each later output of the model, and of the saved one. Only this sets all fields.
         """
         config = self.generation_config
         defaults = {name: value for name, value in config._get_default_generation_params().items() if value is not None}

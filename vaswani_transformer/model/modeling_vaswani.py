@@ -64,8 +64,7 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
 
         The paper prints no initialisation. The authors' code (`multihead_attention` in an early `common_attention` of
         tensor2tensor) had one matrix for queries, keys and values, and one for the keys and values of a source, whose
-        width each of them is initialised for. Embeddings times sqrt(d_model) have unit variance, as layer-normalised
-        activations have.
+        width each of them is initialised for. Embeddings times sqrt(d_model) have unit variance, like LayerNorm's.
         """
         kind, d_model = self.config.initialization, self.config.d_model
         if isinstance(module, nn.Embedding) or module is getattr(self, "lm_head", None):
@@ -327,8 +326,7 @@ class VaswaniDecoder(VaswaniStack):
 class VaswaniModel(VaswaniPreTrainedModel):
     """Encoder and decoder without the output projection.
 
-    Where `config.shares_embeddings`, as in the paper, both embeddings are the one matrix `shared` (Section 3.4); else
-    each has its own.
+    Where `config.shares_embeddings`, both embeddings are the one matrix `shared` (Section 3.4); else each has its own.
     """
 
     def __init__(self, config: VaswaniConfig):
@@ -463,8 +461,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             num_items_in_batch: label tokens of the whole optimizer step, over accumulated batches and devices. The
                 loss is then the sum over this batch divided by it; otherwise the mean over this batch's labels.
             source_offsets: `(sentences + 1,)` int32, for a batch without padding: where the sentences of `input_ids`,
-                `(1, tokens)`, start, and the number of tokens. Masks, caches, `attention_window` and attention weights
-                do not go with it.
+                `(1, tokens)`, start, and the number of tokens. No masks, caches, `attention_window`, attention weights.
             target_offsets: the same for `labels` or `decoder_input_ids`, also `(1, tokens)`.
             max_length: tokens of the longest sentence that these two may have; it is not needed on a CPU.
             skip_logits: return the loss alone, in far less memory: where possible it is computed together with the

@@ -49,11 +49,9 @@ class Text2TextGenerationPipeline(Pipeline):
         **options: `device`, `batch_size`, `num_workers`, and whatever a call takes, as the default for all calls.
 
     `tgt_lang`, in the constructor or a call, or the task chooses the language of a model with codes for it, which are
-    tokens before a text (``>>fra<<`` of OPUS-MT): ``"fra"`` puts one before each sentence that has none. Models of one
-    direction ignore it.
+    tokens before a text (``>>fra<<`` of OPUS-MT): ``"fra"`` puts one before each sentence without. Others ignore it.
 
-    Several threads may use one pipeline, in which each call gives what it would alone, except for sampling: random
-    numbers are shared.
+    Several threads may use one pipeline: each call gives what it would alone, but samples share random numbers.
 
     Raises:
         ValueError: for a model of another architecture.

@@ -10,8 +10,7 @@ def sentence_parts(text: str, language: str = "en") -> list[str]:
 
     Args:
         text: any text; white space of all kinds counts as spaces.
-        language: code of the text's language (`"de"`, `"de_DE"`); sentencex takes the nearest that it knows, else
-            English.
+        language: code of the text's language (`"de"`, `"de_DE"`); sentencex takes the nearest it knows, or English.
 
     Raises:
         ImportError: sentencex is not installed.

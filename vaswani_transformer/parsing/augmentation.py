@@ -1,8 +1,7 @@
 """More training trees: constituents are exchanged for others of their kind, words for others with their tag.
 
 After Shi, Livescu and Gimpel (2021), "Substructure Substitution: Structured Data Augmentation for NLP". Some short
-constituents are added by themselves, too: in short sentences attention learns sooner which word of the sentence belongs
-to which of the tree.
+constituents are added by themselves, too: in short sentences attention learns sooner which word belongs to which.
 """
 
 import random

@@ -50,8 +50,7 @@ class BracketProcessor(LogitsProcessor):
 
     Args:
         grammar: the tokens.
-        words: for each sentence of the batch and each of its words the token ids to write for it; empty lists where
-            words are not written.
+        words: for each sentence of the batch and each of its words its token ids; empty lists if it is not written.
         limits: most tokens of each output, `</s>` included: at least a tag for each word, the words' tokens and
             `</s>`, and no more than `generate()` itself allows, which would otherwise cut a tree off.
     """
@@ -69,8 +68,7 @@ class BracketProcessor(LogitsProcessor):
         """Return the tokens that may follow each output `(rows, length)`; the rows of a sentence are adjacent.
 
         Returns:
-            bool `(rows, tokens)`, for the tokens of `grammar.ids`; and, `(rows,)`, the one token of a word that has to
-            follow instead, or -1.
+            bool `(rows, tokens)`, for the tokens of `grammar.ids`; `(rows,)`: a word's token that must follow, or -1.
         """
         for holder in (self, self.grammar):
             tensors = {name: value for name, value in vars(holder).items() if isinstance(value, torch.Tensor)}

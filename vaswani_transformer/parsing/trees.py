@@ -78,8 +78,7 @@ def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
     """Yield sentences, which are lists of words, one by one.
 
     Raises:
-        UserError: with the number of a sentence that is no list, or with a word that is empty or holds ASCII white
-            space, NUL or an undecoded byte.
+        UserError: for a sentence that is no list, or has a word that is empty or holds ASCII white space or NUL.
     """
     for line, words in enumerate(sentences, 1):
         for number, word in enumerate(words, 1):

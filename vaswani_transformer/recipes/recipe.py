@@ -390,6 +390,8 @@ def model_config(recipe: Recipe, vocab_size: int) -> "VaswaniConfig":  # noqa: F
     from ..model.configuration_vaswani import VaswaniConfig
 
     overrides = recipe.model_overrides()
+    if AUTO in (recipe.d_model, recipe.num_heads):  # which is chosen to go with the other
+        overrides |= {"d_model": AUTO, "num_heads": AUTO}
     if {"d_model", "num_heads"} & overrides.keys():  # a preset's own head widths belong to its own d_model and heads
         overrides = {"d_k": None, "d_v": None, **overrides}
     overrides |= {"vocab_size": vocab_size, "label_smoothing": recipe.label_smoothing}

@@ -3,8 +3,7 @@
 A thread owns the model. Sentences with the same options share a search, which they join at any step and leave when
 they are done, so that nothing waits for a batch to fill or to end; searches with different options take turns, a step
 each. What a sentence gets does not depend on the others (docs/explanation/search.md). Where a model has no search that
-sentences can join (an export, settings that only transformers' loop follows, a prefix), what waits is translated in
-batches.
+sentences can join (an export, settings that only transformers' loop follows, a prefix), batches are translated.
 """
 
 import asyncio
@@ -168,8 +167,7 @@ class Engine:
     """A model, which may be an exported one, in a thread of its own.
 
     With 4 beams `tokens_per_batch` source tokens are searched at once, padding counted, with more beams fewer.
-    `note_batch` is called with the number of sentences of each step of a search, and of each batch; `memory` is as of
-    `Translator`.
+    `note_batch` is called with the sentences of each step of a search, and of each batch; `memory` is `Translator`'s.
     """
 
     def __init__(self, model, tokenizer, tokens_per_batch=2048, note_batch: Callable = lambda size: None, memory=None):

@@ -105,7 +105,7 @@ class RequestLimiter:
         late = f"took more than {self.limits.seconds:g} seconds"
         try:
             body = await asyncio.wait_for(self._read(scope, receive), self.limits.seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise HTTPException(408, f"sending the request {late}") from None
         messages = [{"type": "http.request", "body": body}]
 

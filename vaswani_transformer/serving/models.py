@@ -90,8 +90,7 @@ def language_distance(*codes: str) -> float:
 class Models:
     """Loads models when they are first asked for, and unloads the least recently used when there are too many.
 
-    `load` starts the engine of a model, in a thread; `most` may be loaded, by default as many as fit half of the memory
-    by the size of their files.
+    `load` starts the engine of a model, in a thread; `most` may be loaded, by default what fits half of the memory.
     """
 
     def __init__(self, models: Sequence[ServedModel], load: Callable[[ServedModel], Engine], most: int | None = None):

@@ -61,8 +61,7 @@ def check_output(recipe: Recipe) -> Path | None:
     An interrupted run of the same settings is resumed with `overwrite` too. Nothing is written.
 
     Raises:
-        UserError: for a folder that is not ours, or holds another run, or a model without `overwrite`, or files of the
-            user's with the names of ours.
+        UserError: for a folder that is not ours, or holds another run, a model without `overwrite`, or others' files.
     """
     output = OutputFolder(recipe.output)
     folder, checkpoints = output.shown, output.shown / CHECKPOINTS

@@ -35,8 +35,7 @@ class NoamSchedulerCallback(TrainerCallback):
     """Sets the rate of Equation 3 just before each optimizer step of any `Trainer`, stock or ours.
 
     The step comes from the trainer's own count of optimizer steps, so accumulation, the number of processes and a
-    resume cannot shift it. Whatever scheduler the trainer made (it always makes one) is overruled, and reports the
-    rate that was used to the log.
+    resume cannot shift it. Whatever scheduler the trainer made is overruled, and reports the rate that was used.
 
     Without a `d_model` it is read from the model's configuration. Over the last `decline_steps` of the training, fewer
     in proportion where a limit of time has lowered the trainer's `max_steps`, the rate is also multiplied by what falls

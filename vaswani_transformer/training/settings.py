@@ -93,9 +93,11 @@ def choose_settings(recipe: Recipe) -> Recipe:
         UserError: for a text that cannot be read, fewer minutes than a training needs, and as `check_output`.
     """
     left = [name for name in CHOSEN if getattr(recipe, name) == AUTO]
+    if recipe.from_model is not None:
+        read_model_of(recipe.from_model)  # before its tokenizer is missed
     if left and check_output(recipe) is not None:
         earlier = read_yaml(Path(recipe.output) / CHECKPOINTS / RECIPE)
-        if more := recipe.max_minutes / (earlier.get("max_minutes") or math.inf):  # other minutes, other steps
+        if "max_steps" in left and (more := recipe.max_minutes / (earlier.get("max_minutes") or math.inf)):
             earlier |= {name: round(more * earlier.get(name, 0)) for name in ("max_steps", "decline_steps")}
         return replace(recipe, **{name: earlier.get(name) for name in left})
     return _Choice(recipe, left).recipe if left else recipe
@@ -131,7 +133,7 @@ class _Choice:
         """Set a field that was left open."""
         if name in self.left:
             kind = field_type(name)[0]
-            value = value if kind is str else kind(f"{value:.3g}") if kind is float else round(value)
+            value = value if str in (kind, type(value)) else kind(f"{value:.3g}") if kind is float else round(value)
             self.recipe = replace(self.recipe, **{name: value})
             logger.info("%s: %s (%s)", name, f"{value:,}" if isinstance(value, int) else value, reason)
 
@@ -173,13 +175,13 @@ class _Choice:
         steps, reason = enough, "where the text has been seen often enough"
         if fit:
             fitting, seconds, _ = fit
-            if fitting < LEAST_STEPS:
+            if fitting < (LEAST_STEPS if "max_steps" in self.left else min(LEAST_STEPS, self.recipe.max_steps)):
                 problem = f"max_minutes {minutes:g} is enough for {fitting:.0f} steps of {seconds:.2g} s"
                 raise UserError(f"{problem}, and a training needs {LEAST_STEPS} or more: give it more minutes")
             if fitting < steps:
                 steps, reason = fitting, f"by a trial {fitting:,.0f} steps of {seconds:.2g} s fit; the clock decides"
         self.choose("max_steps", min(enough, SPARE_STEPS * steps), f"{steps / epoch:.1f} passes: {reason}")
-        steps = steps if "max_steps" in self.left else self.recipe.max_steps
+        steps = steps if "max_steps" in self.left else min(self.recipe.max_steps, fit[0] if fit else math.inf)
         warmup = np.clip(WARMUP * steps, max(1, min(LEAST_WARMUP, 0.4 * steps)), 4000)
         self.choose("warmup_steps", warmup, f"{WARMUP:.0%} of the steps, up to 40% of few, at most the paper's")
         width = _config(self.recipe, self.recipe.vocab_size).d_model
@@ -193,7 +195,7 @@ class _Choice:
 
     def _steps_that_fit(self, row: Row) -> tuple | None:
         """Return by a trial the steps that fit into the minutes with a row's settings, their seconds and tokens."""
-        if not self.recipe.max_minutes or "max_steps" not in self.left:
+        if not (self.recipe.max_minutes and {"max_steps", "warmup_steps", "d_model"} & {*self.left}):
             return None
         trial = replace(self.recipe, **{name: value for name, value in row._asdict().items() if name in self.left})
         seconds = trial_seconds(trial, self.sample, self.tokenizer, self.processes)

@@ -105,6 +105,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
         if (settings := self.accelerator.ddp_handler) is not None:
             settings.gradient_as_bucket_view = True  # or gradients are there twice
         self.shares = augmentation_shares(args.augmentation)
+        if self.shares and self.processing_class is None:
+            raise UserError("augmentation changes text: give the tokenizer as processing_class")
         self.tokens_per_device = args.tokens_per_device or choose_tokens_per_device(self)
         # The number of parts must be a multiple of the number of processes, each of which takes equally many.
         parts = max(1, math.ceil(args.tokens_per_batch / self.tokens_per_device))
@@ -281,8 +283,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         """Write a checkpoint, whole or not at all: under another name first, with a manifest.
 
         Overridden as of transformers 5.23, which writes it file by file under its final name. All processes raise
-        `OSError` if one could not write, and nothing of it is left, and `UserError` if one has weights that are not
-        finite.
+        `OSError` if one could not write, and nothing of it is left, and `UserError` for weights that are not finite.
         """
         weights = sum(weight.requires_grad and not is_finite(weight) for weight in self.model.parameters())
         if any(over_processes(self.args, [weights])):

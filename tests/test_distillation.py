@@ -202,9 +202,11 @@ def test_a_finished_student_is_trained_anew_on_the_same_text(teachers, student, 
     command = ["distill", teachers[0], "--student", student, "--output", folder, "--quiet"]
     assert "already holds a model" in fails(*command)
     nothing_is_translated(monkeypatch)
-    assert main([*map(str, command), "--overwrite", "--encoder-layers", "2"]) == 0
+    command += ["--validation-source", "none", "--validation-target", "none", "--validation-size", 2]
+    assert main([*map(str, command), "--overwrite", "--encoder-layers", "2", "--validation-bleu", "2"]) == 0
     assert vt.load_model(folder, device="cpu")[0].config.encoder_layers == 2
-    assert pairs_of(folder) == pairs_of(finished)
+    verdict = (folder / "verdict.json").read_text()
+    assert pairs_of(folder) == pairs_of(finished) and "validation by translations of the teachers: BLEU" in verdict
     assert "other settings (beams)" in fails(*command, "--overwrite", "--beams", 2)
 
 

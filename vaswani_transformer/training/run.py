@@ -39,7 +39,7 @@ from ..recipes.recipe import AUTO, Recipe, augmentation_shares, check_recipe, la
 from . import callbacks, run_folder, verdict
 from .checkpoints import WEIGHTS, averaged_from, read_state, step_of
 from .initial_model import merged_adapters, model_of_folder, new_model, origin, read_model_of
-from .run_folder import ADAPTER, CHECKPOINTS, LOG, PREPARED, TOKENIZER, VERDICT
+from .run_folder import ADAPTER, CHECKPOINTS, DISTILLATION, LOG, PREPARED, TOKENIZER, VERDICT
 from .selection import choose_length_penalty, select_weights
 from .settings import choose_settings
 from .trainer import VaswaniTrainer, VaswaniTrainingArguments
@@ -249,7 +249,9 @@ class TrainingRun:
             kept, averaged, metrics = select_weights(trainer, recipe, self.folder / CHECKPOINTS, processes)
             if recipe.length_penalty == AUTO and recipe.validation_bleu:
                 choose_length_penalty(trainer, self.stopper.seconds_left)
-            lines = [*self.text_verdict, *verdict.of_scores(metrics)]
+            is_held_out = not (recipe.validation_source or recipe.validation_data)
+            own = " by translations of the teachers" if is_held_out and (self.folder / DISTILLATION).exists() else ""
+            lines = [*self.text_verdict, *verdict.of_scores(metrics, f"validation{own}")]
             steps, seconds = trainer.state.global_step, self.log.seconds()
             result = TrainingResult(self.folder, steps, seconds, metrics, averaged, kept, lines, self.languages)
             self._finish(trainer, result)

@@ -139,10 +139,12 @@ class _Choice:
 
     def _text(self) -> tuple[int, float, float]:
         """Return pairs, words of both sides, and mean tokens of the longer side; keeps a tokenized sample."""
-        text = data_sources(self.recipe, one_text=True)[0].load()
+        source, validation = data_sources(self.recipe, one_text=True)
+        text = source.load()
         sample = text.select(np.linspace(0, len(text) - 1, min(len(text), _SAMPLE)).astype(int))
         words = sum(len(words_of(side)) for row in sample for side in row.values()) * len(text) / len(sample)
-        self.choose("validation_size", len(held_out_rows(max(2, len(text)), AUTO, 0)), "a tenth of all, at most 1,000")
+        kept = "validation data is given: no effect" if validation else "a tenth of all, at most 1,000"
+        self.choose("validation_size", len(held_out_rows(max(2, len(text)), AUTO, 0)), kept)
         ends = float(np.mean([ends_a_sentence(row["source"]) is not None for row in sample]))
         kind = "default" if ends >= SENTENCES else None
         self.choose("augmentation", kind, f"{ends:.0%} of the sources end as sentences do")

@@ -40,14 +40,14 @@ def of_text(counts: str, train: datasets.Dataset, validation: datasets.Dataset, 
     return [f"training text: {counts}", copies, same, new]
 
 
-def of_scores(metrics: Mapping[str, float]) -> list[str]:
-    """Describe a validation by BLEU and chrF, if its pairs were translated, each with its 95% interval."""
+def of_scores(metrics: Mapping[str, float], what: str = "validation") -> list[str]:
+    """Describe a validation, called `what`, by BLEU and chrF, if its pairs were translated, with 95% intervals."""
     shown = []
     for name, label in (("bleu", "BLEU"), ("chrf", "chrF")) if "eval_bleu" in metrics else ():
         score, half = metrics[f"eval_{name}"], 1.96 * metrics[f"eval_{name}_error"]
         shown.append(f"{label} {score:.1f} (95% interval: {max(0, score - half):.1f} to {score + half:.1f})")
     warning = "the model has learned nothing, give it more minutes or text"
-    return [warned(f"validation: {', '.join(shown)}", has_learned_nothing(metrics), warning)] if shown else []
+    return [warned(f"{what}: {', '.join(shown)}", has_learned_nothing(metrics), warning)] if shown else []
 
 
 def has_learned_nothing(metrics: Mapping[str, float]) -> bool:

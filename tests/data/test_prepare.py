@@ -184,9 +184,8 @@ def test_a_start_over_removes_what_was_written_and_nothing_else(recipe, tmp_path
     error_of(make, dataclasses.replace(recipe, validation_size=10**6), tmp_path / "p", overwrite=True)
     assert digests(tmp_path / "p") == whole
     own.write_text("mine")
-    make(
-        dataclasses.replace(recipe, train_source="part.0.en", train_target="part.0.de"), tmp_path / "p", overwrite=True
-    )
+    first = dataclasses.replace(recipe, train_source="part.0.en", train_target="part.0.de")
+    make(first, tmp_path / "p", overwrite=True)
     assert not (tmp_path / "p" / "train-00002.arrow").exists() and own.read_text() == "mine"
     own.unlink()
     make(recipe, tmp_path / "p", overwrite=True)

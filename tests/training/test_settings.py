@@ -112,7 +112,8 @@ def test_the_trial_computes_what_the_training_does(data, tmp_path, monkeypatch):
 
 def test_a_small_text_is_enough_to_finetune_on_and_prepared_as_before(data, folder, tmp_path, capsys):
     given = {"from_model": str(folder), "train_data": str(data), "output": str(tmp_path / "out")}
-    assert choose_settings(load_recipe("finetune", given)) == load_recipe("finetune", given | {"validation_size": 40})
+    sizes = {"validation_size": 40, "validation_bleu": 500}
+    assert choose_settings(load_recipe("finetune", given)) == load_recipe("finetune", given | sizes)
     command = ["prepare", "finetune", "--from", folder, "--train-data", data, "--output", tmp_path / "prepared"]
     assert run(*command) == 0 and len(open_prepared(tmp_path / "prepared").validation) == 40
     given |= {"train_data": None, "prepared": str(tmp_path / "prepared")}

@@ -167,7 +167,8 @@ def recipe_options(is_wanted: Callable[[dataclasses.Field], bool] = lambda field
 def read_recipe(name: str, options: Any, chooses: bool = False, **more: Any) -> Recipe:
     """Return a recipe with the fields that the options give, and `more`; `chooses`: fields may be `auto`."""
     recipe = load_recipe(name, {name: value for name, value in vars(options).items() if value is not None} | more)
-    fields = [field for field in CHOSEN if getattr(recipe, field) == AUTO and field != "validation_size"]
+    anywhere = ("validation_size", "validation_bleu")  # `finetune` has these
+    fields = [field for field in CHOSEN if getattr(recipe, field) == AUTO and field not in anywhere]
     if fields and not chooses:
         raise UserError(f"{fields[0]} is auto, which `vaswani train` alone chooses: give another recipe, or a value")
     return recipe

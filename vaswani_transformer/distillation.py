@@ -104,8 +104,8 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
     """Train on the recipe's pairs, and on text of the target language that a model of the reverse direction translates.
 
     The reverse model, in the folder `reverse` of the output, is trained first, unless it is there, in a quarter of
-    `max_minutes` if that is given, again for other minutes; the final training has the rest, and translating comes on
-    top, of as many lines as leave time for `PASSES` through them and the pairs. After a stop the same call resumes.
+    `max_minutes` if that is given, again for other minutes until it has translated; the final training has the rest.
+    Translating, of as many lines as leave time for `PASSES` through all, comes on top. The same call resumes.
 
     Args:
         recipe: of both trainings.
@@ -176,10 +176,10 @@ def _write_parallel_text(recipe: Recipe, languages: Sequence[str]) -> None:
             for language, side in zip(languages, SIDES, strict=True):
                 text = "".join(" ".join(line.splitlines()) + "\n" for line in pairs[side])
                 (path := staging / f"{part}.{language}").write_text(text, encoding="utf-8")
-                if (output.path / DISTILLATION).exists() and not filecmp.cmp(
-                    path, output.path / path.name, shallow=False
-                ):
-                    problem = f"{output.shown} has text that goes with other pairs or another seed"
+                is_used = any((output.path / name).exists() for name in (DISTILLATION, notes_path(Path(TRANSLATIONS))))
+                old = output.path / path.name
+                if is_used and not (old.is_file() and filecmp.cmp(path, old, shallow=False)):
+                    problem = f"{output.shown} has text that was made from other pairs or with another seed"
                     raise UserError(f"{problem}: give the same ones, or another --output")
 
 

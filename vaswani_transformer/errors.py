@@ -26,8 +26,7 @@ def reading(path: str | PathLike) -> Iterator[None]:
 
     Raises:
         UserError: `PATH: REASON`, where the reason is the library's own, on one line. A `UserError` of the body passes
-            through unchanged, as do an interruption and the machine's own troubles (memory, a full or failing disk, a
-            cache that cannot be written).
+            through unchanged, as do an interruption and the machine's troubles (memory, a full disk, a cache).
     """
     try:
         yield

@@ -72,10 +72,9 @@ def test_the_search_finds_what_marian_finds(name):
     best = json.loads((FIXTURES / name / "scores.json").read_text(encoding="utf-8"))["n_best"][::2]
     equal = 0
     for pair in best:
-        encoded = imported.tokenizer(pair["source"], return_tensors="pt")
-        found = model.generate(
-            **encoded, num_beams=2, early_stopping="never", return_dict_in_generate=True, output_scores=True
-        )
+        encoded = dict(imported.tokenizer(pair["source"], return_tensors="pt"))
+        encoded |= {"return_dict_in_generate": True, "output_scores": True}
+        found = model.generate(**encoded, num_beams=2, early_stopping="never")
         ids = target_ids(imported.tokenizer, pair)
         if found.sequences[0, 1 : 1 + len(ids)].tolist() == ids:
             equal += 1

@@ -74,9 +74,8 @@ def test_stock_trainer_learns_validates_and_saves(folder, tmp_path):
         scores = vt.TranslationMetric().compute(predictions=texts[0], references=texts[1])
         return {"bleu": scores["bleu"], "exact": scores["exact_match"]}
 
-    trainer = stock_trainer(
-        folder, tmp_path, count=8, max_steps=120, predict_with_generate=True, compute_metrics=compute_metrics
-    )
+    generating = {"predict_with_generate": True, "compute_metrics": compute_metrics}
+    trainer = stock_trainer(folder, tmp_path, count=8, max_steps=120, **generating)
     trainer.train()
     assert logged(trainer)[-1] < 0.1 * logged(trainer)[0]
     assert trainer.evaluate()["eval_bleu"] > 95  # learned by heart

@@ -128,9 +128,8 @@ def test_the_best_validation_and_how_long_there_was_none(scores, steps, stalled)
 
 
 def test_averaged_checkpoints_are_written_near_the_end_alone(recipe):
-    recipe = dataclasses.replace(
-        recipe, max_steps=14, evaluate_every=5, average_every=2, keep_weights="average", keep_checkpoints=1
-    )
+    changes = {"average_every": 2, "keep_weights": "average", "keep_checkpoints": 1}
+    recipe = dataclasses.replace(recipe, max_steps=14, evaluate_every=5, **changes)
     result = train(recipe, progress=False)
     checkpoints = complete_checkpoints(result.folder / "checkpoints")
     assert [step_of(path) for path in checkpoints] == [5, 10, 12, 14]

@@ -125,7 +125,7 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
 def attention_of_batch(model, batch: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, ...]]:
     """Return the weights of each layer by kind, from one pass of a model of `forming_attention` over a batch.
 
-    A layer's weights are `(batch_size, num_heads, queries, keys)`; padding's mean nothing. A `PairCollator` makes it.
+    A layer's weights are `(batch_size, num_heads, queries, keys)`; padding's mean nothing. `batch`: a `PairCollator`'s.
     """
     output = model(
         input_ids=batch["input_ids"],

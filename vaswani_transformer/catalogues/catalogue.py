@@ -146,8 +146,7 @@ class Catalogue:
         except UnicodeEncodeError:
             logger.warning("%s, line %d: not filled, %s cannot write it", self.path, entry.line, self.encoding)
             return False
-        codes = [{*CODES.findall(source)} for source in entry.sources]  # cases of an ICU plural may repeat one
-        return all({*CODES.findall(target)} in codes for target in filling.targets)
+        return all(any(_has_codes(source, target) for source in entry.sources) for target in filling.targets)
 
     def _read(self, text: str, is_last: bool) -> tuple[list[Entry], int]:
         """Return entries, and where they end; what the last match of a text is depends on what follows."""
@@ -192,6 +191,13 @@ def plural_forms(language: str | None) -> dict[str, int]:
         rule = Locale.parse((language or "en").replace("-", "_")).plural_form
     examples = {rule(number): number for number in reversed(NUMBERS)}
     return {name: examples.get(name, 2) for name in CATEGORIES if name in {*rule.tags, "other"}}
+
+
+def _has_codes(source: str, target: str) -> bool:
+    """Return whether a target has a source's inline elements; in ICU's plurals and choices those of some cases."""
+    wanted, there = CODES.findall(source), CODES.findall(target)
+    is_icu = re.search(r"\{\s*\w+\s*,\s*(plural|select)\s*,", source)
+    return {*there} <= {*wanted} if is_icu else sorted(there) == sorted(wanted)
 
 
 def with_codes(text: str, codes: tuple[str, ...]) -> str:

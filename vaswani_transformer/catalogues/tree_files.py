@@ -74,16 +74,18 @@ class JsonFile(Catalogue):
                 name, form = "[]", name
             elif plural and f"{plural[1]}other" in names and (plural[2] != "zero" or "zero" in self.plurals):
                 name, form = f"{plural[1]}*", plural[2]
-            if value.text is not None and not (plural and plural[1].endswith("ordinal_")):  # i18next's: kept
+            if value.text is not None and not (
+                plural and plural[1].endswith("ordinal_") and f"{plural[1]}other" in names
+            ):  # kept
                 yield "\4".join([*path, name]), form, value
 
     def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:
         """Return the texts where one is to be replaced, with comments; plural forms that are translated stay."""
-        edits, texts = [], dict(zip(self.plurals if entry.counts else entry.place, filling.targets, strict=True))
+        edits, texts = [], dict(zip(self.plurals if entry.counts else entry.place, filling.targets, strict=False))
         for form, (start, end, text, _) in entry.place.items():
             if text and self.source is not None:
                 continue
-            edits.append((start, end, _written(texts.get(form, filling.targets[-1]))))
+            edits.append((start, end, _written(texts.get(form, filling.targets[-1] if entry.counts else text))))
             if self.comment and (line := _LINE_START.fullmatch(self.text, self.text.rfind("\n", 0, start) + 1, start)):
                 edits.append((line.start(), line.start(), line[1] + self.comment.format(filling.note) + self.newline))
         return edits

@@ -1,6 +1,5 @@
 """Catalogues in XML: XLIFF, Qt Linguist's `.ts`, Android's `strings.xml`."""
 
-import contextlib
 import html
 import re
 from functools import cache, partial
@@ -71,16 +70,16 @@ class _XmlFile(Catalogue):
     def takes(self, entry: Entry, filling: Filling | None) -> bool:
         """Return whether the texts are XML whose elements nest, with prefixes and entities that this file declares."""
         root = regex.match(rf"(?s).*?<(?:xliff|TS|resources)\b{_ATTRIBUTES}>", self.head)
-        with contextlib.suppress(expat.ExpatError):
-            if root and super().takes(entry, filling):
-                texts = (f"<t>{self._xml(target, entry.codes)}</t>" for target in filling.targets)
-                expat.ParserCreate(namespace_separator=" ").Parse(root[0] + "".join(texts))
-                return True
-        if filling and any(filling.targets):
-            logger.warning(
-                "%s, line %d: not filled, its XML needs what the file does not declare", self.path, entry.line
-            )
-        return False
+        if not (root and super().takes(entry, filling)):
+            return False
+        texts = (f"<t>{self._xml(target, entry.codes)}</t>" for target in filling.targets)
+        try:
+            expat.ParserCreate(namespace_separator=" ").Parse(root[0] + "".join(texts))
+        except expat.ExpatError:
+            lacking = "its XML needs what the file does not declare"
+            logger.warning("%s, line %d: not filled, %s", self.path, entry.line, lacking)
+            return False
+        return True
 
     def _text(self, element: regex.Match | None, codes: list[str], is_target: bool = False) -> str:
         """Return the text of an element, whose inline elements are added to `codes`; those of a target may be there."""

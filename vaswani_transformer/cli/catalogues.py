@@ -68,7 +68,7 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
 
     def as_written(entry: Entry, filling: Filling) -> Filling:
         is_lost = filling.targets and not catalogue.takes(entry, filling)  # which is logged
-        return filling._replace(targets=(), reason="the file cannot have it") if is_lost else filling
+        return filling._replace(targets=(), reason="the file cannot hold it") if is_lost else filling
 
     def answer(entries: list) -> Iterator:
         nonlocal stopped

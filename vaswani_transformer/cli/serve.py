@@ -31,7 +31,7 @@ def serve(
     LibreTranslate's interface, and /v1/translations, which is documented at /docs.
 
     Args:
-        models: model folders, also exported to CTranslate2; with languages that it does not note, en-de=MODEL
+        models: model folders, also exported to CTranslate2; en-de=MODEL where a model does not note its languages
         host: address to listen at (by default this machine only)
         port: port
         memory: files of earlier translations (TMX, TSV, ...), as of `vaswani translate`, for a server of one model

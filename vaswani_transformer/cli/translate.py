@@ -110,7 +110,7 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
     of_catalogues = {"source_catalogue": files.source_catalogue, "report": written.report}
     of_catalogues |= {"consistent_terms": written.consistent_terms}
     options.require("--format po or another catalogue's", is_catalogue, of_catalogues)
-    has_both = f"--format {written.format}, whose files have both languages,"
+    has_both = f"{chosen}, whose files have both languages,"
     options.exclude(has_both, written.format in ("po", "xliff", "ts"), {"source_catalogue": files.source_catalogue})
     read = {"prefix": files.prefix, "glossary": files.glossary, "source_catalogue": files.source_catalogue}
     read |= {f"memory {number}": path for number, path in enumerate(files.memory, 1)}

@@ -21,8 +21,7 @@ class TokenBatchSampler:
     How batches are formed. Tokens are counted without padding. Each pair takes a share of the budget, that of its
     longer side. Every epoch the pairs are ordered by that share, the largest first; pairs of one share are mixed such
     that source and target tokens grow alike, so that batches are full on both sides. The order is cut into batches,
-    each as large as its limits allow; the first is cut short at random, so that the cuts fall elsewhere in every epoch.
-    Then the batches are shuffled.
+    each as large as its limits allow, the first cut short at random: in every epoch elsewhere. Then they are shuffled.
 
     How they are mixed. Pairs of equal lengths are in random order and take evenly spread places among the pairs of
     their share. So every epoch has the same lengths in the same order, and what differs is which pairs have them.
@@ -41,14 +40,13 @@ class TokenBatchSampler:
 
     Args:
         source_lengths, target_lengths: tokens of each source and target, `</s>` included.
-        max_tokens: the most source, and the most target tokens in a batch without padding (paper: about 25,000).
+        max_tokens: the most source, and target, tokens in a batch, padding not counted (paper: about 25,000).
         micro_batches: parts that each batch is dealt out in.
         seed: with the epoch, determines the shuffle.
         counts_on: whether to number pairs on from epoch to epoch, as `AugmentedPairs` takes them.
 
     Raises:
-        UserError: for no pairs, a pair that is longer than the limit, or parts so many that a batch may hold fewer than
-            four pairs for each of them.
+        UserError: for no pairs, a pair longer than the limit, or so many parts that one may have fewer than four pairs.
     """
 
     batch_size = None  # accelerate shards whole micro-batches over processes, without looking at their sizes

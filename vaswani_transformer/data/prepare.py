@@ -54,8 +54,7 @@ def prepare(
 ) -> dict:
     """Tokenise and filter a recipe's data into a folder that training maps into memory; resumes after an interruption.
 
-    Without validation data some pairs are held out, the same ones as in training without preparation. Returns the
-    manifest; see `read_manifest`.
+    Without validation data the same pairs are held out as in training without preparation. Returns the manifest.
 
     Args:
         recipe: data, tokenizer, limits and, for what is held out and a new tokenizer's sample of the text, seed.

@@ -73,8 +73,7 @@ def read_tmx(path: Path, languages: tuple[str, str]) -> Iterator[tuple[str, str]
     is what the first bytes or the declaration name; languages are such as ``("en", "pt-BR")``.
 
     Raises:
-        UserError: for a file that cannot be read, is cut off, no TMX or changes while it is read; if no unit has both
-            languages, naming those that there are.
+        UserError: for a file that is unreadable, cut off, no TMX or changes meanwhile; if no unit has both languages.
     """
     units, pairs, found = 0, 0, set()
     with reading(path), open_bytes(path) as stream:
@@ -86,8 +85,8 @@ def read_tmx(path: Path, languages: tuple[str, str]) -> Iterator[tuple[str, str]
                 yield tuple(unit)
         check_unchanged(path, stamp)
     if units and not pairs:
-        options = "--source-column and --target-column, for --memory by --source-language and --target-language"
-        fix = f"the languages are: {', '.join(sorted(found)):.400}; name them by {options}"
+        options = "train: --source-column, --target-column; translate: --source-language, --target-language"
+        fix = f"the languages are: {', '.join(sorted(found)):.400}; name two of them ({options}; serve: en-de=MODEL)"
         if all(any(matches(language, name) for language in found) for name in languages):
             fix = "both are there, but without a <seg>, or never in one <tu>"
         raise UserError(f"{path}: no unit has segments in both {languages[0]!r} and {languages[1]!r}; {fix}")

@@ -148,8 +148,7 @@ def score_tokens(
     `model` and `tokens_per_batch` are as of `score_ids`; `numbers` those of the lines, for errors, by default from 1.
 
     Raises:
-        UserError: for a sentence that is too long for the model's positions, or begins with a language code that the
-            model does not have, naming its line.
+        UserError: for a sentence too long for the model's positions, or with an unknown language code, naming its line.
         ValueError: for lists of different lengths.
     """
     sources, targets = texts_in(sources, "source"), texts_in(targets, "target")

@@ -96,8 +96,7 @@ class Translator:
         memory: exact matches are taken, without scores, near ones shown to a model trained with `fuzzy_matches`.
         seed: for sampling: each window's random state is made of it and the window's number; torch's own stays.
         source_language: code of the sources' language, for the splitting of long lines.
-        target_language: of a model with several, what its code before each text names (`LanguageCodes`); a text that
-            begins with a code has its own.
+        target_language: of a model with several, named by a code before each text that has none (`LanguageCodes`).
         **generate_options: for `generate()`, over the model's own generation configuration.
     """
 

@@ -66,8 +66,7 @@ def export_model(
         languages: codes of source and target, which are noted in `export.json`.
 
     Raises:
-        UserError: for a model that cannot be loaded or expressed, naming the setting; a format that is unknown or not
-            installed; an output that is there.
+        UserError: for a model that cannot be loaded or expressed, an unknown or missing format, an output that exists.
     """
     kind = "onnx" if format == TRANSFORMERS_JS else format
     with reading(f"the format {format} (pip install 'vaswani_transformer[{kind}]')"):

@@ -48,12 +48,10 @@ def matches(source: Path) -> bool:
 def read(source: Path, vocabularies: Sequence[Path] = ()) -> Imported:
     """Return a model of Marian's in our terms.
 
-    Its decoder starts from a zero vector: a padding entry that Marian does not have is added at the end of the
-    vocabularies, with a row of zeros.
+    Its decoder starts from a zero vector: a padding entry is added at the end of the vocabularies, with a row of zeros.
 
     Raises:
-        UserError: for a file that is damaged, an option that has no counterpart here, by its name, and vocabularies
-            that are missing or do not fit.
+        UserError: for a damaged file, an option without counterpart here, vocabularies that are missing or do not fit.
     """
     path = _model_file(source)
     with reading(path):

@@ -88,7 +88,7 @@ class IncrementalDecoder:
     ) -> None:
         """Project the encoder's output, `(sentences, source_length, d_model)`, for all steps.
 
-        The mask is 0 for padding. With `places` these sentences join others from the next step on, in places of some.
+        The mask is 0 for padding. With `places` these join others from the next step on: in places of some, or behind.
         """
         source = []
         for layer in self.layers:

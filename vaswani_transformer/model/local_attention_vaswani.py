@@ -112,8 +112,7 @@ def restricted_attention(
 ) -> torch.Tensor:
     """Equation (1) over a neighbourhood of r positions, in time and memory O(length * (r + block)).
 
-    Arguments as in `layers_vaswani.attention`, with a mask of `block_mask`; output `(batch_size, length, num_heads,
-    d_v)`.
+    Arguments as in `layers_vaswani.attention`, with a `block_mask`; output `(batch_size, length, num_heads, d_v)`.
     """
     block, (batch_size, heads, length, _) = block_size(mask.window), query.shape
     query = pad(query, (0, 0, 0, -length % block)).unflatten(2, (-1, block))

@@ -461,7 +461,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             num_items_in_batch: label tokens of the whole optimizer step, over accumulated batches and devices. The
                 loss is then the sum over this batch divided by it; otherwise the mean over this batch's labels.
             source_offsets: `(sentences + 1,)` int32, for a batch without padding: where the sentences of `input_ids`,
-                `(1, tokens)`, start, and the number of tokens. No masks, caches, `attention_window`, attention weights.
+                `(1, tokens)`, start, and the number of tokens. Not with masks, caches, windows or attention weights.
             target_offsets: the same for `labels` or `decoder_input_ids`, also `(1, tokens)`.
             max_length: tokens of the longest sentence that these two may have; it is not needed on a CPU.
             skip_logits: return the loss alone, in far less memory: where possible it is computed together with the
@@ -560,8 +560,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Decoder inputs for `labels` (Section 3.1, "outputs shifted right"): the start token, then all but the last.
 
-        Both are `(batch_size, target_length)` token ids; -100 among the labels becomes padding. transformers' collator
-        for label smoothing calls this.
+        Both are `(batch_size, target_length)` token ids; -100 among the labels becomes padding. Collators call this.
         """
         start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
         shifted = torch.cat((start, labels[:, :-1]), dim=1)

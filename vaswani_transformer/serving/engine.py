@@ -167,7 +167,7 @@ class Engine:
     """A model, which may be an exported one, in a thread of its own.
 
     With 4 beams `tokens_per_batch` source tokens are searched at once, padding counted, with more beams fewer.
-    `note_batch` is called with the sentences of each step of a search, and of each batch; `memory` is `Translator`'s.
+    `note_batch` is called with the number of sentences of each step and batch; `memory` is as of `Translator`.
     """
 
     def __init__(self, model, tokenizer, tokens_per_batch=2048, note_batch: Callable = lambda size: None, memory=None):

@@ -39,7 +39,7 @@ from ..recipes.recipe import AUTO, Recipe, augmentation_shares, check_recipe, la
 from . import callbacks, run_folder, verdict
 from .checkpoints import WEIGHTS, averaged_from, read_state, step_of
 from .initial_model import merged_adapters, model_of_folder, new_model, origin, read_model_of
-from .run_folder import ADAPTER, CHECKPOINTS, DISTILLATION, LOG, PREPARED, TOKENIZER, VERDICT
+from .run_folder import ADAPTER, CHECKPOINTS, LOG, PREPARED, TOKENIZER, VERDICT
 from .selection import choose_length_penalty, select_weights
 from .settings import choose_settings
 from .trainer import VaswaniTrainer, VaswaniTrainingArguments
@@ -250,7 +250,8 @@ class TrainingRun:
             if recipe.length_penalty == AUTO and recipe.validation_bleu:
                 choose_length_penalty(trainer, self.stopper.seconds_left)
             is_held_out = not (recipe.validation_source or recipe.validation_data)
-            own = " by translations of the teachers" if is_held_out and (self.folder / DISTILLATION).exists() else ""
+            is_made = Path(recipe.train_source or ".").absolute().parent == self.folder.absolute()  # by `distill`
+            own = " against the teachers' translations" if is_held_out and is_made else ""
             lines = [*self.text_verdict, *verdict.of_scores(metrics, f"validation{own}")]
             steps, seconds = trainer.state.global_step, self.log.seconds()
             result = TrainingResult(self.folder, steps, seconds, metrics, averaged, kept, lines, self.languages)

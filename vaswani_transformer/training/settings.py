@@ -90,11 +90,9 @@ def choose_settings(recipe: Recipe) -> Recipe:
     An interrupted run keeps what was chosen when it began. With `max_minutes` a trial here says how many steps fit.
 
     Raises:
-        UserError: for a text that cannot be read, fewer minutes than a training needs, and as `check_output`.
+        UserError: for a text or model that cannot be read, fewer minutes than are needed, and as `check_output`.
     """
     left = [name for name in CHOSEN if getattr(recipe, name) == AUTO]
-    if recipe.from_model is not None:
-        read_model_of(recipe.from_model)  # before its tokenizer is missed
     if left and check_output(recipe) is not None:
         earlier = read_yaml(Path(recipe.output) / CHECKPOINTS / RECIPE)
         if "max_steps" in left and (more := recipe.max_minutes / (earlier.get("max_minutes") or math.inf)):
@@ -109,6 +107,8 @@ class _Choice:
     def __init__(self, recipe: Recipe, left: list[str]):
         self.recipe, self.left = recipe, left
         self.processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun
+        if recipe.from_model is not None:
+            read_model_of(recipe.from_model)  # before its tokenizer is missed
         pairs, words, tokens = self._prepared() if recipe.prepared is not None else self._text()
         first = place = next(place for place, row in enumerate(ROWS) if words <= row.words)
         fit = self._steps_that_fit(self._row(place))
@@ -126,8 +126,9 @@ class _Choice:
 
     def _row(self, place: int) -> Row:
         """Return a row with batches that have four of the longest pairs for each process, as several need."""
-        pairs = 4 * self.processes if self.processes > 1 else 1
-        return ROWS[place]._replace(tokens_per_batch=max(ROWS[place].tokens_per_batch, pairs * self.recipe.max_length))
+        pairs, row, width = 4 * self.processes if self.processes > 1 else 1, ROWS[place], self.recipe.d_model
+        row = row._replace(num_heads=math.gcd(row.num_heads, width if isinstance(width, int) else 0))
+        return row._replace(tokens_per_batch=max(row.tokens_per_batch, pairs * self.recipe.max_length))
 
     def choose(self, name: str, value: float | str | None, reason: str) -> None:
         """Set a field that was left open."""
@@ -177,9 +178,9 @@ class _Choice:
         steps, reason = enough, "where the text has been seen often enough"
         if fit:
             fitting, seconds, _ = fit
-            if fitting < (LEAST_STEPS if "max_steps" in self.left else min(LEAST_STEPS, self.recipe.max_steps)):
+            if fitting < (least := LEAST_STEPS if "max_steps" in self.left else 1):
                 problem = f"max_minutes {minutes:g} is enough for {fitting:.0f} steps of {seconds:.2g} s"
-                raise UserError(f"{problem}, and a training needs {LEAST_STEPS} or more: give it more minutes")
+                raise UserError(f"{problem}, and a training needs {least} or more: give it more minutes")
             if fitting < steps:
                 steps, reason = fitting, f"by a trial {fitting:,.0f} steps of {seconds:.2g} s fit; the clock decides"
         self.choose("max_steps", min(enough, SPARE_STEPS * steps), f"{steps / epoch:.1f} passes: {reason}")
@@ -197,7 +198,10 @@ class _Choice:
 
     def _steps_that_fit(self, row: Row) -> tuple | None:
         """Return by a trial the steps that fit into the minutes with a row's settings, their seconds and tokens."""
-        if not (self.recipe.max_minutes and {"max_steps", "warmup_steps", "d_model"} & {*self.left}):
+        if not (
+            self.recipe.max_minutes
+            and {"max_steps", "warmup_steps", "d_model", "dropout", "evaluate_every"} & {*self.left}
+        ):
             return None
         trial = replace(self.recipe, **{name: value for name, value in row._asdict().items() if name in self.left})
         seconds = trial_seconds(trial, self.sample, self.tokenizer, self.processes)

@@ -269,7 +269,7 @@ def test_text_of_the_target_language_is_translated_back_and_learned_too(student,
     command += ["--target-text", text / "test.de", "--quiet", "--bleu-tokenizer", "char", "--output"]
     assert main(list(map(str, [*command, tmp_path / "straight"]))) == 0
     out = tmp_path / "out"
-    assert "give it more minutes" in fails(*[1e-3 if word == 100 else word for word in command], out)
+    assert "give --max-minutes" in fails(*[1e-3 if word == 100 else word for word in command], out)
     stop_after_step(1, monkeypatch)  # of the reverse model too, that has more minutes now
     statuses = [main(list(map(str, [*command, out]))) for _ in range(3)]
     assert statuses == [128 + signal.SIGTERM, 128 + signal.SIGTERM, 0]  # in the reverse training, and in the final one

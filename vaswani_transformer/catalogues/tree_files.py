@@ -74,9 +74,8 @@ class JsonFile(Catalogue):
                 name, form = "[]", name
             elif plural and f"{plural[1]}other" in names and (plural[2] != "zero" or "zero" in self.plurals):
                 name, form = f"{plural[1]}*", plural[2]
-            if value.text is not None and not (
-                plural and plural[1].endswith("ordinal_") and f"{plural[1]}other" in names
-            ):  # kept
+            is_ordinal = plural and plural[1].endswith("ordinal_") and f"{plural[1]}other" in names
+            if value.text is not None and not is_ordinal:  # which is kept
                 yield "\4".join([*path, name]), form, value
 
     def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:

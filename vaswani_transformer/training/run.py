@@ -250,7 +250,7 @@ class TrainingRun:
             if recipe.length_penalty == AUTO and recipe.validation_bleu:
                 choose_length_penalty(trainer, self.stopper.seconds_left)
             is_held_out = not (recipe.validation_source or recipe.validation_data)
-            is_made = Path(recipe.train_source or ".").absolute().parent == self.folder.absolute()  # by `distill`
+            is_made = Path(recipe.train_source or "/").absolute().parent == self.folder.absolute()  # by `distill`
             own = " against the teachers' translations" if is_held_out and is_made else ""
             lines = [*self.text_verdict, *verdict.of_scores(metrics, f"validation{own}")]
             steps, seconds = trainer.state.global_step, self.log.seconds()

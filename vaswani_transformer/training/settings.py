@@ -198,10 +198,8 @@ class _Choice:
 
     def _steps_that_fit(self, row: Row) -> tuple | None:
         """Return by a trial the steps that fit into the minutes with a row's settings, their seconds and tokens."""
-        if not (
-            self.recipe.max_minutes
-            and {"max_steps", "warmup_steps", "d_model", "dropout", "evaluate_every"} & {*self.left}
-        ):
+        depending = {"max_steps", "warmup_steps", "d_model", "dropout", "evaluate_every"} & {*self.left}
+        if not (self.recipe.max_minutes and depending):
             return None
         trial = replace(self.recipe, **{name: value for name, value in row._asdict().items() if name in self.left})
         seconds = trial_seconds(trial, self.sample, self.tokenizer, self.processes)

@@ -94,11 +94,11 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4033, "data": 3149, "training": 2524, "importing": 1276, "cli": 2013, "decoding": 1893,
-    "experiments": 680, "serving": 1513, "hub": 682, "export": 1089, "parsing": 863, "documents": 1680,
-    "attention": 393, "catalogues": 912, "recipes": 404, "evaluation": 324,
+    "model": 4011, "data": 3104, "training": 2515, "importing": 1219, "cli": 1997, "decoding": 1885,
+    "experiments": 678, "serving": 1497, "hub": 678, "export": 1085, "parsing": 842, "documents": 1675,
+    "attention": 393, "catalogues": 911, "recipes": 404, "evaluation": 324,
 }  # fmt: skip
-TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1569, 25000, 11.6
+TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1557, 25000, 11.7
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19966
 
 

@@ -195,8 +195,7 @@ def student_recipe(teacher: str, recipe: Recipe) -> Recipe:
     folder = Path(recipe.output) if recipe.data_dir is None else Path(recipe.output).absolute()
     source, target = (str(folder / f"{DISTILLED}.{language}") for language in languages_of_model(teacher))
     changes = {"train_source": source, "train_target": target, "train_data": None, "train_split": "train"}
-    if recipe.validation_split and not (recipe.validation_source or recipe.validation_target):
-        changes["validation_data"] = recipe.validation_data or split_to_validate_on(recipe)
+    changes["validation_data"] = recipe.validation_data or split_to_validate_on(recipe)
     if own is None:
         changes["tokenizer"] = str(teacher)
     return replace(recipe, prepared=None, **changes)

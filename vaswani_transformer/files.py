@@ -137,8 +137,5 @@ def remove_leftovers(folder: Path, name: str = "") -> None:
 
 def file_sha256(path: str | Path) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal; a `.gz` file is not unpacked."""
-    state = hashlib.sha256()
     with to_path(path).open("rb") as file:
-        while block := file.read(1 << 20):
-            state.update(block)
-    return state.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -142,7 +142,6 @@ def limit_threads() -> None:
     """
     import torch
 
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-    if not any(name in os.environ for name in names) and os.environ.get("LOCAL_WORLD_SIZE", "1") == "1":
-        granted = min(torch.get_num_threads(), control_group_limit("cpu.max"))
-        torch.set_num_threads(max(1, int(granted)))
+    is_set = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+    if not is_set and os.environ.get("LOCAL_WORLD_SIZE", "1") == "1":
+        torch.set_num_threads(max(1, int(min(torch.get_num_threads(), control_group_limit("cpu.max")))))

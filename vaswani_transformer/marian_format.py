@@ -15,10 +15,8 @@ from .model.configuration_vaswani import VaswaniConfig
 
 CONFIG = "special:model.yml"  # the array of bytes that holds a model's options
 OLD, NEW = "transformer", "transformer-new"
-#: Added to the variance in layer normalisation, by type.
-LAYER_NORM_EPS = {OLD: 1e-6, NEW: 1e-5}
-#: What Marian, fairseq and transformers call activation functions, and what we call them.
-ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
+LAYER_NORM_EPS = {OLD: 1e-6, NEW: 1e-5}  # added to the variance in layer normalisation, by type
+ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}  # names of Marian, fairseq and transformers: ours
 EOS, UNK, PAD = "</s>", "<unk>", "<pad>"
 NO_PROBABILITY = -1e4  # output bias of ids that a model of Marian's does not have; float16 can express it
 # Characters that PyYAML refuses or takes for the end of a line, unlike Marian, and private ones to read in their place.
@@ -43,13 +41,8 @@ def stack_parameters(config: VaswaniConfig, type: str) -> dict[str, tuple[str, s
                 names[f"model.{stack}.layer_norm.{ours}"] = theirs
         if config.position_encoding == "learned":
             names[f"model.{stack}.embed_positions.weight"] = f"{_new_stack(stack)}positionEmbedding->embeddings"
-    return {ours: (theirs, _kind(ours)) for ours, theirs in names.items()}
-
-
-def _kind(ours: str) -> str:
-    if "embed_positions" in ours:
-        return "table"
-    return "vector" if ours.endswith("bias") or "layer_norm" in ours else "matrix"
+    kinds = (("embed_positions", "table"), ("layer_norm", "vector"), (".bias", "vector"), ("", "matrix"))
+    return {ours: (theirs, next(kind for part, kind in kinds if part in ours)) for ours, theirs in names.items()}
 
 
 def _layer(stack: str, index: int, activation: str) -> dict[str, tuple[str, str]]:

@@ -76,8 +76,7 @@ class _XmlFile(Catalogue):
         try:
             expat.ParserCreate(namespace_separator=" ").Parse(root[0] + "".join(texts))
         except expat.ExpatError:
-            lacking = "its XML needs what the file does not declare"
-            logger.warning("%s, line %d: not filled, %s", self.path, entry.line, lacking)
+            logger.warning(f"{self.path}, line {entry.line}: not filled, its XML needs what the file does not declare")
             return False
         return True
 

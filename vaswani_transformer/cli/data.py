@@ -15,11 +15,9 @@ _NOT_CLEANED = ("prepared", "validation_size", "max_length", "max_length_ratio",
 TextOptions = options.recipe_options(
     lambda field: field.name == "seed" or (field.metadata["group"] == DATA and field.name not in _NOT_CLEANED)
 )
+_PREPARED = ("seed", "from_model")  # beside those of text and tokenizer
 PrepareOptions = options.recipe_options(
-    lambda field: (
-        field.name in ("seed", "from_model")
-        or (field.metadata["group"] in (DATA, TOKENIZER) and field.name != "prepared")
-    )
+    lambda field: (field.metadata["group"] in (DATA, TOKENIZER) and field.name != "prepared") or field.name in _PREPARED
 )
 options.group("rules, in their order", consume_multiple=True)(CleaningRules)
 

@@ -171,10 +171,7 @@ def settings_of(model: str, *options: Any, **more: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def open_output(
-    writing: Writing,
-    scans: Mapping[str, TextScan],
-    settings: Callable[[], Mapping[str, Any]],
-    lines_per_record: int = 1,
+    writing: Writing, scans: Mapping[str, TextScan], settings: Callable[[], Mapping], lines_per_record: int = 1
 ) -> Iterator[StreamOutput | ResumableOutput]:
     """Open the output of a command; where Ctrl-C ends the body, print how to resume.
 

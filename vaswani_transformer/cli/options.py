@@ -19,14 +19,10 @@ def _refuse_empty(_, value) -> None:
         raise ValueError("It is empty: give a name.")
 
 
-#: Text that is not empty.
 NOT_EMPTY = Parameter(validator=_refuse_empty)
-#: A file or folder.
-Path_ = Annotated[str, NOT_EMPTY]
-#: An option that takes all words up to the next option.
-SEVERAL = Parameter(consume_multiple=True)
-#: Words of which there must be one at least.
-REQUIRED = Parameter(required=True)
+Path_ = Annotated[str, NOT_EMPTY]  # a file or folder
+SEVERAL = Parameter(consume_multiple=True)  # an option that takes all words up to the next option
+REQUIRED = Parameter(required=True)  # words of which there must be one at least
 
 
 def within(least: float, most: float) -> Parameter:
@@ -50,11 +46,8 @@ AnyModel = Annotated[Path_, Parameter(help="model folder, or one exported to CTr
 RecipeName = Annotated[Path_, Parameter(help="name of a recipe, or path of a YAML file")]
 Quiet = Annotated[bool, Parameter(help="no progress bar")]
 Overwrite = Annotated[bool, Parameter(help="replace what this command has written in the output folder before")]
-Workers = Annotated[
-    int | None,
-    within(1, MOST_WORKERS),
-    Parameter(help="processes (default: one per processor, fewer for a short text)"),
-]
+_PROCESSES = Parameter(help="processes (default: one per processor, fewer for a short text)")
+Workers = Annotated[int | None, within(1, MOST_WORKERS), _PROCESSES]
 Engine = Annotated[Literal["local", "ray"], Parameter(help="where workers run: this machine, or a cluster by Ray")]
 
 
@@ -102,12 +95,12 @@ class Computing:
     tokens_per_batch: Annotated[int, within(1, 10**9)] = 2048
     """source tokens in a batch"""
 
-    def load(self, folder: str, **needs: Any) -> tuple[Any, Any]:
-        """Return the model or the ensemble, ready to decode, and its tokenizer; `needs` are other options, by field."""
+    def load(self, folder: str, *needs: str, **options: Any) -> tuple[Any, Any]:
+        """Return the model or ensemble, ready to decode, and its tokenizer; given `options` count as `needs`."""
         from ..export.engine import load_for_decoding
 
-        folders = [folder, *self.ensemble]
-        return load_for_decoding(folders, self.device, self.precision, needs=flags_given(needs))
+        needs = [*needs, *flags_given(options)]
+        return load_for_decoding([folder, *self.ensemble], self.device, self.precision, needs=needs)
 
 
 @group("model")
@@ -174,9 +167,7 @@ def read_recipe(name: str, options: Any, chooses: bool = False, **more: Any) -> 
     return recipe
 
 
-def generate_options(
-    model: Any, search: Search, sampling: Sampling | None = None, nbest: int | None = None
-) -> dict[str, Any]:
+def generate_options(model: Any, search: Search, sampling: Sampling | None = None, nbest: int | None = None) -> dict:
     """Return the options for `generate()` that are not left to the model's own configuration."""
     own, beams = model.generation_config, search.beams
     options: dict[str, Any] = {"length_penalty": search.length_penalty, "max_new_tokens": search.max_new_tokens}

@@ -66,11 +66,9 @@ def train(
 
 
 def _load_parser(folder: str, constrained: bool, search: Search, computing: Computing):
-    from ..export.engine import load_for_decoding
     from ..parsing.parser import Parser
 
-    folders = [folder, *computing.ensemble]
-    model, tokenizer = load_for_decoding(folders, computing.device, computing.precision, needs=["parsing"])
+    model, tokenizer = computing.load(folder, "parsing")
     settings = {"constrained": constrained, "tokens_per_batch": computing.tokens_per_batch}
     return Parser(model, tokenizer, **settings, **options.generate_options(model, search))
 

@@ -155,8 +155,7 @@ class TokenBatchSampler:
     def part_tokens(self) -> int:
         """Return the most tokens of a side that a micro-batch can have in any epoch."""
         # Parts hold the limit at most, and none has more than the longest sentence above another.
-        parts = self.micro_batches
-        return (self._limit + (parts - 1) * self._longest) // parts
+        return (self._limit + (self.micro_batches - 1) * self._longest) // self.micro_batches
 
     def _parts(self, batch: np.ndarray) -> list[np.ndarray]:
         """Deal a batch out in parts of about as many tokens on either side.

@@ -62,9 +62,6 @@ def key_of(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-# Lengths
-
-
 @dataclass(frozen=True)
 class LengthRatio:
     r"""Lengths of a text's targets relative to their sources, by its own distribution.
@@ -105,9 +102,6 @@ class LengthRatio:
 def _logarithms(characters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     logs = np.log(characters)
     return logs[..., 0], logs[..., 1] - logs[..., 0]
-
-
-# Rules on a pair
 
 
 @dataclass(frozen=True)
@@ -207,9 +201,6 @@ def other_language(text: str, other_side: str, expected: str, own: Collection[st
         groups[_CONFUSABLE.get(name, name)] += probability
     right = groups.pop(expected, 0)
     return language if max(groups.values()) > odds * 20 ** (1 / len(judged)) * right else None
-
-
-# Near duplicates
 
 
 def bands(similarity: float) -> tuple[int, int]:

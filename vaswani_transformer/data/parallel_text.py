@@ -208,10 +208,8 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
         with _loading(str(folder)):
             patterns = datasets.data_files.get_data_patterns(base := glob.escape(str(folder)))
             named = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=base)
-        shards = {
-            str(key): [(Path(path),) for path in dict.fromkeys(named[key]) if suffix(path) in FORMATS] for key in named
-        }
-        shards = {name: paths for name, paths in shards.items() if paths}
+        ours = {str(key): [path for path in dict.fromkeys(named[key]) if suffix(path) in FORMATS] for key in named}
+        shards = {name: [(Path(path),) for path in paths] for name, paths in ours.items() if paths}
         kinds = sorted({suffix(path.name) for paths in shards.values() for (path,) in paths})
         if len(kinds) > 1:  # `datasets` would take those of one
             raise UserError(f"{folder} holds files of several formats ({', '.join(kinds)}); name those of one")

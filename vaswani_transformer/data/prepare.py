@@ -136,9 +136,7 @@ def _earlier(folder: Path, settings: dict) -> dict | None:
         if changed or (earlier["format"], earlier["version"]) != (prepared.FORMAT, prepared.VERSION):
             what = ", ".join(changed) or "another version"
             raise UserError(f"{folder} was prepared with other settings or text ({what}): give the same, {_OTHER}")
-    if is_finished:
-        prepared.open_prepared(folder)
-    return earlier if is_finished else None
+    return earlier if is_finished and prepared.open_prepared(folder) else None
 
 
 def _start(

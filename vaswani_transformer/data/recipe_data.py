@@ -63,12 +63,9 @@ def data_sources(recipe: Recipe, one_text: bool = False) -> tuple[PairSource, Pa
         UserError: for a recipe without training data, and as `pair_source`, which looks at both before either is read.
     """
     train = _source(recipe, recipe.train_source, recipe.train_target, recipe.train_data, recipe.train_split, one_text)
-    validation = recipe.validation_source, recipe.validation_target, recipe.validation_data
-    if split := split_to_validate_on(recipe):
-        validation = None, None, split
-    if not any(validation):
-        return train, None
-    return train, _source(recipe, *validation, recipe.validation_split or "validation")
+    data = recipe.validation_data or split_to_validate_on(recipe)
+    validation = recipe.validation_source, recipe.validation_target, data
+    return train, _source(recipe, *validation, recipe.validation_split or "validation") if any(validation) else None
 
 
 def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Dataset]:
@@ -106,10 +103,6 @@ def new_tokenizer(recipe: Recipe, train: datasets.Dataset, held_out: Sequence[in
     if shares := augmentation_shares(recipe.augmentation):  # as in training, or capitals would be single characters
         changes = (choose_change(shares, recipe.seed, number) for number in range(len(rows)))
         pairs = (change(*pair) if change else pair for change, pair in zip(changes, pairs, strict=True))
-    return train_tokenizer(
-        chain.from_iterable(pairs),
-        kind=recipe.tokenizer_kind,
-        vocab_size=recipe.vocab_size,
-        length=2 * len(rows),
-        show_progress=sys.stderr is not None and sys.stderr.isatty(),
-    )
+    is_shown = sys.stderr is not None and sys.stderr.isatty()
+    options = {"vocab_size": recipe.vocab_size, "length": 2 * len(rows), "show_progress": is_shown}
+    return train_tokenizer(chain.from_iterable(pairs), kind=recipe.tokenizer_kind, **options)

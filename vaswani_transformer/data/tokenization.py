@@ -62,9 +62,6 @@ def train_tokenizer(
             fewer than the special tokens and all bytes: 260, and 516 for ``"wordpiece"``.
         length: Number of texts, only for the progress bars of `tokenizers`, which `show_progress` shows.
 
-    Returns:
-        The tokenizer; ``len(tokenizer)`` is its number of tokens, `save_pretrained` writes it into a folder.
-
     Raises:
         UserError: There is no text.
     """
@@ -81,12 +78,8 @@ def train_tokenizer(
     if kind == "wordpiece":
         # A new model, because the trainer does not keep these options, in a new pipeline, because `learner` takes the
         # single bytes for special tokens.
-        model = models.WordPiece(
-            learner.get_vocab(),
-            unk_token="<unk>",
-            max_input_chars_per_word=_MAX_WORD_BYTES,
-            continuing_subword_prefix=_CONTINUING_PREFIX,
-        )
+        limits = {"max_input_chars_per_word": _MAX_WORD_BYTES, "continuing_subword_prefix": _CONTINUING_PREFIX}
+        model = models.WordPiece(learner.get_vocab(), unk_token="<unk>", **limits)
     return finished_tokenizer(new_pipeline(kind, model))
 
 
@@ -97,15 +90,10 @@ def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFas
     """
     backend.add_special_tokens(list(SPECIAL_TOKENS))
     end = ("</s>", SPECIAL_TOKENS.index("</s>"))
-    backend.post_processor = processors.TemplateProcessing(
-        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[end]
-    )
+    backend.post_processor = processors.TemplateProcessing("$A </s>", "$A </s> $B </s>", special_tokens=[end])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        bos_token="<s>",
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
+        **dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL_TOKENS, strict=True)),
         split_special_tokens=True,  # "</s>" in a text is text; kept in tokenizer_config.json, not in tokenizer.json
         clean_up_tokenization_spaces=False,
         padding_side="right",
@@ -258,8 +246,7 @@ def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
 def vocabulary_sizes(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
     """Return how many ids, from 0, sources and targets take."""
     sides = [side_of(tokenizer, name) for name in SIDES]
-    source, target = (max(len(side), 1 + max(side.get_vocab().values(), default=0)) for side in sides)  # may have gaps
-    return source, target
+    return tuple(max(len(side), 1 + max(side.get_vocab().values(), default=0)) for side in sides)  # may have gaps
 
 
 def check_tokenizer_matches(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
@@ -283,20 +270,14 @@ def check_tokenizer_matches(tokenizer: PreTrainedTokenizerBase, config: Any) -> 
 
 def new_trainer(kind: str, vocab_size: int, show_progress: bool) -> trainers.Trainer:
     """Return a trainer of a vocabulary of special tokens, all bytes and learned pieces."""
-    special = list(SPECIAL_TOKENS)
+    options = {"vocab_size": vocab_size, "special_tokens": [*SPECIAL_TOKENS], "show_progress": show_progress}
     if kind == "bpe":
-        return trainers.BpeTrainer(
-            vocab_size=vocab_size, special_tokens=special, initial_alphabet=BYTE_ALPHABET, show_progress=show_progress
-        )
+        return trainers.BpeTrainer(**options, initial_alphabet=BYTE_ALPHABET)
     # The trainer numbers continuing symbols in the order of a randomly seeded hash map and breaks ties between merges
     # by these numbers. Listing the symbols here fixes the numbers, so that training is deterministic, and keeps all of
     # them in the vocabulary, so that no byte is ever unknown.
-    return trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        special_tokens=special + BYTE_ALPHABET + _CONTINUING_BYTES,
-        continuing_subword_prefix=_CONTINUING_PREFIX,
-        show_progress=show_progress,
-    )
+    options["special_tokens"] += BYTE_ALPHABET + _CONTINUING_BYTES
+    return trainers.WordPieceTrainer(**options, continuing_subword_prefix=_CONTINUING_PREFIX)
 
 
 def new_pipeline(kind: str, model: models.Model) -> Tokenizer:
@@ -308,12 +289,10 @@ def new_pipeline(kind: str, model: models.Model) -> Tokenizer:
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     words_to_bytes = [pre_tokenizers.Split(Regex(_WORDS), "isolated"), to_bytes]
     to_text = [decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)]
-    if kind == "bpe":
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words_to_bytes)
-        tokenizer.decoder = decoders.Sequence(to_text)
-    else:
-        cut = pre_tokenizers.Split(Regex(f".{{1,{_MAX_WORD_BYTES}}}"), "isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words_to_bytes, cut])
+    if kind == "wordpiece":
+        words_to_bytes.append(pre_tokenizers.Split(Regex(f".{{1,{_MAX_WORD_BYTES}}}"), "isolated"))
         # Not decoders.WordPiece: it puts a space before every piece without the prefix.
-        tokenizer.decoder = decoders.Sequence([decoders.Replace(_CONTINUING_PREFIX, ""), *to_text])
+        to_text.insert(0, decoders.Replace(_CONTINUING_PREFIX, ""))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words_to_bytes)
+    tokenizer.decoder = decoders.Sequence(to_text)
     return tokenizer

@@ -19,8 +19,6 @@ TOKEN_FEATURES = datasets.Features(
     | dict.fromkeys(("source_length", "target_length"), datasets.Value("int32"))
 )
 _FEATURES = datasets.Features(TOKEN_FEATURES | {"status": datasets.Value("int8")})
-
-
 KEPT, EMPTY, TOO_LONG, RATIO = range(4)  # status of a pair
 
 
@@ -147,5 +145,4 @@ def pair_lengths(tokenized: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
     Not by the dataset's columns: once pairs are filtered, they take hundreds of times as long and 800 bytes a pair.
     """
     rows = kept_rows(tokenized)
-    source, target = (tokenized.data.column(f"{side}_length").to_numpy()[rows] for side in ("source", "target"))
-    return source, target
+    return tuple(tokenized.data.column(f"{side}_length").to_numpy()[rows] for side in SIDES)

@@ -35,16 +35,13 @@ def check_length(config, number: int | str, tokens: int, most: float = math.inf)
 def score_ids(
     model, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], tokens_per_batch: int = TOKENS_PER_BATCH
 ) -> list[list[float]]:
-    """Return the log-probability of each token of each target, given its source and the tokens before it.
+    """Return the log-probability, in nats, of each token of each target, given its source and the tokens before it.
 
     Args:
         model: the model, or an ensemble, in evaluation mode.
         sources: token ids of the sources, `</s>` included.
         targets: token ids of their targets as the decoder should write them; a `</s>` at the end counts like any token.
         tokens_per_batch: tokens a side scored at once, padding counted.
-
-    Returns:
-        for each target as many natural-log probabilities as it has tokens.
 
     Raises:
         UserError: for a model whose log-probabilities are infinite or NaN, as happens beyond the range of float16.

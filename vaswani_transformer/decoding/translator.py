@@ -338,8 +338,7 @@ class Translator:
         Raises:
             UserError: for a sentence that is too long, unless such are split; after the hypotheses of those before it.
         """
-        for lines in in_windows(sentences, window):
-            prepared = self.prepare(lines)
+        for prepared in map(self.prepare, in_windows(sentences, window)):
             yield from self.translate_prepared(prepared, progress)
             prepared.check()
 

@@ -129,9 +129,8 @@ class _Block:
 
     def render(self, translated: dict["_Sentence", tuple[str, Links]]) -> str:
         """Return the block with the sentences that have changed."""
-        rewritten = any(sentence in translated for sentence in self.sentences)
         new = {s: s.render(*translated[s], self.closes) for s in self.sentences if s in translated}
-        return "".join(new[s] if s in new else s.unchanged(rewritten) for s in self.sentences)
+        return "".join(new[s] if s in new else s.unchanged(rewritten=bool(new)) for s in self.sentences)
 
 
 class Translation:

@@ -4,8 +4,7 @@ import regex
 
 from ..data.words import is_inner, word_places
 
-#: Stands for a point that is like a word, also where sentences are split.
-STAND_IN = "\ufffc" * 4
+STAND_IN = "\ufffc" * 4  # for a point that is like a word, also where sentences are split
 #: Characters without a width: soft hyphens, zero-width spaces, marks of direction. Joiners are parts of words.
 INVISIBLE = regex.compile(r"(?V1)([\p{Default_Ignorable_Code_Point}--[\p{L}\p{M}\u200c\u200d]]+)")
 _LETTER = r"a-zA-Z\u00aa-\u1fff\u2c00-\u2fff\u3040-\ud7ff"  # all others of the patterns below are ASCII's

@@ -15,12 +15,9 @@ import regex
 
 from ..data.words import ends_a_sentence, is_inner, word_places
 
-#: Source word and target word, both counted from 0, as `vaswani_transformer.align` gives them.
-Links = list[tuple[int, int]]
-#: The spans around a position, as their first tags, the outermost first.
-Stack = tuple[Any, ...]
-#: What stands for a line break that is kept.
-LINE_BREAK = "\u2028"
+Links = list[tuple[int, int]]  # source and target word, both from 0, as `vaswani_transformer.align` gives them
+Stack = tuple[Any, ...]  # the spans around a position, as their first tags, the outermost first
+LINE_BREAK = "\u2028"  # stands for a line break that is kept
 _SIGNS = r"([[\W_]--\p{N}]*)"
 _WORD = regex.compile(rf"{_SIGNS}(.*?){_SIGNS}", regex.DOTALL | regex.V1)  # punctuation, the rest, punctuation
 

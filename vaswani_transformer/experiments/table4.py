@@ -36,8 +36,6 @@ COLUMNS = {
     "exact": "{exact_match:.2f}", "POS": "{pos_accuracy:.2f}", "minutes of training": "{minutes:.1f}",
     "free: F1": "{free_bracket_f1:.2f}", "free: well-formed": "{free_well_formed:.1f}",
 }  # fmt: skip
-
-
 _load = functools.cache(load_trees)  # all cells read the same files, whose warnings are logged once
 
 

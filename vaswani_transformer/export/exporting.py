@@ -118,10 +118,7 @@ def _write(writer, format, model, tokenizer, staging: Path, rows: int, quantizat
 
 
 def set_positions(model: VaswaniForConditionalGeneration) -> int:
-    """Give both stacks their table of positions, since an exported model computes no further ones; returns its rows.
-
-    The model is changed in place.
-    """
+    """Give both stacks, in place, a table of positions, as exported models compute no others; returns its rows."""
     for stack in (model.model.encoder, model.model.decoder):
         positions = stack.embed_positions
         table = positions.weight if model.config.position_encoding == "learned" else positions.compute_table()

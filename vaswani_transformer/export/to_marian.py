@@ -72,8 +72,7 @@ def write(model, tokenizer, output: Path, quantization: str = "float32") -> None
     names = [_JOINT] * 2 if texts[0] == texts[1] else _SIDES
     for name, text in zip(names, texts, strict=True):
         (output / name).write_text(text, encoding="utf-8")
-    settings = {"relative-paths": True, "models": [_MODEL], "vocabs": names}
-    settings |= _settings(model, tokenizer, type)
+    settings = {"relative-paths": True, "models": [_MODEL], "vocabs": names} | _settings(model, tokenizer, type)
     (output / _SETTINGS).write_text(_yaml(settings), encoding="utf-8")
 
 

@@ -91,11 +91,7 @@ def file_name(path: str) -> str:
 
 
 def results_of_record(record: Mapping, path: str | Path) -> "list[huggingface_hub.EvalResult]":  # noqa: F821
-    """Return the scores of an evaluation record, exact, each with how it was obtained: known texts and settings.
-
-    Raises:
-        UserError: for a score that is not a finite number, or a field of another type than it must have.
-    """
+    """Return a record's exact scores, each with how it was obtained, in known texts; `UserError` for other values."""
     from huggingface_hub import EvalResult
 
     from ..data.augmentation import CHANGES

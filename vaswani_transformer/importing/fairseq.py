@@ -44,12 +44,8 @@ _SIGNS = (b"model", b"decoder.embed_tokens.weight")
 _HEAD = 1 << 22  # bytes in which the names of a checkpoint's entries are; tensors follow
 
 
-def matches(source: Path) -> bool:
-    """Return whether a source is fairseq's: a checkpoint, or a folder that holds one."""
-    return bool(_checkpoints(source))
-
-
-def _checkpoints(source: Path) -> list[Path]:
+def matches(source: Path) -> list[Path]:
+    """Return the checkpoints of fairseq's that a source is, or holds as a folder; none for another source."""
     return sorted(filter(_is_checkpoint, source.glob("*.pt") if source.is_dir() else [source]))
 
 
@@ -64,13 +60,8 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def read(source: Path, vocabularies: Sequence[Path] = (), bpe_codes: Path | None = None) -> Imported:
-    """Return a `transformer` of fairseq's in our terms, with its dictionaries and merges.
-
-    Raises:
-        UserError: for a checkpoint that is damaged or holds more than plain values, an option without a counterpart
-            here, by its name, dictionaries that are missing or do not fit, and merges that are missing.
-    """
-    paths = _checkpoints(source) or [source]
+    """Return a `transformer` of fairseq's in our terms; `UserError` for an option without counterpart, by its name."""
+    paths = matches(source) or [source]
     best = [path for path in paths if path.name in ("model.pt", "checkpoint_best.pt")]
     path = only_one(best[:1] or paths, source)
     with reading(path):

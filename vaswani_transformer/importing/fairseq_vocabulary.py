@@ -69,11 +69,7 @@ def read_tokenizer(
     languages: Sequence[str],
     dictionaries: tuple[dict[str, int], dict[str, int]],
 ) -> tuple[VaswaniTokenizer, str]:
-    """Return a tokenizer that prepares texts as for fairseq's training, and a note for the card, perhaps empty.
-
-    Raises:
-        UserError: the dictionaries are of parts of words, and the merges are missing or something else.
-    """
+    """Return a tokenizer that prepares texts as for fairseq's training, and a note for the card, perhaps empty."""
     names = _MODELS if settings.get("bpe") == "sentencepiece" else (*_CODES, *_MODELS)
     segmentation = codes or next((path for name in names if (path := checkpoint.parent / name).is_file()), None)
     parts = [sum(word.endswith(_SEPARATOR) or word.startswith("▁") for word in ids) for ids in dictionaries]
@@ -91,11 +87,8 @@ def read_tokenizer(
     # Few checkpoints record that texts went through Moses' tokenizer, but dictionaries show how it writes ' and ".
     marks = ("&apos;", "&quot;", "&apos;s")
     is_moses = settings.get("tokenizer") == "moses" or any(mark in ids for ids in dictionaries for mark in marks)
-    moses = {
-        "languages": list(languages) or ["en", "en"],
-        "aggressive_dash_splits": not settings.get("moses_no_dash_splits"),
-        "escape": not settings.get("moses_no_escape"),
-    }
+    moses = {"languages": list(languages) or ["en", "en"], "escape": not settings.get("moses_no_escape")}
+    moses["aggressive_dash_splits"] = not settings.get("moses_no_dash_splits")
     tokenizer = VaswaniTokenizer(
         tokenizer_object=backends[0],
         target_tokenizer_object=backends[1] if len(backends) == 2 else None,
@@ -115,9 +108,6 @@ def merges_backend(codes: Path, ids: dict[str, int]) -> Tokenizer:
     Args:
         codes: merges of subword-nmt (version 0.2; 0.1 ends words in another way) or of fastBPE.
         ids: the model's dictionary: the special tokens, and pieces, with the separator where a word continues.
-
-    Raises:
-        UserError: the file is missing, or holds something else than merges.
     """
     merges = _read_merges(codes)
     continues = lambda word: word.endswith(_SEPARATOR) and word != _SEPARATOR  # noqa: E731
@@ -141,9 +131,7 @@ def _finished(tokenizer: Tokenizer, ids: dict[str, int]) -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     tokenizer.encode_special_tokens = True  # "</s>" in a text is text
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {_END}", pair=f"$A {_END} $B {_END}", special_tokens=[(_END, ids[_END])]
-    )
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {_END}", f"$A {_END} $B {_END}", [(_END, ids[_END])])
     return tokenizer
 
 

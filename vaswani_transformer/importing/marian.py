@@ -46,12 +46,9 @@ def matches(source: Path) -> bool:
 
 
 def read(source: Path, vocabularies: Sequence[Path] = ()) -> Imported:
-    """Return a model of Marian's in our terms.
+    """Return a model of Marian's in our terms; `UserError` for an option without a counterpart here, by its name.
 
     Its decoder starts from a zero vector: a padding entry is added at the end of the vocabularies, with a row of zeros.
-
-    Raises:
-        UserError: for a damaged file, an option without counterpart here, vocabularies that are missing or do not fit.
     """
     path = _model_file(source)
     with reading(path):

@@ -82,21 +82,13 @@ def read_tokenizer(source: Vocabulary, target: Vocabulary) -> PreTrainedTokenize
     """Return the tokenizer of a model: one backend where both sides are alike, else two."""
     backends = [_backend(side) for side in (source, target)]
     names = target.names()
-    special = {
-        "eos_token": names[target.ids[EOS]],
-        "unk_token": names[target.ids[UNK]],
-        "pad_token": names[target.pad],
-        "clean_up_tokenization_spaces": False,
-    }
+    special = {"eos_token": names[target.ids[EOS]], "unk_token": names[target.ids[UNK]], "pad_token": names[target.pad]}
+    options = {"tokenizer_object": backends[0], "clean_up_tokenization_spaces": False, **special}
     is_same = backends[0].to_str() == backends[1].to_str()
     if is_same and source.segmenter is None:
-        return PreTrainedTokenizerFast(tokenizer_object=backends[0], **special)
-    return VaswaniTokenizer(
-        tokenizer_object=backends[0],
-        target_tokenizer_object=None if is_same else backends[1],
-        known_tokens=(target.pad + 1,) * 2,
-        **special,
-    )
+        return PreTrainedTokenizerFast(**options)
+    other = None if is_same else backends[1]
+    return VaswaniTokenizer(target_tokenizer_object=other, known_tokens=(target.pad + 1,) * 2, **options)
 
 
 def _backend(side: Vocabulary) -> Tokenizer:
@@ -108,7 +100,5 @@ def _backend(side: Vocabulary) -> Tokenizer:
         return backend(side.segmenter, ids, (eos, unk, names[side.pad]))
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=unk))
     tokenizer.pre_tokenizer = pre_tokenizers.CharDelimiterSplit(" ")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {eos}", pair=f"$A $B {eos}", special_tokens=[(eos, side.ids[EOS])]
-    )
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {eos}", f"$A $B {eos}", [(eos, side.ids[EOS])])
     return tokenizer

@@ -130,13 +130,9 @@ def _facts(folder: Path, toolkit: str, note: str) -> Facts:
             card = metadata(file.read(1 << 22))
     settings = _read_if_there(folder / "tokenizer_config.json")
     codes = tuple(filter(is_language, map(settings.get, ("source_lang", "target_lang"))))
-    return Facts(
-        toolkit,
-        f"https://huggingface.co/{source[1]}" if source else "",
-        card.get("license"),
-        codes if len(codes) == 2 else tuple(card.get("languages", ())),
-        (note,),
-    )
+    page = f"https://huggingface.co/{source[1]}" if source else ""
+    languages = codes if len(codes) == 2 else tuple(card.get("languages", ()))
+    return Facts(toolkit, page, card.get("license"), languages, (note,))
 
 
 def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

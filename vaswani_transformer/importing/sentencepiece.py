@@ -52,7 +52,7 @@ def backend(model: Path, ids: dict[str, int] | None = None, special: Sequence[st
     spm = read_model(model)
     if ids is None:
         ids = {piece.piece: number for number, piece in enumerate(spm.pieces)}
-    eos_token, unk_token, *_ = special
+    eos, unk_token, *_ = special
     codes = [token for token in ids if token.startswith(">>") and token.endswith("<<")]
     scores = {piece.piece: piece.score for piece in spm.pieces if piece.type == _NORMAL}
     known, byte_fallback = set().union(*scores), spm.trainer_spec.byte_fallback
@@ -88,9 +88,7 @@ def backend(model: Path, ids: dict[str, int] | None = None, special: Sequence[st
     if splits:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
     tokenizer.decoder = _decoder(spm)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {eos_token}", pair=f"$A $B {eos_token}", special_tokens=[(eos_token, ids[eos_token])]
-    )
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {eos}", f"$A $B {eos}", [(eos, ids[eos])])
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in dict.fromkeys(special)])
     tokenizer.add_tokens([AddedToken(code, normalized=False) for code in (*codes, rewriting.UNKNOWN_CODE) if codes])
     tokenizer.encode_special_tokens = True

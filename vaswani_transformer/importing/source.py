@@ -41,18 +41,13 @@ class Imported:
 
 def model_type(source: Path) -> str | None:
     """Return the `model_type` of a folder's `config.json`, if it is a folder of transformers."""
-    if not (source / "config.json").is_file():
-        return None
-    kind = read_json(source / "config.json").get("model_type")
+    path = source / "config.json"
+    kind = read_json(path).get("model_type") if path.is_file() else None
     return kind if isinstance(kind, str) else None
 
 
 def only_one(paths: list[Path], folder: Path) -> Path:
-    """Return the one model of a folder.
-
-    Raises:
-        UserError: there are several, which are named.
-    """
+    """Return the one model of a folder; `UserError` for several, which it names."""
     if len(paths) > 1:
         listed = ", ".join(path.name for path in paths[:5])
         raise UserError(f"{folder} holds {len(paths)} models ({listed}): give one of the files")
@@ -67,11 +62,7 @@ def is_compressed(path: Path) -> bool:
 
 
 def read_pickle(path: Path) -> Any:
-    """Return what `torch.save` wrote, of tensors, plain values and options of `argparse`; on the CPU.
-
-    Raises:
-        UserError: for a file that cannot be read, is damaged, or holds other objects, which could run code.
-    """
+    """Return what `torch.save` wrote, on the CPU; `UserError` for more than tensors, plain values and a `Namespace`."""
     with reading(path):
         problem = "is compressed, or holds more than tensors"
         if not is_compressed(path):
@@ -86,11 +77,7 @@ def read_pickle(path: Path) -> Any:
 
 
 def tensors_of(table: Any, path: Path) -> dict[str, torch.Tensor]:
-    """Return a table of tensors by name that was read from a file.
-
-    Raises:
-        UserError: for anything else, and for a tensor of more numbers than the file has, by strides of 0.
-    """
+    """Return a file's table of tensors; `UserError` for anything else, and strides of 0: more numbers than it has."""
     size = path.stat().st_size
     is_table = isinstance(table, dict) and all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) and tensor.numel() <= size
@@ -102,11 +89,7 @@ def tensors_of(table: Any, path: Path) -> dict[str, torch.Tensor]:
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Return all tensors of a folder by name, from safetensors or else from a pickle.
-
-    Raises:
-        UserError: for a folder without weights in one file, and a file that is damaged or holds anything else.
-    """
+    """Return all tensors of a folder by name, from the one file of safetensors or else from a pickle."""
     safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
     path = safe if safe.is_file() else pickled
     with reading(path):

@@ -130,12 +130,9 @@ def check_finite(weights: Iterable[tuple[str, torch.Tensor]], where: str) -> Non
 
 
 def check_weights(files: list[str], model: torch.nn.Module, types: Iterable[str] | None) -> None:
-    """Read the headers of weight files and compare them with the configuration's model, on the meta device.
+    """Compare the headers of a model's safetensors files with the configuration's model, on the meta device.
 
-    Args:
-        files: the safetensors files of one model.
-        model: the configuration's, on the meta device.
-        types: those of safetensors that the model's weights may have; any if None.
+    `types` are those of safetensors that the model's weights may have; any if None.
 
     Raises:
         ValueError: for a damaged file, for a weight of another type, which would be cast in silence, and for a model

@@ -143,14 +143,7 @@ class VaswaniGenerationMixin:
     def open_search(self, **options) -> OpenSearch | None:
         """Return an empty search that sources may join at any time, each of which gets what it would alone.
 
-        Args:
-            **options: as for `generate()`.
-
-        Returns:
-            None if more is asked for than such a search has, so that `generate()` has to be called.
-
-        Raises:
-            ValueError: as `generate()`.
+        Options and errors are those of `generate()`; None if they ask for more than such a search has.
         """
 
         def open_prepared(model, input_ids, **prepared):

@@ -512,7 +512,6 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             max_length=max_length,
             **kwargs,
         )
-        loss = None
         smoothing = self.config.label_smoothing if self.training else 0.0  # Section 5.4
         hidden_states = outputs.last_hidden_state
         if skip_logits and can_be_fused(self.lm_head, hidden_states):
@@ -520,8 +519,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             loss = projected_cross_entropy(hidden_states, weight, labels, smoothing, num_items_in_batch, bias)
             return Seq2SeqLMOutput(loss=loss)  # accelerate copies all that is returned to float32
         logits = self.lm_head(hidden_states)  # Section 3.4
-        if labels is not None:
-            loss = label_smoothed_cross_entropy(logits, labels, smoothing, num_items_in_batch)
+        loss = None if labels is None else label_smoothed_cross_entropy(logits, labels, smoothing, num_items_in_batch)
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=None if skip_logits else logits, **others)
 

@@ -32,17 +32,9 @@ def sentence_parts(text: str, language: str = "en") -> list[str]:
 
 
 def split_into_sentences(text: str, language: str = "en") -> list[str]:
-    """Split a text into sentences; an empty line ends one too. Nothing but white space is lost.
+    """Split a text into sentences, without white space around them; an empty line ends one too.
 
-    Args:
-        text: any text.
-        language: as of `sentence_parts`.
-
-    Returns:
-        the sentences without white space around them; none for a blank text.
-
-    Raises:
-        ImportError: sentencex is not installed.
+    Nothing but white space is lost, and a blank text has none. Language and errors are as of `sentence_parts`.
     """
     paragraphs = re.split(r"\n[^\S\n]*\n", text)
     sentences = [part.strip() for paragraph in paragraphs for part in sentence_parts(paragraph, language)]
@@ -50,12 +42,10 @@ def split_into_sentences(text: str, language: str = "en") -> list[str]:
 
 
 def space_behind(translation: str, space: str = "") -> str:
-    """Return the white space between a sentence's translation and the next one.
+    """Return the white space between the `translation` of a sentence, or of all up to it, and the next one.
 
-    Args:
-        translation: of the earlier sentence, at least.
-        space: the white space between the two in the source. Behind a character of Chinese or Japanese spaces become
-            nothing, behind others nothing becomes a space.
+    `space` is what is between the two in the source. Behind a character of Chinese or Japanese spaces become nothing,
+    behind others nothing becomes a space.
     """
     last = translation.rstrip("\"'”’")[-1:] or " "
     is_wide = unicodedata.east_asian_width(last) in "WF" and unicodedata.category(last) != "So"

@@ -6,12 +6,11 @@ search may reorder the rows.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor
-
-from .linearization import is_close, is_open
 
 
 class BracketGrammar:
@@ -19,12 +18,12 @@ class BracketGrammar:
 
     def __init__(self, ids: Mapping[str, int], eos_token_id: int):
         tokens = sorted(ids, key=ids.__getitem__)
-        numbers = {token[1:]: number for number, token in enumerate(filter(is_open, tokens))}
-        labels = [numbers[token[1:]] if is_open(token) or is_close(token) else -1 for token in tokens]
+        opens, closes = ([token.startswith(bracket) for token in tokens] for bracket in "()")
+        numbers = {token[1:]: number for number, token in enumerate(compress(tokens, opens))}
+        labels = [numbers[token[1:]] if token.startswith(("(", ")")) else -1 for token in tokens]
         # In one order, `(tokens,)`: brackets, tags and, last, the token that ends an output.
         self.ids = torch.tensor([*(ids[token] for token in tokens), eos_token_id])
-        self.opens = torch.tensor([*map(is_open, tokens), False])
-        self.closes = torch.tensor([*map(is_close, tokens), False])
+        self.opens, self.closes = torch.tensor([*opens, False]), torch.tensor([*closes, False])
         self.ends = torch.arange(len(self.ids)) == len(tokens)
         self.tags = ~(self.opens | self.closes | self.ends)
         self.labels = torch.tensor([*labels, -1])  # number of the label that is opened or closed

@@ -29,19 +29,9 @@ def linearize(tree: Tree, tags: bool = True) -> list[str]:
     return tokens
 
 
-def is_open(token: str) -> bool:
-    """Return whether a token opens a constituent."""
-    return token.startswith("(")
-
-
-def is_close(token: str) -> bool:
-    """Return whether a token closes one."""
-    return token.startswith(")")
-
-
 def is_tag_among_words(token: str) -> bool:
     """Return whether a token is a tag as `with_words` writes it."""
-    return token.endswith(_TAG_END) and not is_open(token) and not is_close(token)
+    return token.endswith(_TAG_END) and not token.startswith(("(", ")"))
 
 
 def with_words(tokens: Iterable[str], words: Sequence[str]) -> list[str]:
@@ -53,7 +43,7 @@ def with_words(tokens: Iterable[str], words: Sequence[str]) -> list[str]:
     waiting = iter(words)
     mixed = list(islice(waiting, 1))
     for token in tokens:
-        mixed += [token] if is_open(token) or is_close(token) else [token + _TAG_END, *islice(waiting, 1)]
+        mixed += [token] if token.startswith(("(", ")")) else [token + _TAG_END, *islice(waiting, 1)]
     return mixed
 
 
@@ -62,7 +52,7 @@ def without_words(tokens: Iterable[str]) -> list[str]:
     return [
         token.removesuffix(_TAG_END) if is_tag_among_words(token) else token
         for token in tokens
-        if is_open(token) or is_close(token) or is_tag_among_words(token)
+        if token.startswith(("(", ")")) or is_tag_among_words(token)
     ]
 
 
@@ -83,10 +73,10 @@ def delinearize(tokens: Iterable[str], words: Sequence[str]) -> Tree:
             stack[-1][1].append(Tree(label, tuple(children)))
 
     for token in tokens:
-        if is_open(token):
+        if token.startswith("("):
             if len(stack) < MAX_DEPTH - 1:  # below `ROOT` and above the words
                 stack.append((token[1:], []))
-        elif is_close(token):
+        elif token.startswith(")"):
             if any(label == token[1:] for label, _ in stack[1:]):
                 while stack[-1][0] != token[1:]:
                     close()

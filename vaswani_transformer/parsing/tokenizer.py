@@ -31,10 +31,8 @@ def train_parser_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Train a tokenizer that `AutoTokenizer` can load on lines of `sentence_text`; each bracket and tag is one token.
 
-    The vocabulary is smaller than `vocab_size` where the sentences have too few distinct pieces.
-
-    Raises:
-        UserError: for a vocabulary without room for all bytes, brackets and tags.
+    The vocabulary is smaller than `vocab_size` where the sentences have too few distinct pieces; `UserError` for one
+    without room for all bytes, brackets and tags.
     """
     least = len(SPECIAL_TOKENS) + len(BYTE_ALPHABET) + len(tree_tokens)
     if vocab_size < least:
@@ -62,11 +60,7 @@ def _pipeline(model: models.Model) -> Tokenizer:
 
 
 def tree_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Return the id of each bracket and tag.
-
-    Raises:
-        UserError: for the tokenizer of a model that is not a parser.
-    """
+    """Return the id of each bracket and tag; `UserError` for the tokenizer of a model that is not a parser."""
     tokens = tokenizer.init_kwargs.get(TREE_TOKENS)
     vocabulary = tokenizer.get_vocab()
     if not isinstance(tokens, list) or not tokens or any(SPACE + str(token) not in vocabulary for token in tokens):

@@ -75,11 +75,7 @@ def words_of(line: str) -> list[str]:
 
 
 def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
-    """Yield sentences, which are lists of words, one by one.
-
-    Raises:
-        UserError: for a sentence that is no list, or has a word that is empty or holds ASCII white space or NUL.
-    """
+    """Yield sentences; `UserError` for one that is no list of words, none empty or with ASCII white space or NUL."""
     for line, words in enumerate(sentences, 1):
         for number, word in enumerate(words, 1):
             is_word = isinstance(word, str) and not isinstance(words, str) and _WORD.fullmatch(word)

@@ -234,10 +234,7 @@ class Engine:
     ) -> AsyncIterator[tuple[int, list[Hypothesis]]]:
         """Yield the number of each sentence and its hypotheses, best first, as they are ready.
 
-        Closing the iterator early frees its rows for others.
-
-        Raises:
-            UserError: for options that the model cannot follow.
+        Closing the iterator early frees its rows for others. `UserError` for options that the model cannot follow.
         """
         loop, ready, missing = asyncio.get_running_loop(), asyncio.Queue(), len(pieces)
 

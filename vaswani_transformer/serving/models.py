@@ -52,10 +52,8 @@ class ServedModel:
 def find_models(names: Sequence[str]) -> list[ServedModel]:
     """Return what is served, from folders, or languages and folders such as `en-de=FOLDER`.
 
-    A missing folder is reported and left out, unless it is the only one.
-
-    Raises:
-        UserError: for a folder whose languages are not known, languages that are given twice, or if none is there.
+    A missing folder is reported and left out, unless it is the only one. `UserError` also for a folder whose languages
+    are not known, and languages that are given twice.
     """
     models: dict[str, ServedModel] = {}  # by name
     for name in names:
@@ -121,11 +119,7 @@ class Models:
 
     @contextlib.asynccontextmanager
     async def engine_of(self, served: ServedModel) -> AsyncIterator[Engine]:
-        """Yield the engine of a model, which stays loaded in the body.
-
-        Raises:
-            HTTPException: it cannot be loaded, which the server's log explains.
-        """
+        """Yield a model's engine, loaded while the body runs; `HTTPException` if it cannot be: the log says why."""
         while served == self._leaving:
             self._changed.clear()
             await self._changed.wait()

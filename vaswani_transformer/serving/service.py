@@ -202,10 +202,7 @@ class Service:
     def model_for(self, source: str, target: str, may_stay: bool = False) -> ServedModel | None:
         """Return the model whose languages are nearest; `auto` is the source if only one model has the target.
 
-        None for texts that are in the target language already, if they `may_stay`.
-
-        Raises:
-            HTTPException: there is none.
+        None for texts that are in the target language already, if they `may_stay`; `HTTPException` without a model.
         """
         is_auto, served = source.lower() == "auto", self.models.served
         sources = [0 if is_auto else language_distance(source, model.source) for model in served]
@@ -221,9 +218,7 @@ class Service:
 
     def detect(self, texts: Sequence[str], target: str = "") -> dict[str, float]:
         """Return how likely texts are in each language that is served, of 1 in all, or in a target and its sources."""
-        served = [
-            each for each in self.models.served if not target or language_distance(target, each.target) < math.inf
-        ]
+        served = [one for one in self.models.served if not target or language_distance(target, one.target) < math.inf]
         codes = dict.fromkeys(code for model in served for code in (model.source, model.target))
         with reading("detection of languages (pip install 'vaswani_transformer[serve]')"):
             from ..data.cleaning_rules import likely_languages
@@ -244,11 +239,9 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def translating(self, served: ServedModel, job: TranslationsRequest) -> AsyncIterator[Translating]:
-        """Tokenise what is to be translated, with the model loaded.
+        """Tokenise what is to be translated, with the model loaded; errors as of `Translating`.
 
-        Raises:
-            HTTPException: texts that are too long, a queue that is full, or a model that cannot be loaded.
-            UserError: as `Translating`.
+        `HTTPException` for texts that are too long, a queue that is full, or a model that cannot be loaded.
         """
         terms = [text for term in job.glossary for text in (term.source, *items_of(term.target))]
         self.check([*items_of(job.text), *job.prefixes, *terms])

@@ -176,11 +176,8 @@ def to_average(checkpoints: list[Checkpoint], count: int, every: int, end: int) 
 def averaged_from(recipe: Recipe) -> int:
     """Return the first step with a checkpoint because of `average_every`: or a fast GPU would write all the time."""
     every, count, end = recipe.average_every, recipe.average_checkpoints, recipe.max_steps
-    if not every:
-        return 0
-    if not count:
-        return end
-    return [*range(every, end, every), end][-count:][0]  # of those that `to_average` chooses
+    # The first of those that `to_average` chooses, or the last step of all.
+    return [*range(every, end, every), end][-max(1, count) :][0] if every else 0
 
 
 def surplus(checkpoints: list[Checkpoint], limit: int | None, best_step: int | None) -> list[Checkpoint]:

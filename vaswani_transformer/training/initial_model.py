@@ -43,8 +43,7 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
         setattr(config, name, getattr(tokenizer, name))
     # Marian's vocabularies have no beginning: its decoders start from padding.
-    starts = [token for token in (tokenizer.bos_token_id, tokenizer.pad_token_id) if token is not None]
-    config.decoder_start_token_id = starts[0]
+    config.decoder_start_token_id = config.pad_token_id if config.bos_token_id is None else config.bos_token_id
     check_tokenizer_matches(tokenizer, config)
     set_seed(recipe.seed)
     model = VaswaniForConditionalGeneration(config)

@@ -124,6 +124,9 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
     workers = default_num_workers() if recipe.data_workers == AUTO else recipe.data_workers
     same = ("tokens_per_batch", "max_steps", "warmup_steps", "decline_steps", "learning_rate_scale", "fused_loss")
     same += ("adam_beta1", "adam_beta2", "adam_epsilon", "seed", "ddp_timeout", "augmentation")
+    averaged = recipe.average_checkpoints
+    if recipe.average_every:  # validations between them have checkpoints too
+        averaged += averaged * recipe.average_every // recipe.evaluate_every + 1
     return VaswaniTrainingArguments(
         **{name: getattr(recipe, name) for name in same},
         output_dir=str(Path(recipe.output) / CHECKPOINTS),
@@ -138,7 +141,7 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         eval_strategy="steps",
         eval_steps=recipe.evaluate_every,
         save_steps=recipe.save_every,  # the stopper leaves out those long before the end
-        save_total_limit=run_folder.checkpoints_kept(recipe) + 1,
+        save_total_limit=max(recipe.keep_checkpoints, averaged) + 1,  # with the best
         predict_with_generate=recipe.validation_bleu > 0,
         generation_num_beams=1,
         per_device_eval_batch_size=max(1, min(64, recipe.known_tokens_per_device // longest)),

@@ -198,11 +198,3 @@ def plot_learning_curve(folder: Path) -> None:
             figure.savefig(new, dpi=110, format="png")
     except OSError as error:  # a picture is not worth a training
         logger.warning("the learning curve could not be drawn (%s)", error.strerror or error)
-
-
-def checkpoints_kept(recipe: Recipe) -> int:
-    """Return how many checkpoints are kept besides the best, those to average included."""
-    averaged = recipe.average_checkpoints
-    if recipe.average_every:  # validations between them have checkpoints too
-        averaged += averaged * recipe.average_every // recipe.evaluate_every + 1
-    return max(recipe.keep_checkpoints, averaged)

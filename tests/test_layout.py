@@ -94,7 +94,7 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4011, "data": 3104, "training": 2515, "importing": 1219, "cli": 1997, "decoding": 1885,
+    "model": 4011, "data": 3104, "training": 2515, "importing": 1219, "cli": 1997, "decoding": 1889,
     "experiments": 678, "serving": 1497, "hub": 678, "export": 1085, "parsing": 842, "documents": 1675,
     "attention": 393, "catalogues": 911, "recipes": 404, "evaluation": 324,
 }  # fmt: skip

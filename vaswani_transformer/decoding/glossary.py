@@ -118,13 +118,17 @@ def term_forms(tokenizer, targets: Sequence[str]) -> list[list[int]]:
     Raises:
         UserError: for a form that the vocabulary cannot write.
     """
-    inner = [_SIGN + target for target in targets if stands_alone(target)]  # no space need be before these
-    encoded = tokenizer(text_target=[*targets, _SIGN, *inner], add_special_tokens=False)["input_ids"]
-    forms, (sign, *behind) = encoded[: len(targets)], encoded[len(targets) :]
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return tokenizer(text_target=texts, add_special_tokens=False)["input_ids"]
+
+    forms = encode(list(targets))
     for text, form in zip(targets, forms, strict=True):
         if not form or tokenizer.unk_token_id in form:
             raise UserError(f"the model's vocabulary cannot write {text!r:.100} of the glossary: leave it out")
-    forms += [ids[len(sign) :] for ids in behind if ids[: len(sign)] == sign and ids[len(sign) :] not in forms]
+    if inner := [_SIGN + target for target in targets if stands_alone(target)]:  # no space need be before these
+        sign, *behind = encode([_SIGN, *inner])
+        forms += [ids[len(sign) :] for ids in behind if ids[: len(sign)] == sign and ids[len(sign) :] not in forms]
     return forms
 
 

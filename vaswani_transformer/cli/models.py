@@ -96,8 +96,7 @@ def push(
     from ..hub.push import clear_staging, publish, publish_site
 
     settings, of_card = vars(options), {"overwrite_card", "languages", "license", "datasets", "evaluations"}
-    given = {name.removesuffix("s"): settings[name] for name in sorted(of_card - {"languages", "license"})}
-    exclude("--space", space, given | {"license": options.license})
+    exclude("--space", space, {name.removesuffix("s"): settings[name] for name in of_card - {"languages"}})
 
     def stop(number, _):
         # Not by an exception: the client would wait for its threads to finish sending their files.

@@ -13,7 +13,7 @@ _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _OF_URL = rf"(?<![a-zA-Z\d])[{_CJK}]|[{_CJK}](?=[{_CJK}]{{0,40}}+[/&=#%])"  # others are glued to its last word
 _URL = rf'(?:{_IN_URL}"{_CJK}]|{_OF_URL})*(?:{_IN_URL}"{_CJK}\'.,;:!?)\]}}*_]|{_OF_URL})'
 # URLs; handles and tags; addresses; Apple's variables; templates, ICU; printf; variables; Pandoc's marks; shortcodes.
-THINGS = (
+UNTRANSLATED = (
     rf"""(?:
       \b(?:[a-zA-Z][\w+.-]{{1,20}}+://|www\.|(?:mailto|tel):){_URL}
     | \b(?:[a-zA-Z\d-]{{1,63}}+\.){{1,8}}?(?:[a-z]{{2,24}}+/{_URL}|(?:com|org|net|edu|gov|io|dev)\b)
@@ -30,7 +30,7 @@ THINGS = (
     | \$t?\((?:[^()\s]|(?<=,)\s|\([^()]{0,200}\)){1,200}+\) | (?<![\w$])\$[a-zA-Z_]\w*+(?:\$(?!\w))?
     | (?<![^\s(\[]):[a-zA-Z_][\w+-]*+:? | (?<!\w)__\w+?__(?!\w) | \ufffc+)"""
 )
-KEPT = regex.compile(rf"{THINGS}(?:['’][{_LETTER}]{{1,2}}(?![{_LETTER}]))?", regex.VERBOSE | regex.ASCII)
+KEPT = regex.compile(rf"{UNTRANSLATED}(?:['’][{_LETTER}]{{1,2}}(?![{_LETTER}]))?", regex.VERBOSE | regex.ASCII)
 # Emoji, arrows and what private fonts show: they separate words.
 _SEPARATOR = regex.compile(
     r"(?:(?:[#*\d]\ufe0f?\u20e3|\p{Extended_Pictographic}|\p{Regional_Indicator}|[\p{Co}\u2190-\u21ff\u2500-\u2bff])"

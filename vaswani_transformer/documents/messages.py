@@ -16,7 +16,7 @@ import regex
 
 from ..catalogues.catalogue import CODE, CODES, Entry, Filling, plural_forms, read_label, with_codes, without_mark
 from ..data.memory import Memory
-from .kept import STAND_IN, THINGS
+from .kept import STAND_IN, UNTRANSLATED
 from .pieces import Document, Kind, Piece, text_piece
 
 NO_WORDS = "it has no words"
@@ -75,7 +75,7 @@ def _kinds(flags: str) -> list[str]:
 @cache
 def pattern_of(flags: str) -> regex.Pattern:
     """Return the pattern of placeholders by an entry's flags, such as `c-format`; without them by their looks."""
-    style = "|".join(_STYLES.get(kind, _PERCENT) for kind in _kinds(flags)) or rf"{THINGS}|\$\d+|\|"
+    style = "|".join(_STYLES.get(kind, _PERCENT) for kind in _kinds(flags)) or rf"{UNTRANSLATED}|\$\d+|\|"
     return regex.compile(rf"{_MARKUP}|{style}", regex.VERBOSE | regex.DOTALL | regex.ASCII)
 
 

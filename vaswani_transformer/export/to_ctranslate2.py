@@ -93,7 +93,8 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
     """
     for name, value in model.generation_config.to_diff_dict().items():
         check_setting(name, value, " in generation_config.json")
-        if name.endswith("_token_id") and value not in (own := getattr(model.config, name, value), [own]):
+        is_fixed = name in ("eos_token_id", "decoder_start_token_id")
+        if is_fixed and value not in (own := getattr(model.config, name), [own]):
             raise NotExpressibleError(f"{name} is {value} in generation_config.json, and the model's is {own}")
     spec = VaswaniLoader()(model, tokenizer)
     spec.validate()

@@ -54,7 +54,8 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
 def model_of_folder(recipe: Recipe, folder: str | Path, weights: bool = True) -> VaswaniForConditionalGeneration:
     """Return the model in a folder, in float32, with the recipe's dropout and adapters.
 
-    Its search stays as it is but for what the recipe sets. The folder may be a checkpoint. `weights`: read those.
+    Its search stays as it is but for what the recipe sets. The folder may be a checkpoint. Without
+    `weights` these are not read.
 
     Raises:
         UserError: as `load_model`, for learned positions that are fewer than `max_length`, and as `new_model`.

@@ -125,7 +125,7 @@ class _Choice:
         check_recipe(self.recipe)
 
     def _row(self, place: int) -> Row:
-        """Return a row with batches that have four of the longest pairs for each process, as several need."""
+        """Return a row with heads that divide a given width, and batches of four of the longest pairs a process."""
         pairs, row, width = 4 * self.processes if self.processes > 1 else 1, ROWS[place], self.recipe.d_model
         row = row._replace(num_heads=math.gcd(row.num_heads, width if isinstance(width, int) else 0))
         return row._replace(tokens_per_batch=max(row.tokens_per_batch, pairs * self.recipe.max_length))
@@ -144,8 +144,8 @@ class _Choice:
         text = source.load()
         sample = text.select(np.linspace(0, len(text) - 1, min(len(text), _SAMPLE)).astype(int))
         words = sum(len(words_of(side)) for row in sample for side in row.values()) * len(text) / len(sample)
-        kept = "validation data is given: no effect" if validation else "a tenth of all, at most 1,000"
-        self.choose("validation_size", len(held_out_rows(max(2, len(text)), AUTO, 0)), kept)
+        reason = "validation data is given: no effect" if validation else "a tenth of all, at most 1,000"
+        self.choose("validation_size", len(held_out_rows(max(2, len(text)), AUTO, 0)), reason)
         ends = float(np.mean([ends_a_sentence(row["source"]) is not None for row in sample]))
         kind = "default" if ends >= SENTENCES else None
         self.choose("augmentation", kind, f"{ends:.0%} of the sources end as sentences do")

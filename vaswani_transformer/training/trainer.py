@@ -87,7 +87,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
     The loss is the model's own. `label_smoothing_factor` is written into `model.config.label_smoothing`, which smooths
     in training mode only, so that evaluation loss is the plain mean over all tokens of the evaluation set and
     `eval_perplexity` is exact; a stock `Seq2SeqTrainer` smooths its evaluation loss too. All else, and the loss of
-    another architecture, is as in `Seq2SeqTrainer`. Raises `UserError` for a `model_init` in place of the model.
+    another architecture, is as in `Seq2SeqTrainer`. Raises `UserError` for a `model_init` in place of the model,
+    and for augmentation without a `processing_class`.
     """
 
     def __init__(self, model=None, args: VaswaniTrainingArguments | None = None, data_collator=None, *others, **kwargs):

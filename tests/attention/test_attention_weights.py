@@ -207,6 +207,8 @@ def test_the_command_draws_all_and_replaces_nothing_unasked(folder, tmp_path, ca
     assert (output / "encoder.png").read_bytes() == before
     assert run("attention", *words, "--kind", "encoder", "--overwrite") == 0
     assert (output / "encoder.png").read_bytes() != before
+    below = output / "encoder.png" / "new"
+    assert f"error: {below}: Not a directory" in fails("attention", *words[:-1], below)
 
 
 def test_mistakes_in_the_command_are_one_line_and_write_nothing(folder, tmp_path, monkeypatch, fails):

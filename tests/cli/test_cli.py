@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -51,8 +53,9 @@ def test_training_leaves_a_complete_folder_that_stock_classes_load(model):
     assert loaded.generation_config.max_length is None  # generating for validation has left no limit of its own
 
 
-def test_tokenizer_command(text, tmp_path, capsys, fails):
-    arguments = ["tokenizer", text / "train.en", text / "train.de", "--output", tmp_path / "t", "--vocab-size", "300"]
+def test_tokenizer_command(text, tmp_path, monkeypatch, fails):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    arguments = ["tokenizer", text / "train.en", text / "train.de", "--output=~/t", "--vocab-size", "300"]
     assert main([str(argument) for argument in arguments]) == 0
     assert len(AutoTokenizer.from_pretrained(tmp_path / "t")) == 300
     assert "--overwrite replaces what this command wrote there" in fails(*arguments)
@@ -61,6 +64,14 @@ def test_tokenizer_command(text, tmp_path, capsys, fails):
 def test_lists(capsys):
     assert main(["recipes"]) == 0 and "multi30k-en-de" in capsys.readouterr().out
     assert main(["recipes", "demo"]) == 0 and "train_source: train.en" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("output", "status"), [(">&-", 0), ("> /dev/full", 1)])
+def test_an_output_that_takes_nothing(output, status):
+    done = subprocess.run(
+        f"{sys.executable} -m vaswani_transformer recipes {output}", shell=True, stderr=subprocess.PIPE
+    )
+    assert (done.returncode, done.stderr.count(b"\n")) == (status, status)
 
 
 def test_help_documents_every_field(capsys):
@@ -78,13 +89,14 @@ def test_help_documents_every_field(capsys):
         (["MODEL", "A.", "--beams", "2", "- B", "C."], ["A.", "- B", "C."]),
         (["MODEL", "A.", "--beams", "2", "--", "-B", "C."], ["A.", "-B", "C."]),
         (["MODEL", "--beams", "2"], []),
+        (["MODEL", "--input", "- b"], []),
     ],
 )
 def test_sentences_before_and_behind_options(words, sentences, monkeypatch):
     calls = []
-    monkeypatch.setattr(translate, "_translate_lines", lambda *arguments: calls.append(arguments[:2]))
+    monkeypatch.setattr(translate, "_translate_lines", lambda *arguments: calls.append(arguments))
     assert main(["translate", *words]) == 0
-    assert calls == [("MODEL", tuple(sentences))]
+    assert [call[:2] for call in calls] == [("MODEL", tuple(sentences))] and calls[0][2].files.input in (None, "- b")
 
 
 def test_misspelt_option_and_recipe(fails):

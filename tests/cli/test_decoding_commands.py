@@ -47,8 +47,9 @@ WRITTEN += [("evaluate", "--json")]
 @pytest.mark.parametrize(("command", "option"), READ)
 def test_a_folder_is_no_file(tmp_path, fails, command, option):
     words = [command, "MODEL", *COMMANDS[command](*files_of(tmp_path))]
-    assert fails(*words, option, tmp_path / "folder") == f"error: {tmp_path}/folder: Is a directory"
-    assert f'Invalid value "" for {option}' in fails(*words, option, "")
+    (before, after) = words[: (place := words.index(option) + 1)], words[place + 1 :]
+    assert fails(*before, tmp_path / "folder", *after) == f"error: {tmp_path}/folder: Is a directory"
+    assert f'Invalid value "" for {option}' in fails(*before, "", *after)
 
 
 @pytest.mark.parametrize(("command", "option"), WRITTEN)

@@ -30,12 +30,14 @@ def evaluate(model, tmp_path):
     return lambda *options, folder=model: run("evaluate", folder, *files, "--max-new-tokens", "8", *options)
 
 
-def test_evaluate_may_write_to_devices_and_through_links(evaluate, tmp_path):
+def test_evaluate_may_write_to_devices_and_through_links(evaluate, tmp_path, capsys):
     (tmp_path / "out").write_text("earlier\n")
     (tmp_path / "out").chmod(0o640)
     (tmp_path / "link").symlink_to(tmp_path / "out")
     assert evaluate("--output", os.devnull, "--json", os.devnull) == 0
     assert Path(os.devnull).is_char_device()
+    assert evaluate("--output", "/dev/stdout") == 0  # before the scores, wherever the shell has led it
+    assert capsys.readouterr().out.splitlines()[-4].startswith("BLEU ")
     assert evaluate("--output", tmp_path / "link") == 0
     assert (tmp_path / "link").is_symlink() and (tmp_path / "out").read_text().count("\n") == 3
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o640
@@ -116,6 +118,10 @@ def test_a_translation_memory_is_a_test_set(model, evaluate, tmp_path, fails):
         command[5] = reference
         assert f"error: {memory} holds pairs" in fails(*command, *columns)
     assert f"error: {memory} holds pairs" in fails("score", model, "--source", memory, "--target", memory)
+    assert f"error: {memory} holds pairs" in fails("translate", model, "--input", memory)
+    command[3:6] = tmp_path / "test.en", "--reference", tmp_path / "test.de"
+    assert "--source-column is for one table" in fails(*command, *columns)
+    assert "--reference specified multiple times" in fails(*command, "--reference", memory)
 
 
 def test_models_and_files_are_compared_and_checked(model, evaluate, tmp_path, capsys, monkeypatch):

@@ -153,10 +153,17 @@ def test_rules_that_make_no_sense(tmp_path):
     for options, part in (
         ({"test": (str(tmp_path / "none"),)}, "none: No such file"),
         ({"test": (str(tmp_path),)}, str(tmp_path)),
+        ({"test": (write(tmp_path / "t.tsv", "a\tb\n"),)}, "t.tsv holds pairs, not lines"),
     ):
         message = error_of(make, recipe, tmp_path / "out", **options)
         assert part in message and "\n" not in message
     make(recipe, tmp_path / "out")  # nothing is in its way
+
+
+def test_repeated_lines_do_not_narrow_the_length_ratio(tmp_path):
+    pairs = [("a" * (30 + n % 5), "b" * (25 + n // 5)) for n in range(50)]
+    copies = [("all rights reserved by the owners", "alle rechte bei den eignern")] * 2000
+    assert make(recipe_of(tmp_path, pairs + copies), tmp_path / "out")["counts"] == {"kept": 51, "duplicate": 1999}
 
 
 def test_extras_that_are_missing_are_named(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from vaswani_transformer.data import memory
 from vaswani_transformer.data.augmentation import changed
 from vaswani_transformer.data.memory import Memory, read_memory
 from vaswani_transformer.data.prepare import prepare
-from vaswani_transformer.data.recipe_data import load_training_pairs
+from vaswani_transformer.data.recipe_data import _with_matches, load_training_pairs
 from vaswani_transformer.training.initial_model import new_model
 from vaswani_transformer.training.run import make_tokenizer
 
@@ -52,6 +52,12 @@ def test_an_exact_match_is_the_same_but_for_white_space_and_forms_of_characters(
     known = Memory(pairs)
     assert [*map(known.exact, ["Caf\u00e9 now", "a b", "A b", "a", "blank", ""])] == ["one", "new", *[None] * 4]
     assert Memory([]).exact("a") is None and next(Memory([]).near(["a"])) == []
+
+
+def test_matches_are_of_the_same_language():
+    texts = [("<2fr> the dog runs", "F"), ("<2de> the dog runs", "D"), ("<2fr> the cat runs", "G")]
+    matches = _with_matches(in_memory(texts))["source"][3:]
+    assert matches == ["<2fr> the dog runs <TM> G", "<2fr> the cat runs <TM> F"]
 
 
 def test_each_pair_with_a_near_one_is_trained_on_with_and_without_its_translation(tmp_path):

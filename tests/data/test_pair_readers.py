@@ -131,7 +131,7 @@ def test_json_lines_and_parquet_have_flat_columns_or_a_translation_column(tmp_pa
         ("a.tsv", "en\tde\na\tb\tc\n", "a.tsv, line 2: 3 field(s), where the first has 2"),
         ("a.csv", "en,de\na,b\nHello, you,c\n", "a.csv, row 3: 3 field(s), where the first has 2"),
         ("a.csv", "en,de,de\na,b,c\n", "several columns 'de'"),
-        ("a.csv", 'en,de\na,b\n"c,d\ne,f\n', "unexpected end of data"),
+        ("a.csv", 'en,de\na,b\n"c,d\ne,f\n', "a.csv, line 4: unexpected end of data"),
         ("a.csv", "en,goal\na,b\n", "no column 'de'; the columns are: en, goal"),
         ("a.jsonl", '{"en": "a", "de": "b"}\n{"en": "a", "de": 5}', "'de' is Json"),
         ("a.jsonl", '{"en": "a", "de": "b"}\n{"en": null, "de": "b"}', "'en' is null in row 2"),

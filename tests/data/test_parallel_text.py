@@ -166,8 +166,15 @@ def test_folders_saved_by_datasets_give_the_split(tmp_path):
     assert read(data=tmp_path / "many", split="valid", **GERMAN) == PAIRS[1:2]
     for split, expected in (("train[1:]", PAIRS[1:]), ("train[:1]+train[-1:]", PAIRS[:1] + PAIRS[-1:])):
         assert [read(data=tmp_path / name, split=split, **GERMAN) for name in ("one", "many")] == [expected] * 2
-    assert "no entry 'test'" in read(data=tmp_path / "many", split="test", **GERMAN)
+    assert read(data=tmp_path / "many", split="valid+train[:1]", **GERMAN) == PAIRS[1:2] + PAIRS[:1]
+    assert "one of ['train', 'valid']" in read(data=tmp_path / "many", split="test", **GERMAN)
     assert data_sources(Recipe(train_data=str(tmp_path / "one"), validation_split="valid"))[1] is None
+
+
+def test_translations_may_be_into_several_languages(tmp_path):
+    rows = [{"translation": {"en": "a", "de": "b"}}, {"translation": {"fr": "x", "de": "d", "en": "c"}}]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert read(data=path, **GERMAN) == [("a", "b"), ("c", "d")]
 
 
 def test_a_file_has_no_configuration_and_no_split_to_validate_on(tmp_path):

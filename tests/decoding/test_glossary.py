@@ -3,7 +3,7 @@
 import os
 import threading
 import unicodedata
-from functools import partial
+from functools import partial, reduce
 from unittest import mock
 
 import pytest
@@ -192,6 +192,7 @@ def test_files(tmp_path):
         path.write_text(text)
         assert message in error_of(read_glossary, path)
     assert "No such file" in error_of(read_glossary, tmp_path / "none")
+    assert "g.CSV is no text file" in error_of(read_glossary, tmp_path / "g.CSV")
 
 
 def test_texts_in_batches_and_alone(model):
@@ -256,7 +257,13 @@ def test_a_term_without_a_space_before_it(chinese):
     spaced, joined = term_forms(chinese, ["电脑"])
     before = chinese("我的", add_special_tokens=False)["input_ids"]
     assert [chinese.decode(before + form) for form in (spaced, joined)] == ["我的 电脑", "我的电脑"]
-    assert len(term_forms(chinese, ["dog"])) == 1
+    alone, behind = term_forms(chinese, ["dog"])
+    assert chinese.decode(alone) == chinese.decode(behind[1:]) == "dog" and alone != behind[1:] and behind[0] < 0
+    opening, dot = (chinese(sign, add_special_tokens=False)["input_ids"][-1] for sign in "(.")
+    terms = Terms([[alone, behind]], Tokens.of(chinese))
+    for sign, lacking in ((opening, False), (dot, True)):
+        ends = reduce(terms.after, [sign, *behind[1:]], Progress())
+        assert bool(terms.lacks(ends)) == lacking and -1 not in terms.wanted(ends)
     kinds = Tokens.of(chinese)
     for text in ("我的电脑坏了", "。", "small"):
         ids = chinese(text, add_special_tokens=False)["input_ids"]

@@ -140,6 +140,8 @@ def test_capitals_are_translated_as_small_letters_and_a_repeated_sentence_once(m
     as_they_are = {"THE CAT": "", "THE DOG.": "Der", "The Dog Sees A Dog. It Is": ""}  # a term, a prefix, seven words
     for piece, ids in zip(translator.prepare(Window(0, 1, [*as_they_are.items()])).pieces, as_they_are, strict=True):
         assert piece.ids == tokenizer(ids).input_ids and piece.write("a") == "a"
+    [piece] = translator.prepare(Window(0, 1, ["The Dog Sees A Dog (IT) Is Old"])).pieces
+    assert piece.ids == tokenizer("The dog sees a dog (IT) is old").input_ids
     upper = train_tokenizer((side.upper() for pair in PAIRS for side in pair), vocab_size=400)
     [piece] = Translator(model, upper).prepare(Window(0, 1, ["THE DOG."])).pieces
     assert piece.ids == upper("THE DOG.").input_ids and piece.write("a") == "a"

@@ -115,7 +115,7 @@ def test_arguments_in_another_order(source, target, flags, expected):
         ("y - " + "yes, " * 8 + "all\nn - " + "no " * 20, "a", "a\na "),
         ("&Open:", "開く:", "開く(&O):"),
         ("Set snake_case_name", "Setze snake_case_name", "Setze snake_case_name"),
-        ("AT&T or Q&A", "AT&T or Q&A", "AT&T or Q&A"),
+        ("AT&T or Q&A, Drag&Drop", "AT&T or Q&A, Drag&Drop", "AT&T or Q&A, Drag&Drop"),
         ("  Wait %s...\n", "Warten %s", "  Warten %s...\n"),
         ("_Start/Stop:", "Start", "_Start:"),
         ("Done", "Fertig.", "Fertig"),

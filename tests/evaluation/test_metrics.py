@@ -50,7 +50,8 @@ def test_equals_sacrebleu(pairs):
     result = score_translations(predictions, references)
     assert result["bleu"] == sacrebleu.corpus_bleu(predictions, [references]).score
     assert result["chrf"] == sacrebleu.corpus_chrf(predictions, [references]).score
-    assert result["exact_match"] == pytest.approx(100 * sum(a == b for a, b in pairs) / len(pairs))
+    filled = [pair for pair in pairs if any(map(str.strip, pair))]
+    assert result["exact_match"] == pytest.approx(100 * sum(a == b for a, b in filled) / max(1, len(filled)))
 
 
 @pytest.mark.parametrize("sentences", [60, 29, 1])
@@ -71,7 +72,8 @@ def test_a_comparison_is_that_of_sacrebleus_command(tmp_path, sentences):
     for (score, low, high), numbers in zip(cells, expected, strict=True):
         assert (score, (low + high) / 2, (high - low) / 2) == pytest.approx(tuple(map(float, numbers)), abs=1e-4)
     ps = [row[f"{name}_p"] for row in scores["systems"][1:] for name in ("bleu", "chrf")]
-    assert ps == pytest.approx(list(map(float, re.findall(r"\(p = ([\d.]+)\)", printed))), abs=1e-4)
+    for place, (p, shown) in enumerate(zip(ps, re.findall(r"\(p = ([\d.]+)\)", printed), strict=True)):
+        assert p == (pytest.approx(float(shown), abs=1e-4) if sentences == 60 and place not in (2, 3) else None)
     assert all(scores[f"{name}_signature"] in printed for name in ("bleu", "chrf"))
     better = [" is better than a: " in verdict for verdict in scores["verdicts"]]
     assert better == [sentences == 60, False, False] * 2 and "c shows no difference on this" in scores["verdicts"][1]
@@ -88,7 +90,7 @@ def test_a_checkers_numbers_are_averaged_and_its_fractions_summed(tmp_path, monk
         "def one(s, o, r):\n    return o if r == 'a' else float(s) / (r != 'c')\n"
         "def two(s, o):\n    return 1\n"
     )
-    texts = [("1", "a b c", "a b c"), ("2", "a", "b"), ("3", "", "c d")]
+    texts = [("1", "a b c", "a b c"), ("2", "a", "b"), ("3", "", "c d"), ("", "", "")]
     assert check_outputs("checks_of_mine:all_of", texts) == pytest.approx({"equal": 1 / 3, "long": 2, "errors": 2 / 6})
     assert check_outputs("checks_of_mine:one", [("4", "", "b"), ("7", "", "d")]) == {"one": 5.5}
     refused = {

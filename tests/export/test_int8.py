@@ -1,6 +1,5 @@
 """`--precision int8` on a CPU: CTranslate2, converted on first use; and that an exported model needs no torch."""
 
-import json
 import shutil
 import sys
 
@@ -44,8 +43,7 @@ def test_a_model_is_converted_once_and_again_when_it_changes(folder, users_cache
         patch.setattr("vaswani_transformer.export.exporting.export_model", lambda *_, **__: pytest.fail("converted"))
         assert list(exported_translator(folder).translate(SOURCES)) == expected
     other = shutil.copytree(folder, tmp_path / "other")
-    settings = json.loads((other / "generation_config.json").read_text())
-    (other / "generation_config.json").write_text(json.dumps(settings | {"num_beams": 1}))
+    change(other, "generation_config.json", num_beams=1)
     assert load_for_decoding(other, "cpu", "int8")[0].generation_config.num_beams == 1
     assert len(list(users_cache.iterdir())) == 2
 
@@ -113,9 +111,8 @@ def test_the_tokenizer_without_transformers_does_the_same(folder):
     texts = [side for pair in PAIRS for side in pair] + ["", " ", "</s> <pad>", "Ünïcödé €.\tx", "a" * 300]
     ids = theirs(texts)["input_ids"]
     assert ours(texts)["input_ids"] == ids and ours(texts[0])["input_ids"] == ids[0]
-    assert ours(text_target=texts, add_special_tokens=False) == {
-        "input_ids": theirs(text_target=texts, add_special_tokens=False)["input_ids"]
-    }
+    plain = {"text_target": texts, "add_special_tokens": False}
+    assert ours(**plain) == {"input_ids": theirs(**plain)["input_ids"]}
     for skip in (False, True):
         assert ours.batch_decode(ids, skip_special_tokens=skip) == theirs.batch_decode(ids, skip_special_tokens=skip)
         assert ours.decode(ids[0], skip_special_tokens=skip) == theirs.decode(ids[0], skip_special_tokens=skip)

@@ -42,11 +42,8 @@ def fsmt(ties=True, **changes) -> FSMTForConditionalGeneration:
 
 def fairseq_state(model: FSMTForConditionalGeneration) -> dict[str, torch.Tensor]:
     """The parameters as fairseq writes them."""
-    state = {
-        name.removeprefix("model."): tensor.clone()
-        for name, tensor in model.state_dict().items()
-        if "embed_positions" not in name
-    }
+    named = model.state_dict().items()
+    state = {name.removeprefix("model."): tensor.clone() for name, tensor in named if "embed_positions" not in name}
     for stack in ("encoder", "decoder"):
         state[f"{stack}.version"] = torch.tensor([3.0])
         state[f"{stack}.embed_positions._float_tensor"] = torch.zeros(1)
@@ -84,9 +81,7 @@ def write(folder: Path, state, options=OPTIONS, words=(WORDS, [*WORDS, "x", "y",
     for language, entries in zip(("de", "en"), words, strict=True):
         text = "".join(f"{word} {99 - number}\n" for number, word in enumerate(entries))
         (folder / f"dict.{language}.txt").write_text(text, encoding="utf-8")
-    (folder / "bpecodes").write_text(
-        "#version: 0.2\nu n\nl y</w>\nl i\nli k\nlik e\nt h\nth e</w>\nd o\ndo g</w>\n", encoding="utf-8"
-    )
+    (folder / "bpecodes").write_text("#version: 0.2\nu n\nl y</w>\nl i\nli k\nlik e\nt h\nth e</w>\nd o\ndo g</w>\n")
     return path
 
 
@@ -253,5 +248,4 @@ def test_code_in_pickles_does_not_run(tmp_path, zipped):
     content = {"args": argparse.Namespace(**OPTIONS), "model": some_state(), "extra_state": Canary(tmp_path / "ran")}
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
     assert fairseq.matches(path)
-    error = error_of(fairseq.read, path)
-    assert "could run code" in error and not (tmp_path / "ran").exists()
+    assert "could run code" in error_of(fairseq.read, path) and not (tmp_path / "ran").exists()

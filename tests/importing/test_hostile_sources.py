@@ -17,8 +17,6 @@ from vaswani_transformer.importing import fairseq, sentencepiece
 from vaswani_transformer.importing.source import read_pickle, tensors_of
 from vaswani_transformer.model.sentencepiece_vaswani import CharacterMap
 
-# Pickles
-
 
 def test_a_pickle_whose_tensors_have_more_numbers_than_it_has(tmp_path):
     path = tmp_path / "model.pt"
@@ -44,8 +42,7 @@ def test_a_missing_embedding_is_not_replaced_by_another(tmp_path):
     weights = load_file(source / "model.safetensors")
     del weights["model.encoder.embed_tokens.weight"]
     save_file(weights, source / "model.safetensors", {"format": "pt"})
-    line = error_of(import_model, source, tmp_path / "out")
-    assert "there is no entry 'model.encoder.embed_tokens.weight'" in line
+    assert "there is no entry 'model.encoder.embed_tokens.weight'" in error_of(import_model, source, tmp_path / "out")
 
 
 def model_with(piece: str = "▁a", score: float = -1) -> bytes:

@@ -19,7 +19,6 @@ from vaswani_transformer.importing.source import Imported
 from vaswani_transformer.marian_format import CONFIG
 
 FIXTURES = TESTS / "fixtures" / "marian"
-NAMES = ["relu-two", "swish-all", "gelu-tied", "src-spm", "new-learned"]
 
 
 def read(source: Path, *vocabularies: Path) -> Imported:
@@ -44,7 +43,7 @@ def log_probabilities(model, tokenizer, source: str, target: list[int]) -> torch
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["relu-two", "swish-all", "gelu-tied", "src-spm", "new-learned"])
 def test_marian_itself_gives_the_same_scores(name, dtype):
     imported = read(FIXTURES / name)
     model = model_of(imported, dtype)
@@ -63,10 +62,8 @@ def test_marian_itself_gives_the_same_scores(name, dtype):
 def test_the_search_finds_what_marian_finds(name):
     """Its settings are those of decoder.yml, but for the beam of 2 in the recorded lists."""
     imported = read(FIXTURES / name)
-    assert imported.generation == {
-        "suppress_tokens": [1], "num_beams": 3, "length_normalization": "power",
-        "length_penalty": pytest.approx(0.6),
-    }  # fmt: skip
+    rule = {"length_normalization": "power", "length_penalty": pytest.approx(0.6)}
+    assert imported.generation == {"suppress_tokens": [1], "num_beams": 3, **rule}
     model = model_of(imported)
     model.generation_config.update(**imported.generation)
     best = json.loads((FIXTURES / name / "scores.json").read_text(encoding="utf-8"))["n_best"][::2]
@@ -158,8 +155,7 @@ def test_parameters_that_do_not_fit_are_named(tmp_path):
 def test_the_imported_folder_scores_as_marian(tmp_path, name):
     assert main(["import", str(FIXTURES / name), "--output", str(tmp_path / "out")]) == 0
     model, tokenizer = load_model(tmp_path / "out", "cpu")
-    pairs = json.loads((FIXTURES / name / "scores.json").read_text(encoding="utf-8"))["forced"]
-    for pair in pairs:
+    for pair in json.loads((FIXTURES / name / "scores.json").read_text(encoding="utf-8"))["forced"]:
         ours = log_probabilities(model, tokenizer, pair["source"], target_ids(tokenizer, pair))
         assert float(ours.sum()) == pytest.approx(pair["sum"], abs=1e-5)
 
@@ -233,13 +229,11 @@ def test_words_of_a_vocabulary(tmp_path):
     """As Marian reads them: a scalar is a text, ids beyond the matrix are unknown, the first of two entries counts."""
     path = changed(tmp_path / "model", "swish-all")
     size = read(path).config.vocab_size - 1
-    lines = [
-        "</s>: 0", "<unk>: 1", "null: 2", "1.50: 3", '"ye\\u00e9 s": 4', "yes: 5", "~: 6", "yes: 7", f"beyond: {size}",
-    ]  # fmt: skip
+    lines = ["</s>: 0", "<unk>: 1", "null: 2", "1.50: 3", '"ye\\u00e9 s": 4', "yes: 5", "~: 6", "yes: 7"]
     # Characters that other readers of YAML refuse, or end lines at.
     words = [f"x{chr(code)}{chr(code)}y" for code in (0, 1, 0x1F, 0x7F, 0x80, 0x85, 0x9F, 0x2028, 0x2029, 0xFFFE)]
     lines += ["'\""[id % 2] + word + "'\""[id % 2] + f": {id}" for id, word in enumerate(words, 8)]
-    lines += [f"{words[5]}z: 18", '"\\x85\\u2028": 19']
+    lines += [f"{words[5]}z: 18", '"\\x85\\u2028": 19', f"beyond: {size}"]
     (tmp_path / "words.yml").write_text("\n".join(lines), encoding="utf-8")
     imported = read(path, tmp_path / "words.yml")
     assert imported.tokenizer(" ".join([*words, f"{words[5]}z", "\x85\u2028"])).input_ids == [*range(8, 20), 0]
@@ -256,14 +250,13 @@ def test_vocabularies_that_do_not_fit(tmp_path):
     assert read(path, source, target).tokenizer("mukamu").input_ids == read(path).tokenizer("mukamu").input_ids
     assert "give --vocabulary FILE, or --vocabulary SOURCE TARGET" in error_of(read, path, source, source, target)
     other = tmp_path / "other.yml"
-    cases = {
+    for content, words in {
         "a: 0\nb: 1\n<unk>: 2": "lacks </s>, <unk> or ids of the model's",
         "- a": "other.yml: ",
         "a: 1\n'b": "other.yml: while scanning a quoted scalar",
         "": "other.yml: ",
         "a: 99": "lacks </s>, <unk> or ids of the model's",
-    }
-    for content, words in cases.items():
+    }.items():
         other.write_text(content)
         assert words in error_of(read, path, other, target), content
     other.write_text("<unk>: 0\n</s>: 1")

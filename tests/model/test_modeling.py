@@ -1,16 +1,10 @@
 """The model against torch.nn.Transformer, the paper's formulas and its own other paths."""
 
+import passes
 import pytest
 import torch
 from conftest import random_ids, tiny_model
-from passes import (
-    IMPLEMENTATIONS,
-    OTHER_TOOLKITS,
-    batch_of_three,
-    embedding_matrices,
-    relative_difference,
-    step_by_step,
-)
+from passes import IMPLEMENTATIONS, OTHER_TOOLKITS, batch_of_three, embedding_matrices, relative_difference
 from references import naive_attention, torch_transformer_logits
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
@@ -27,9 +21,8 @@ class TestAgainstTorch:
         sizes = {"encoder_layers": 2, "decoder_layers": 3, **changes}
         model = tiny_model(dtype=torch.float64, attn_implementation=attn_implementation, **sizes)
         input_ids, attention_mask, decoder_input_ids, _ = batch_of_three()
-        logits = model(input_ids, attention_mask, decoder_input_ids).logits
         expected = torch_transformer_logits(model, input_ids, attention_mask, decoder_input_ids)
-        assert relative_difference(logits, expected) < 1e-6
+        assert relative_difference(model(input_ids, attention_mask, decoder_input_ids).logits, expected) < 1e-6
 
     @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
     @pytest.mark.parametrize(("d_k", "d_v"), [(5, 7), (9, 2)])
@@ -65,9 +58,8 @@ class TestAgainstTorch:
 def test_steps_equal_the_full_forward(changes, attn_implementation):
     model = tiny_model(attn_implementation=attn_implementation, **changes)
     input_ids, attention_mask, decoder_input_ids, _ = batch_of_three()
-    full = model(input_ids, attention_mask, decoder_input_ids).logits
-    steps = step_by_step(model, input_ids, attention_mask, decoder_input_ids)
-    torch.testing.assert_close(steps, full, rtol=1e-4, atol=1e-5)
+    steps = passes.step_by_step(model, input_ids, attention_mask, decoder_input_ids)
+    torch.testing.assert_close(steps, model(input_ids, attention_mask, decoder_input_ids).logits, rtol=1e-4, atol=1e-5)
 
 
 SOURCE, TARGET, OUTPUT = "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head"
@@ -111,9 +103,8 @@ class TestTying:
                 kept = min(size or len(old), len(old))
                 assert len(matrix) == (size or len(old)) and torch.equal(matrix[:kept], old[:kept])
         ids = random_ids(1, 3, vocab_size=20)
-        torch.testing.assert_close(
-            loaded(ids, decoder_input_ids=ids).logits, model(ids, decoder_input_ids=ids).logits, rtol=0, atol=0
-        )
+        logits = [each(ids, decoder_input_ids=ids).logits for each in (loaded, model)]
+        torch.testing.assert_close(*logits, rtol=0, atol=0)
 
     def test_two_vocabularies_are_not_resized(self):
         model = tiny_model(decoder_vocab_size=31)
@@ -129,15 +120,12 @@ class TestTying:
         assert model.config.num_parameters() == model.num_parameters()
 
 
-class TestLoss:
-    LABELS = torch.tensor([[5, 9, 2, -100, -100], [7, 8, 28, 4, 2]])
-
-    def test_labels_make_the_decoder_inputs(self):
-        model = tiny_model()
-        source = random_ids(2, 4)
-        from_labels = model(source, labels=self.LABELS)
-        shifted = torch.tensor([[0, 5, 9, 2, 1], [0, 7, 8, 28, 4]])
-        torch.testing.assert_close(from_labels.logits, model(source, decoder_input_ids=shifted).logits)
+def test_labels_make_the_decoder_inputs():
+    model = tiny_model()
+    source = random_ids(2, 4)
+    labels = torch.tensor([[5, 9, 2, -100, -100], [7, 8, 28, 4, 2]])
+    shifted = torch.tensor([[0, 5, 9, 2, 1], [0, 7, 8, 28, 4]])
+    torch.testing.assert_close(model(source, labels=labels).logits, model(source, decoder_input_ids=shifted).logits)
 
 
 @pytest.mark.parametrize("bad", [29, 1000, -1])
@@ -150,62 +138,56 @@ def test_a_token_id_outside_the_vocabulary(side, bad):
     assert "\n" not in str(caught.value)
 
 
-class TestOtherPaths:
-    def test_attentions_and_hidden_states(self):
-        model = tiny_model(attn_implementation="eager", encoder_layers=2, decoder_layers=3)
-        input_ids, attention_mask, decoder_input_ids, _ = batch_of_three()
-        outputs = model(input_ids, attention_mask, decoder_input_ids, output_attentions=True, output_hidden_states=True)
-        shapes = {
-            "encoder_attentions": [(3, 3, 7, 7)] * 2,
-            "decoder_attentions": [(3, 3, 6, 6)] * 3,
-            "cross_attentions": [(3, 3, 6, 7)] * 3,
-            "encoder_hidden_states": [(3, 7, 24)] * 3,
-            "decoder_hidden_states": [(3, 6, 24)] * 4,
-        }
-        assert {name: [tuple(t.shape) for t in getattr(outputs, name)] for name in shapes} == shapes
-        for name in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
-            for weights in getattr(outputs, name):
-                torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1]))
-        for weights in outputs.decoder_attentions:
-            assert weights.triu(1).abs().max() == 0
-        is_padding = attention_mask[:, None, None, :] == 0
-        for weights in (*outputs.encoder_attentions, *outputs.cross_attentions):
-            assert weights.masked_select(is_padding).abs().max() == 0
-        torch.testing.assert_close(outputs.encoder_hidden_states[-1], outputs.encoder_last_hidden_state)
-        torch.testing.assert_close(model.lm_head(outputs.decoder_hidden_states[-1]), outputs.logits)
+def test_attentions_and_hidden_states():
+    model = tiny_model(attn_implementation="eager", encoder_layers=2, decoder_layers=3)
+    input_ids, attention_mask, decoder_input_ids, _ = batch_of_three()
+    outputs = model(input_ids, attention_mask, decoder_input_ids, output_attentions=True, output_hidden_states=True)
+    shapes = {
+        "encoder_attentions": [(3, 3, 7, 7)] * 2,
+        "decoder_attentions": [(3, 3, 6, 6)] * 3,
+        "cross_attentions": [(3, 3, 6, 7)] * 3,
+        "encoder_hidden_states": [(3, 7, 24)] * 3,
+        "decoder_hidden_states": [(3, 6, 24)] * 4,
+    }
+    assert {name: [tuple(t.shape) for t in getattr(outputs, name)] for name in shapes} == shapes
+    for name in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
+        for weights in getattr(outputs, name):
+            torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1]))
+    for weights in outputs.decoder_attentions:
+        assert weights.triu(1).abs().max() == 0
+    for weights in (*outputs.encoder_attentions, *outputs.cross_attentions):
+        assert weights.masked_select(attention_mask[:, None, None, :] == 0).abs().max() == 0
+    torch.testing.assert_close(outputs.encoder_hidden_states[-1], outputs.encoder_last_hidden_state)
+    torch.testing.assert_close(model.lm_head(outputs.decoder_hidden_states[-1]), outputs.logits)
 
 
-class TestGradients:
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {},
-            {"attention_bias": True, "tie_word_embeddings": False, "position_encoding": "learned"},
-            {"d_k": 5, "d_v": 7},
-        ],
-    )
-    @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
-    def test_reach_every_parameter(self, attn_implementation, changes):
-        model = tiny_model(attn_implementation=attn_implementation, **changes).train()
-        input_ids, attention_mask, labels, _ = batch_of_three()
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"attention_bias": True, "tie_word_embeddings": False, "position_encoding": "learned"}, {"d_k": 5, "d_v": 7}],
+)
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+def test_gradients_reach_every_parameter(attn_implementation, changes):
+    model = tiny_model(attn_implementation=attn_implementation, **changes).train()
+    input_ids, attention_mask, labels, _ = batch_of_three()
+    model(input_ids, attention_mask, labels=labels).loss.backward()
+    for name, parameter in model.named_parameters():
+        if name.endswith("k_proj.bias"):
+            continue  # adds the same to all scores of a query, which softmax takes out again
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_gives_the_same(use_reentrant):
+    input_ids, attention_mask, labels, _ = batch_of_three()
+    gradients = []
+    for checkpointing in (False, True):
+        model = tiny_model(dropout=0.1, attention_dropout=0.1, activation_dropout=0.1).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+            assert model.is_gradient_checkpointing
+        torch.manual_seed(3)
         model(input_ids, attention_mask, labels=labels).loss.backward()
-        for name, parameter in model.named_parameters():
-            if name.endswith("k_proj.bias"):
-                continue  # adds the same to all scores of a query, which softmax takes out again
-            assert parameter.grad is not None, name
-            assert parameter.grad.abs().sum() > 0, name
-
-    @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
-    @pytest.mark.parametrize("use_reentrant", [False, True])
-    def test_checkpointing_gives_the_same(self, use_reentrant):
-        input_ids, attention_mask, labels, _ = batch_of_three()
-        gradients = []
-        for checkpointing in (False, True):
-            model = tiny_model(dropout=0.1, attention_dropout=0.1, activation_dropout=0.1).train()
-            if checkpointing:
-                model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-                assert model.is_gradient_checkpointing
-            torch.manual_seed(3)
-            model(input_ids, attention_mask, labels=labels).loss.backward()
-            gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
-        torch.testing.assert_close(gradients[1], gradients[0])
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    torch.testing.assert_close(gradients[1], gradients[0])

@@ -5,18 +5,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import transformers
 from conftest import padded_batch, random_ids, tiny_model
 from every_output import END, EVERY_PREFIX, PAD, START, VOCABULARY, every_output, peaked_model, without_padding
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import (
-    LogitsProcessor,
-    MaxLengthCriteria,
-    MaxTimeCriteria,
-    MinNewTokensLengthLogitsProcessor,
-    StoppingCriteria,
-    TextStreamer,
-)
+from transformers import LogitsProcessor, MaxLengthCriteria, MaxTimeCriteria, StoppingCriteria, TextStreamer
 from transformers_loop import transformers_loop
 
 from vaswani_transformer import VaswaniForConditionalGeneration
@@ -189,9 +183,7 @@ CONSTRAINTS = {
     "of the source": {"encoder_no_repeat_ngram_size": 1},
     "phrases": {"bad_words_ids": [[4, 5], [6]], "sequence_bias": [[[3], 2.0]]},
     "a forced end": {"forced_eos_token_id": END, "renormalize_logits": True},
-    "a prefix function": {
-        "prefix_allowed_tokens_fn": lambda row, ids: [3 + row % 2, 5, END] if len(ids) < 4 else [END]
-    },
+    "allowed tokens": {"prefix_allowed_tokens_fn": lambda row, ids: [3 + row % 2, 5, END] if len(ids) < 4 else [END]},
     "an end beyond the vocabulary": {"eos_token_id": 100},
     "scores and logits": {"output_logits": True},
     "attentions": {"output_attentions": True, "output_hidden_states": True},
@@ -243,12 +235,10 @@ def test_whatever_else_is_asked_for_no_sentence_joins(options):
 @pytest.mark.parametrize("num_beams", [1, 2])
 def test_a_processor_of_ones_own_that_counts_otherwise(num_beams):
     model, source = model_of("plain"), random_ids(2, 4, vocab_size=VOCAB)
-    options = {"num_beams": num_beams, "max_new_tokens": 9, "eos_token_id": list(range(2, VOCAB))}  # ends are likely
-    prefix = torch.tensor([[START, 3, 4, 5, 6]] * 2)
-    least = MinNewTokensLengthLogitsProcessor(
-        prompt_length_to_skip=1, min_new_tokens=5, eos_token_id=options["eos_token_id"]
-    )
-    options |= {"decoder_input_ids": prefix, "logits_processor": [least]}
+    ends = list(range(2, VOCAB))  # so that they are likely
+    least = transformers.MinNewTokensLengthLogitsProcessor(prompt_length_to_skip=1, min_new_tokens=5, eos_token_id=ends)
+    options = {"num_beams": num_beams, "max_new_tokens": 9, "eos_token_id": ends, "logits_processor": [least]}
+    options["decoder_input_ids"] = torch.tensor([[START, 3, 4, 5, 6]] * 2)
     assert_same(ours(model, source, **options), theirs(model, source, **options))
 
 

@@ -1,6 +1,6 @@
 """Each sentence on its own: its limit (Section 6.1), and a result that no other sentence of its batch touches."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import pytest
@@ -74,14 +74,8 @@ class TestLimit:
         model = tiny_model(vocab_size=9, position_encoding="learned", max_position_embeddings=9)
         input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
         limits = (8, 5, 7)  # the first by the positions
-        outputs = model.generate(
-            input_ids,
-            attention_mask=attention_mask,
-            logits_processor=[EndlessUntil(limits)],
-            max_extra_tokens=3,
-            forced_eos_token_id=END,
-            **SEARCHES[search],
-        )
+        options = {"logits_processor": [EndlessUntil(limits)], "max_extra_tokens": 3, "forced_eos_token_id": END}
+        outputs = model.generate(input_ids, attention_mask=attention_mask, **options, **SEARCHES[search])
         copies = SEARCHES[search].get("num_return_sequences", 1)
         for row, output in enumerate(outputs.tolist()):
             assert output.index(END) == limits[row // copies]
@@ -96,9 +90,6 @@ class EndlessUntil(Endless):
     def __call__(self, input_ids, scores):
         limits = self.limits.repeat_interleave(len(scores) // len(self.limits))
         return torch.where((input_ids.shape[1] < limits)[:, None], super().__call__(input_ids, scores), scores)
-
-
-EXTRA = 3  # so few that outputs often reach their limit
 
 
 @cache
@@ -116,7 +107,7 @@ def without_trailing_padding(row: torch.Tensor) -> list[int]:
 
 def search(model, input_ids, attention_mask, options):
     """For each sentence its outputs without padding, and their scores where there are any."""
-    options = {"return_dict_in_generate": True, "max_extra_tokens": EXTRA, **options}
+    options = {"return_dict_in_generate": True, "max_extra_tokens": 3, **options}  # so few that outputs often reach it
     outputs = model.generate(input_ids, attention_mask=attention_mask, **options)
     rows = [without_trailing_padding(row) for row in outputs.sequences]
     scores = getattr(outputs, "sequences_scores", None)
@@ -170,28 +161,21 @@ def test_calls_and_threads_know_nothing_of_each_other():
     settings_before, attributes = model.generation_config.to_dict(), set(vars(model))
     expected = [model.generate(input_ids, attention_mask=attention_mask, **call).tolist() for call in calls]
     assert len({str(outputs) for outputs in expected}) == len(calls)
-    found = [[] for _ in calls]
 
-    def work(number):
-        for _ in range(3):
-            found[number].append(model.generate(input_ids, attention_mask=attention_mask, **calls[number]).tolist())
+    def work(call):
+        return [model.generate(input_ids, attention_mask=attention_mask, **call).tolist() for _ in range(3)]
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [[outputs] * 3 for outputs in expected]
+    with ThreadPoolExecutor(len(calls)) as pool:
+        assert list(pool.map(work, calls)) == [[outputs] * 3 for outputs in expected]
     assert model.generation_config.to_dict() == settings_before and set(vars(model)) == attributes
 
 
 @pytest.mark.parametrize("beams", [1, 2])
 def test_a_padding_id_of_0_fills_what_was_cut(beams):
     """transformers takes 0 for no padding token and fills with the end token, as if the model had ended."""
-    model = tiny_model(pad_token_id=0, bos_token_id=1)
     ids = torch.tensor([[5, 2, 0, 0, 0, 0], [5, 6, 7, 8, 9, 2]])
     options = {"num_beams": beams, "max_extra_tokens": 2, "suppress_tokens": [2]}
-    found = model.generate(ids, attention_mask=ids.ne(0).long(), **options)
+    found = tiny_model(pad_token_id=0, bos_token_id=1).generate(ids, attention_mask=ids.ne(0).long(), **options)
     assert found.shape[1] == 9 and not (found == 2).any()
     assert (found[0, 5:] == 0).all() and (found[0, 1:5] != 0).any()
 
@@ -203,10 +187,8 @@ def test_a_source_of_nothing_but_padding_gives_a_token(beams, others):
     ids, mask = padded_batch((3, 5))
     mask[0] = 0
     mask[1, others:] = 0
-    found = tiny_model().generate(
-        ids, attention_mask=mask, num_beams=beams, max_extra_tokens=0, logits_processor=[Endless()]
-    )
-    assert generated(found) == [1, max(others, 1)]
+    options = {"num_beams": beams, "max_extra_tokens": 0, "logits_processor": [Endless()]}
+    assert generated(tiny_model().generate(ids, attention_mask=mask, **options)) == [1, max(others, 1)]
 
 
 @pytest.mark.parametrize("lengths", [(3,), (3, 9), (9, 3, 7)], ids=str)

@@ -130,7 +130,8 @@ def test_words_end_where_those_of_trees_do(model, run, tmp_path):
     """White space that is not ASCII's is part of a word, for the parser as for readers of trees."""
     run("predict", model, "10\u00a0000\t dogs\u2009here\u2028now .", "--output", tmp_path / "out")
     assert load_trees(tmp_path / "out")[0].words() == ["10\u00a0000", "dogs\u2009here\u2028now", "."]
-    assert run("evaluate", "--predicted", tmp_path / "out", "--trees", tmp_path / "out").out.count("100.00") >= 4
+    both = "evaluate", "--predicted", tmp_path / "out", "--trees", tmp_path / "out"
+    assert run(*both).out.count("100.00") >= 4 and "--beams cannot be" in run(*both, "--beams", 2, status=2).err
 
 
 @pytest.mark.parametrize(

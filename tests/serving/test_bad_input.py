@@ -115,10 +115,8 @@ def test_pages_are_as_safe_as_they_were(page):
 
 
 def test_a_full_queue_refuses_and_comes_back(make, loaded):
-    app = make(limits=Limits(queue=20))
-
     async def run():
-        async with client_of(app) as client:
+        async with client_of(make(limits=Limits(queue=20))) as client:
 
             async def post(texts):
                 response = await client.post("/translate", json={"q": texts, **LANGUAGES})
@@ -136,16 +134,13 @@ def test_a_full_queue_refuses_and_comes_back(make, loaded):
 
 
 def test_too_many_requests_at_once_are_refused_before_they_are_read(make):
-    app = make(limits=Limits(queue=2, seconds=0.2))
-
     async def run():
         async def slowly():
             await asyncio.sleep(10)
             yield b""
 
-        async with client_of(app) as client:
-            slow = [asyncio.create_task(client.post("/translate", content=slowly())) for _ in range(3)]
-            answers = await asyncio.gather(*slow)
+        async with client_of(make(limits=Limits(queue=2, seconds=0.2))) as client:
+            answers = await asyncio.gather(*(client.post("/translate", content=slowly()) for _ in range(3)))
             last = await client.post("/translate", content=b"{", headers=JSON)
             return sorted(answer.status_code for answer in answers), last.status_code
 
@@ -171,14 +166,12 @@ def test_an_answer_that_takes_too_long(make):
 
 
 def test_a_mistake_of_ours_is_reported_without_the_text(make, monkeypatch, caplog):
-    app = make()
-
     def fail(self, texts):
         raise RuntimeError(f"failed on {texts}")
 
     monkeypatch.setattr("vaswani_transformer.serving.service.Service.check", fail)
     with caplog.at_level(logging.INFO, "vaswani_transformer"):
-        answer = ask(app, "POST", "/translate", json={"q": "My secret.", **LANGUAGES})
+        answer = ask(make(), "POST", "/translate", json={"q": "My secret.", **LANGUAGES})
     assert answer == (500, {"error": "Internal Server Error"})
     assert "RuntimeError" in caplog.text and "test_bad_input" in caplog.text and "secret" not in caplog.text
 

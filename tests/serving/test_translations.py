@@ -23,8 +23,7 @@ def test_n_best_lists_with_scores_tokens_and_alignments(post, loaded):
     assert status == 200
     (only,) = answer.pop("translations")
     assert answer == {"model": "en-de", "precision": "float64", "source": "en", "target": "de"}
-    translator = Translator(*loaded, scores=True, num_beams=5, num_return_sequences=3)
-    expected = list(translator.hypotheses(SENTENCES[:3]))
+    expected = list(Translator(*loaded, scores=True, num_beams=5, num_return_sequences=3).hypotheses(SENTENCES[:3]))
     assert only["text"] == "{}  {}\n{} ".format(*(own[0].text for own in expected))
     assert [one["source"] for one in only["sentences"]] == SENTENCES[:3]
     assert [one["before"] for one in only["sentences"]] == ["", "  ", "\n"]
@@ -34,8 +33,7 @@ def test_n_best_lists_with_scores_tokens_and_alignments(post, loaded):
         assert [one["text"] for one in known] == targets
         for name in ("score", "log_probability"):
             assert [one[name] for one in known] == pytest.approx([getattr(one, name) for one in hypotheses])
-        links = align(*loaded, [source] * 3, targets)
-        assert [[tuple(link) for link in one["alignment"]] for one in known] == links
+        assert [[tuple(link) for link in one["alignment"]] for one in known] == align(*loaded, [source] * 3, targets)
         assert sentence["source_words"] == source.split()
         assert [one["target_words"] for one in known] == [target.split() for target in targets]
         for one, score in zip(known, score_tokens(*loaded, [source] * 3, targets), strict=True):
@@ -76,8 +74,7 @@ def test_prefixes(post, loaded):
 
 def test_confidence(make, folder, loaded):
     app, wanted = make(f"en-de={folder}"), {"text": TEXT, "target": "de", "nbest": 2, "confidence": True}
-    details = {"en-de": {"alignments": True, "confidence": True}}
-    assert ask(app, "GET", "/frontend/settings")[1]["details"] == details
+    assert ask(app, "GET", "/frontend/settings")[1]["details"] == {"en-de": {"alignments": True, "confidence": True}}
     status, answer = ask(app, "POST", "/v1/translations", json=wanted)
     assert status == 200
     sentences = answer["translations"][0]["sentences"]

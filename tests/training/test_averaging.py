@@ -171,7 +171,7 @@ def test_mistakes_end_in_one_line(run, tmp_path, fails):
 def test_averages_are_those_that_selection_takes(count, every, end):
     steps = [step for step in range(1, end + 1) if step % every == 0 or step == end]
     taken = to_average([Checkpoint(Path(f"checkpoint-{step}")) for step in steps], count, every, end)
-    assert averaged_from(Recipe(average_checkpoints=count, average_every=every, max_steps=end)) == taken[0].step
+    assert averaged_from(Recipe(average_checkpoints=count, average_every=every), end) == taken[0].step
 
 
 def test_a_run_that_ended_early_averages_nothing_far_back():

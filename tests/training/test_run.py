@@ -158,7 +158,8 @@ def test_a_signal_stops_with_a_checkpoint_and_the_run_ends_as_if_uninterrupted(r
     handler = signal.getsignal(number)
     stop_after(4, recipe, number)
     assert signal.getsignal(number) == handler
-    result = train(recipe, progress=False)
+    where = recipe.data_dir if overwrite else f"{recipe.data_dir}/."  # of the same text
+    result = train(dataclasses.replace(recipe, data_dir=where), progress=False)
     assert result.steps == STEPS and result.averaged == straight.averaged
     assert equal(weights_of(result.folder), weights_of(straight.folder))
     assert not load_recipe(str(result.folder / "recipe.yaml")).overwrite  # which would replace the model when it is run
@@ -240,8 +241,9 @@ def by_the_minute(monkeypatch):
 def test_a_rate_that_declines_does_so_within_the_minutes(recipe, by_the_minute):
     """However many steps were thought to fit, here 40, of which 22 do; and if it is resumed between two validations."""
     fields = {"max_steps": 40, "decline_steps": 20, "warmup_steps": 2, "evaluate_every": 4, "validation_bleu": 0}
-    recipe = dataclasses.replace(recipe, **fields, max_minutes=22.5, log_every=1)
+    recipe = dataclasses.replace(recipe, **fields, max_minutes=22.5, log_every=1, average_every=3)
     result = train(recipe, progress=False)
+    assert [step_of(path) for path in last_checkpoints(result.folder, 3)] == [18, 21, 22]
     rates = [entry["learning_rate"] for entry in log_of(result.folder) if "learning_rate" in entry]
     constant = [equation_3(step, 16, 2) for step in range(1, 23)]
     assert result.steps == len(rates) == 22

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import signal
 
 import datasets
@@ -91,7 +92,7 @@ def recipe(tmp_path_factory, text):
 
 
 def test_a_forecast_is_of_nested_parts_and_the_same_validation_however_often_it_is_resumed(
-    recipe, tmp_path, monkeypatch, capsys
+    recipe, tmp_path, monkeypatch, capsys, fails
 ):
     references, compare = [], training.compare_systems
 
@@ -122,6 +123,8 @@ def test_a_forecast_is_of_nested_parts_and_the_same_validation_however_often_it_
     sides = [recipe.with_name(f"train.{side}").read_text().splitlines() for side in ("en", "de")]
     assert {(pair["source"], pair["target"]) for pair in parts[1]} < set(zip(*sides, strict=True))
     assert not {pair["target"] for pair in parts[1]} & set(references[0])
+    shutil.rmtree(out / "checkpoints")  # by which the text would be compared
+    assert "already holds a model: give another --output, or --overwrite" in fails(*command, out)
 
 
 def test_what_no_forecast_is_made_of(recipe, tmp_path, fails):

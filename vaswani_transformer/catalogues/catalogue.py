@@ -33,7 +33,8 @@ LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v"
 IN_C = str.maketrans({"\\": "\\\\", '"': '\\"'} | {character: f"\\{letter}" for letter, character in LETTERS.items()})
 # Accelerators of menus and buttons: a mark before the key, as in `&File`, `_File` or `~File`.
 _MARKED = regex.compile(
-    r"((?<![&\p{Lu}])&(?=\w)|(?<=\b\pL|\b\p{Lu}\p{Ll}+)[&_](?=\p{Ll}))(?!\w+;)|~(?=\pL{2})|(?<![\w%])_(?=[^\W_])"
+    r"((?<![&\p{Lu}])(?!(?<=\p{Ll})&\p{Lu})&(?=\w)|(?<=\b\pL|\b\p{Lu}\p{Ll}+)[&_](?=\p{Ll}))(?!\w+;)"
+    r"|~(?=\pL{2})|(?<![\w%])_(?=[^\W_])"
 )
 _NO_LABEL = regex.compile(r"[\\=]|/\S*[_&~]|\b\p{Ll}\w+_\w|\w\w_\p{Lu}")  # formulas, paths, names of programs' things
 _NO_TEXT = re.compile(r"<[^<>]*>|%\(\w+\)|\$\w+|\{[^{}]*\}")  # which may have such marks: `target="_blank"`

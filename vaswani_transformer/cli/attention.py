@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from ..errors import UserError
+from ..errors import UserError, reading
 from .options import Model, Path_, Search, generate_options
 
 
@@ -29,7 +29,7 @@ def attention(
         sentence: source sentence
         target: its translation (default: the model's own)
         device: cpu, cuda, cuda:1, mps, ...; auto: an accelerator if any
-        kind: one of the three kinds of attention (default: all)
+        kind: one of the three kinds of attention (default: all; of one FILE.png encoder-decoder)
         layer: draw this layer only; may be repeated
         head: draw this head only; may be repeated
         output: folder of a picture for each kind, or one FILE.png
@@ -41,7 +41,7 @@ def attention(
 
     path = Path(output)  # of a folder, or of one file
     files = {each: path / f"{each}.png" for each in ([kind] if kind else KINDS)}
-    if path.suffix == ".png":
+    if path.suffix.lower() == ".png":
         files = {kind or "encoder-decoder": path}
     for path in files.values():
         if path.exists() and not overwrite:
@@ -50,7 +50,8 @@ def attention(
     weights = attend(loaded, tokenizer, sentence, target, **generate_options(loaded, search))
     # All figures come before anything is written, since each may be refused.
     figures = {each: attention_figure(weights, each, layer, head) for each in files}
-    next(iter(files.values())).parent.mkdir(parents=True, exist_ok=True)
+    with reading(output):
+        next(iter(files.values())).parent.mkdir(parents=True, exist_ok=True)
     print(f"target: {weights.target}")
     for each, path in files.items():
         save_figure(figures[each], path)

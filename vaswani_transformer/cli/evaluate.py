@@ -20,8 +20,8 @@ def evaluate(
     model: AnyModel,
     /,
     *others: Annotated[Path_, Parameter(help="further models, or files of translations, to compare with the first")],
-    source: Path_,
-    reference: Path_,
+    source: Annotated[Path_, Parameter(allow_repeating=False)],
+    reference: Annotated[Path_, Parameter(allow_repeating=False)],
     source_column: str = "source",
     target_column: str = "target",
     output: Path_ | None = None,
@@ -43,7 +43,7 @@ def evaluate(
         source_column: column, or language of a translation memory (.tmx), where --source and --reference are one file
         target_column: the same of the references
         output: also write the translations here
-        json: also write the scores here, and how they were obtained
+        json: also write the scores here, and of a model by itself how they were obtained
         test_set: its name in the --json file (default: from the file names)
         bleu_tokenizer: sacreBLEU's (default: by the target language, or the script of the references)
         paper_bleu: also BLEU as in the paper: Moses' tokens of this language (de, fr, ...), German compounds split
@@ -54,7 +54,7 @@ def evaluate(
     """
     from ..data.augmentation import CHANGES
     from ..data.pair_readers import read_pairs
-    from ..data.parallel_text import FORMATS, pair_source, suffix
+    from ..data.parallel_text import FORMATS, check_lines, pair_source, suffix
     from ..decoding.scoring import score_tokens
     from ..decoding.stress import stress as stress_rows
     from ..decoding.translator import Translator
@@ -72,10 +72,13 @@ def evaluate(
     if checker:
         metrics.load_checker(checker)
     columns = {"source_column": source_column, "target_column": target_column}
+    named = {name: value for name, value in columns.items() if f"{value}_column" != name}
     if suffix(source) in FORMATS and files.are_same_file(Path(source), Path(reference)):
         pairs = list(pair_source(data=source, **columns).stream())
     else:
-        _check_lines(source, reference, "the same file as --source and --reference")
+        for name in (source, reference):
+            check_lines(name, "the same file as --source and --reference")
+        options.require("one table as --source and --reference", False, named)
         pairs = list(read_pairs("text", [(source, reference)]))
     numbers = [number for number, pair in enumerate(pairs, 1) if all(side.strip() for side in pair)]
     filled = [pairs[number - 1] for number in numbers]
@@ -96,7 +99,7 @@ def evaluate(
     loaded, tokenizer = translator.model, translator.tokenizer
     settings = vars(search) | {"precision": computing.precision, "paper_bleu": paper_bleu, "stress": stress or None}
     settings |= {"bleu_tokenizer": bleu_tokenizer, "checker": checker, "target_language": target_language}
-    settings |= {name: value for name, value in columns.items() if f"{value}_column" != name}
+    settings |= named
     if computing.tokens_per_batch != Computing.tokens_per_batch:
         settings["tokens_per_batch"] = computing.tokens_per_batch
     # What was read is hashed before anything is written.
@@ -132,14 +135,6 @@ def evaluate(
     for name, value in scores.get("checked", {}).items():
         print(f"{name} {value:.4f}")
     print(f"{len(sources):,} sentences translated in {seconds:.1f} s")
-
-
-def _check_lines(source: str, target: str, fix: str) -> None:
-    """Refuse a table where lines are to be read; `.ts` is Tsonga too."""
-    from ..data.parallel_text import FORMATS, suffix
-
-    if tables := [name for name in (source, target) if suffix(name) in FORMATS and suffix(name) != ".ts"]:
-        raise UserError(f"{tables[0]} holds pairs, not lines: give {fix}")
 
 
 def _compare(systems: list[str], sources: list[str], references: list[str], bleu: Any, load: Any) -> dict:
@@ -197,11 +192,13 @@ def score(
         length_penalty: alpha of the length normalisation (default: as the model was saved)
         target_language: as of translate
     """
+    from ..data.parallel_text import check_lines
     from ..evaluation.metrics import perplexity
 
     read = {"source": source, "target": target}
     files.check_work(read, work, json=json)
-    _check_lines(source, target, "two text files")
+    for name in (source, target):
+        check_lines(name, "two text files")
     scans = files.scan_files(read)
     written = target_language, length_penalty, format == "json", tokens, work.window
     # Loaded here too where workers are elsewhere: what is wrong with model or options is known at once.

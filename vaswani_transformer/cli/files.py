@@ -24,6 +24,7 @@ from ..hardware import MOST_WORKERS
 from .options import Engine, Path_, flag, group, within
 
 # A shell may have led them to a file, but it holds them open: there is no name to write beside.
+_STDOUT = (None, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _STREAMS = ("/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 _NO_SETTINGS = ("device", "ensemble")  # options that change no output, or stand for content
 
@@ -117,7 +118,7 @@ def write_result(path: str | None, content: str | bytes | Iterable[bytes]) -> No
     content = content.encode() if isinstance(content, str) else content
     data = [content] if isinstance(content, bytes) else content
     if not is_file(path):
-        with Path(path).open("wb") if path is not None else contextlib.nullcontext(sys.stdout.buffer) as file:
+        with contextlib.nullcontext(sys.stdout.buffer) if path in _STDOUT else Path(path).open("wb") as file:
             file.writelines(data)
             file.flush()
         return
@@ -178,7 +179,7 @@ def open_output(
     It is a file that can be resumed if the input was scanned and so can be read again; the `settings` that it depends
     on are asked for then. Else it is a stream.
     """
-    if writing.output is None:
+    if writing.output in _STDOUT:
         output = StreamOutput(sys.stdout)
     elif not (is_file(writing.output) and scans):
         output = StreamOutput(Path(writing.output))

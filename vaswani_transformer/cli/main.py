@@ -1,15 +1,20 @@
 """The command `vaswani`: finds the command, parses its options, turns errors into one line and an exit status."""
 
+import contextlib
+import dataclasses
 import errno
 import functools
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
 import time
 import traceback
 import warnings
+from pathlib import Path
+from typing import Any
 
 import wrapt
 from cyclopts import App, CycloptsError, Parameter
@@ -144,9 +149,20 @@ def _report_stop(words: list[str], signal_number: int = signal.SIGINT, step: int
     return 128 + signal_number
 
 
+def _plain(value: Any) -> Any:
+    """Return an argument, which may be a group of options, without what escaped its words."""
+    if dataclasses.is_dataclass(value):
+        return dataclasses.replace(value, **{name: _plain(each) for name, each in vars(value).items()})
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value))
+    return value.lstrip(_ESCAPE) if isinstance(value, str) else value
+
+
 def _run(words: list[str]) -> None:
     """Run the command of a command line."""
     options = words[: words.index("--")] if "--" in words else words
+    # Shells leave the home folder of `--output=~/x` as it is.
+    options = [re.sub("^(--[^=]+=)~(?=/|$)", lambda start: f"{start[1]}{Path.home()}", word) for word in options]
     escaped = [_ESCAPE + word if word[:1] == "-" and " " in word and "=" not in word else word for word in options]
     app = make_app()
     if words[:1] in ([], ["--help"], ["-h"], ["parse"]):  # what each command does is in its module
@@ -156,11 +172,9 @@ def _run(words: list[str]) -> None:
             app["parse"][name]
     command, bound, _ = app.parse_args(escaped + words[len(options) :], exit_on_error=False, print_error=False)
     _prepare_libraries()
-    given = {name: value.lstrip(_ESCAPE) if isinstance(value, str) else value for name, value in bound.kwargs.items()}
-    arguments = [value.lstrip(_ESCAPE) if isinstance(value, str) else value for value in bound.args]
-    command(*arguments, **given)
+    command(*map(_plain, bound.args), **{name: _plain(value) for name, value in bound.kwargs.items()})
     _leave_process_group()
-    sys.stdout.flush()  # here, so that a closed pipe is noticed
+    print(end="", flush=True)  # here, so that a closed pipe is noticed
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -183,4 +197,7 @@ def main(argv: list[str] | None = None) -> int:
         if type(error).__name__ == "TrainingStopped":  # whose module takes seconds to import
             _leave_process_group()
             return _report_stop(words, error.signal_number, error.step)
+        if isinstance(error, OSError) and error.errno in _DISK_FULL and not error.filename:
+            with contextlib.suppress(OSError, AttributeError):  # or Python would fail again as it exits
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _report(error, debug)

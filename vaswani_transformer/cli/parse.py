@@ -140,6 +140,8 @@ def evaluate(
     if (model is None) == (predicted is None):
         raise UserError("give a MODEL to evaluate, or the trees of another parser with --predicted: one of the two")
     files.check_files({"trees": trees, "predicted": predicted}, {"output": output, "json": json})
+    settings = vars(search) | {"precision": computing.precision, "no_constrained": not constrained or None}
+    options.exclude("--predicted", predicted, settings)
     gold = load_trees(trees)
     record: dict = {"test_set": test_set or Path(trees).name.removesuffix(".gz")}
     if predicted:
@@ -147,7 +149,6 @@ def evaluate(
     else:
         parser, name = _load_parser(model, constrained, search, computing), Path(model).resolve().name
         if json:
-            settings = vars(search) | {"precision": computing.precision, "no_constrained": not constrained or None}
             record = files.record_of(model, trees, trees, parser, settings, test_set, "parse evaluate")
             record["generation"]["constrained"] = constrained
         parses, seconds = files.timed("parsing", partial(parser.parse, [tree.words() for tree in gold]), len(gold))

@@ -28,7 +28,7 @@ from . import cleaning_rules
 from .cleaning_options import CleaningRules
 from .cleaning_rules import KEPT, NAMES, Judge, LengthRatio, check_rules, key_of, plain
 from .pair_readers import UNDECODED
-from .parallel_text import pairs_of, random_rows
+from .parallel_text import check_lines, pairs_of, random_rows
 from .prepared import DATA_FIELDS
 from .recipe_data import data_sources
 from .text_files import check_on_disk, file_stamp, home_path, read_lines
@@ -68,6 +68,7 @@ def clean(
     tests = [home_path(name) for name in rules.test]
     for path in tests:
         check_on_disk(path)
+        check_lines(path.name, "two text files")
     with locked(folder):
         output = OutputFolder(folder)
         output.check_ours()
@@ -127,9 +128,9 @@ def _judge(text: datasets.Dataset, validation: datasets.Dataset | None, rules: C
     # Of a sample, as far as the rules before keep it.
     pairs = pairs_of(text.select(random_rows(len(text), SAMPLED, seed)))
     before = Judge(replace(rules, length_ratio=0, languages=None))
-    sample = [sides for status, _, sides in map(before.judge, pairs) if status == KEPT]
+    sample = list(dict.fromkeys(sides for status, _, sides in map(before.judge, pairs) if status == KEPT))
     characters = np.array([list(map(len, sides)) for sides in sample], np.int64).reshape(-1, 2)
-    own = cleaning_rules.own_words(dict.fromkeys(sample), rules.languages) if rules.languages else Judge.own
+    own = cleaning_rules.own_words(sample, rules.languages) if rules.languages else Judge.own
     return Judge(rules, LengthRatio.of(characters) if rules.length_ratio else None, tests, own)
 
 

@@ -3,6 +3,7 @@
 JSON, Parquet and everything else is read by `datasets` (`parallel_text`), which would fill up short rows of CSV.
 """
 
+import contextlib
 import csv
 import locale
 import logging
@@ -48,7 +49,7 @@ def _read_table(path: Path, columns: tuple[str, str]) -> Pairs:
     lines, is_csv = read_lines(path), path.name.lower().removesuffix(".gz").endswith(".csv")
     csv.field_size_limit(LONGEST_LINE)
     rows = csv.reader((line + "\n" for line in lines), strict=True) if is_csv else (line.split("\t") for line in lines)
-    with reading(path):
+    with reading(path), _naming_line(path, rows):
         for number, fields in enumerate(filter(None, rows), 1):
             if number == 1:
                 names, is_header = _header(fields, columns, is_csv)
@@ -62,6 +63,15 @@ def _read_table(path: Path, columns: tuple[str, str]) -> Pairs:
                 counts = f"{len(fields)} field(s), where the first has {len(names)}"
                 raise UserError(f"{path}, {'row' if is_csv else 'line'} {number}: {counts}; give it both sides")
             yield fields[source], fields[target]
+
+
+@contextlib.contextmanager
+def _naming_line(path: Path, rows: Any) -> Iterator[None]:
+    """Name the line of what is not CSV."""
+    try:
+        yield
+    except csv.Error as error:
+        raise UserError(f"{path}, line {rows.line_num}: {error}") from error
 
 
 def _header(fields: list[str], columns: tuple[str, str], is_csv: bool) -> tuple[list[str], bool]:
@@ -98,6 +108,7 @@ def column_position(column: str, available: list[str], where: str) -> int:
     if available.count(column) != 1:
         number, names = "several columns" if column in available else "no column", [name[:40] for name in available]
         fix = "name two by --source-column and --target-column, those of TSV without a header by their numbers"
+        fix += "; a --memory has them as source and target"
         raise UserError(f"{where}: {number} {column!r}; the columns are: {', '.join(names):.300}; {fix}")
     return available.index(column)
 

@@ -58,12 +58,11 @@ class PairSource:
                 return _pairs_only(self._read(), DEFAULT_COLUMNS, self.where)
             if self.kind == "saved":
                 dataset = datasets.load_from_disk(self.where)
-                name, is_slice, _ = self.split.partition("[")
-                dataset = dataset[name] if isinstance(dataset, datasets.DatasetDict) else dataset
-                if is_slice:
-                    parts = datasets.ReadInstruction.from_spec(self.split).to_absolute({name: len(dataset)})
-                    places = [range(len(dataset))[part.from_ : part.to] for part in parts]
-                    dataset = datasets.concatenate_datasets(list(map(dataset.select, places))).with_format(None)
+                splits = dataset if isinstance(dataset, Mapping) else {self.split.partition("[")[0]: dataset}
+                sizes = {name: len(split) for name, split in splits.items()}
+                parts = datasets.ReadInstruction.from_spec(self.split).to_absolute(sizes)
+                parts = [splits[part.splitname].select(range(part.from_, part.to)) for part in parts]
+                dataset = datasets.concatenate_datasets(parts).with_format(None)
             elif self.kind in _BUILDERS:
                 files = {split: [glob.escape(str(file)) for (file,) in each] for split, each in self.shards.items()}
                 dataset = datasets.load_dataset(_BUILDERS[self.kind], data_files=files, split=self.split)
@@ -84,6 +83,12 @@ class PairSource:
         return pairs_of(self.load())
 
 
+def check_lines(name: str, fix: str) -> None:
+    """Refuse a table, by its name, where lines are to be read; `.ts` is Tsonga too."""
+    if suffix(name) in {*FORMATS} - {".ts"}:
+        raise UserError(f"{name} holds pairs, not lines: give {fix}")
+
+
 @contextlib.contextmanager
 def _loading(where: str) -> Iterator[None]:
     """Report errors of `datasets`, which wraps those of other libraries."""
@@ -97,7 +102,10 @@ def _loading(where: str) -> Iterator[None]:
 def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str) -> datasets.Dataset:
     """Return the two columns, also from within `translation`, as strings; nothing is copied unless the type differs."""
     if not set(columns) <= set(dataset.column_names) and "translation" in dataset.column_names:
-        dataset = dataset.select_columns(["translation"]).flatten()
+        dataset = (nested := dataset.select_columns(["translation"])).flatten()
+        if dataset.column_names == nested.column_names:  # as rows have different keys
+            pick = lambda row: {name: row["translation"].get(name) for name in columns}  # noqa: E731
+            dataset = nested.map(pick, remove_columns=nested.column_names)
         dataset = dataset.rename_columns({name: name.removeprefix("translation.") for name in dataset.column_names})
     if not len(dataset):
         raise UserError(f"{where}: empty, no rows; give a dataset or split with at least one pair")

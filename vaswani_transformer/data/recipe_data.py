@@ -11,6 +11,7 @@ import datasets
 import numpy as np
 
 from ..files import is_local
+from ..model.language_codes_vaswani import typed_code
 from ..recipes.recipe import Recipe, augmentation_shares
 from .augmentation import choose_change
 from .memory import Memory
@@ -86,8 +87,10 @@ def _with_matches(train: datasets.Dataset) -> datasets.Dataset:
 
     def add(batch: Mapping[str, list[str]]) -> dict[str, list[str]]:
         pairs = list(zip(batch["source"], batch["target"], strict=True))
-        matches = zip(pairs, memory().near(batch["source"], others=True), strict=True)
-        pairs += [(f"{source} {memory().TAG} {match[0][2]}", target) for (source, target), match in matches if match]
+        matches = zip(list(pairs), memory().near(batch["source"], number=5, others=True), strict=True)
+        for (source, target), near in matches:
+            near = [each for _, other, each in near if typed_code(other)[0] == typed_code(source)[0]]  # in its language
+            pairs += [(f"{source} {memory().TAG} {match}", target) for match in near[:1]]
         return {side: [pair[number] for pair in pairs] for number, side in enumerate(SIDES)}
 
     key = f"{train._fingerprint}-matches-{CACHE_VERSION}"

@@ -19,6 +19,10 @@ from ..errors import UserError
 MOST_BEAMS = 16  # that a search takes by itself to keep hypotheses with different terms apart
 _WORD_STARTS = ("\u0120", "\u2581")  # what tokens begin with that begin a word: of byte-level BPE, of SentencePiece
 _SIGN = "，"  # before a term that has no space before it
+_OPENING, _OPENED = (
+    tuple("([\"'„“«»"),
+    -1,
+)  # what terms may follow without a space; the mark of forms that do
 
 
 class Glossary:
@@ -75,6 +79,9 @@ def read_glossary(path: str | Path) -> Glossary:
         UserError: for a file that cannot be read, and for a line with an empty term or too many columns, naming it.
     """
 
+    if str(path).lower().endswith((".csv", ".jsonl", ".tbx", ".tmx", ".xlsx", ".xml")):
+        raise UserError(f"{path} is no text file: give lines of source TAB target")
+
     def entries() -> Iterator[tuple[str, str, Sequence[str]]]:
         for number, line in enumerate(read_lines(Path(path)), start=1):
             source, *columns = line.split("\t")
@@ -91,13 +98,14 @@ class Tokens(NamedTuple):
 
     continuing: frozenset[int] = frozenset()  # those that go on with a word, where a token shows that
     signs: frozenset[int] = frozenset()  # those without a letter or a digit
+    opening: frozenset[int] = frozenset()  # those that end in "(" and the like
 
     @classmethod
     def of(cls, tokenizer) -> "Tokens":
         """Return those of a tokenizer's target side."""
         from ..data.tokenization import side_of
 
-        tokenizer, continuing, signs = side_of(tokenizer, "target"), set(), set()
+        tokenizer, continuing, signs, opening = side_of(tokenizer, "target"), set(), set(), set()
         vocabulary = tokenizer.get_vocab()
         has_starts = any(token.startswith(_WORD_STARTS) for token in vocabulary)
         for token, number in vocabulary.items():
@@ -107,9 +115,10 @@ class Tokens(NamedTuple):
             continues = not token.startswith(_WORD_STARTS) if has_starts else token.startswith("##")
             if not any(map(is_inner, text)):
                 signs.add(number)
+                opening |= {number} if text.endswith(_OPENING) else set()
             elif continues and is_inner((text := text.removeprefix("##"))[:1]) and not stands_alone(text):
                 continuing.add(number)
-        return cls(frozenset(continuing), frozenset(signs))
+        return cls(*map(frozenset, (continuing, signs, opening)))
 
 
 def term_forms(tokenizer, targets: Sequence[str]) -> list[list[int]]:
@@ -126,9 +135,10 @@ def term_forms(tokenizer, targets: Sequence[str]) -> list[list[int]]:
     for text, form in zip(targets, forms, strict=True):
         if not form or tokenizer.unk_token_id in form:
             raise UserError(f"the model's vocabulary cannot write {text!r:.100} of the glossary: leave it out")
-    if inner := [_SIGN + target for target in targets if stands_alone(target)]:  # no space need be before these
-        sign, *behind = encode([_SIGN, *inner])
-        forms += [ids[len(sign) :] for ids in behind if ids[: len(sign)] == sign and ids[len(sign) :] not in forms]
+    for sign in (_SIGN, "("):  # no space is before these
+        first, *behind = encode([sign, *(sign + text for text in targets if stands_alone(text) == (sign == _SIGN))])
+        joined = [ids[len(first) :] for ids in behind if ids[: len(first)] == first]
+        forms += [[_OPENED, *ids] if sign == "(" else ids for ids in joined if ids and ids not in forms]
     return forms
 
 
@@ -166,7 +176,8 @@ class Terms:
             for term, form, done in progress.begun
             if term not in met and self.forms[term][form][done] == token
         }
-        begun |= {(term, form, 1) for term, form in self._firsts.get(token, ()) if term not in met}
+        starts = (token, _OPENED) if token in self.tokens.opening else (token,)
+        begun |= {(term, form, 1) for start in starts for term, form in self._firsts.get(start, ()) if term not in met}
         ending = frozenset(term for term, form, done in begun if done == len(self.forms[term][form]))
         begun = frozenset(entry for entry in begun if entry[2] < len(self.forms[entry[0]][entry[1]]))
         return Progress(met, ending, begun)
@@ -183,7 +194,7 @@ class Terms:
         """Return the tokens that bring a hypothesis on."""
         missing = self._all - progress.met - progress.ending
         following = {self.forms[term][form][done] for term, form, done in progress.begun if term in missing}
-        return following | {ids[0] for term in missing for ids in self.forms[term]}
+        return following | {ids[0] for term in missing for ids in self.forms[term]} - {_OPENED}
 
 
 def beams_for(terms: Terms, num_beams: int) -> int:

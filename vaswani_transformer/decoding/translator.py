@@ -185,7 +185,10 @@ class Translator:
         times, period = 1, f"{source} {source} ".find(f"{source} ", 1)
         if self.split_long and (ends_a_sentence(source) or source[:period].count(" ") > 2):  # no "bye bye"
             source, times = source[: period - 1], (len(source) + 1) // period
-        small, count = source[:1] + source[1:].lower(), lambda text: len(self._own_tokenizer(text)["input_ids"])
+        count = lambda text: len(self._own_tokenizer(text)["input_ids"])  # noqa: E731
+        # In title case "NATO" stays.
+        kept = r"\S+" if source.isupper() else r"\S*\p{Ll}\S*|(?<!\S)\S(?!\S)"
+        small = source[:1] + regex.sub(kept, lambda word: word[0].lower(), source[1:])
         is_title = source.count(" ") > 6 and title_case(source) == source != small  # fewer are often names or menus
         case = str
         if (source.isupper() or is_title) and count(small) < count(source):

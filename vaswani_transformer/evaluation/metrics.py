@@ -89,11 +89,11 @@ def score_translations(predictions: Sequence[str], references: Sequence[str], bl
     """Compute the scores of `TranslationMetric`, without its files, with another `bleu` than that of `bleu_metric`."""
     _check_pairs(predictions, references)
     bleu, chrf = bleu or bleu_metric(references), CHRF()
-    exact = sum(prediction == reference for prediction, reference in zip(predictions, references, strict=True))
+    filled = [pair for pair in zip(predictions, references, strict=True) if any(map(str.strip, pair))]
     return {
         "bleu": bleu.corpus_score(predictions, [references]).score,
         "chrf": chrf.corpus_score(predictions, [references]).score,
-        "exact_match": 100 * exact / len(predictions),
+        "exact_match": 100 * sum(prediction == reference for prediction, reference in filled) / max(1, len(filled)),
         "bleu_signature": str(bleu.get_signature()),
         "chrf_signature": str(chrf.get_signature()),
     }
@@ -104,7 +104,7 @@ def compare_systems(systems: Sequence[tuple[str, Sequence[str]]], references: Se
 
     Returns:
         `systems`: for each its `name`, `bleu` and `chrf`, the ends of their 95% intervals, `bleu_interval` and
-        `chrf_interval`, and `bleu_p` and `chrf_p`, None for the first: as `sacrebleu --paired-bs` prints them;
+        `chrf_interval`, and `bleu_p` and `chrf_p`, as `sacrebleu --paired-bs` prints them, None where they say nothing;
         `verdicts`: of each metric and further system, in words; and the signatures.
     """
     from sacrebleu.significance import PairedTest
@@ -123,7 +123,7 @@ def compare_systems(systems: Sequence[tuple[str, Sequence[str]]], references: Se
             counts = difference and len(references) >= _FEWEST_TO_COMPARE
             words = f"is {'better' if difference > 0 else 'worse'} than"
             words = words if counts and p < 0.05 else "shows no difference on this test set from"
-            p_value = f", p = {p:.3f}" if counts else ""
+            row[f"{metric}_p"], p_value = (p, f", p = {p:.3f}") if counts else (None, "")
             scores["verdicts"].append(f"{row['name']} {words} {first['name']}: {name[:4]} {difference:+.2f}{p_value}")
     return scores
 
@@ -146,6 +146,8 @@ def check_outputs(name: str, texts: Iterable[tuple[str, str, str]]) -> dict[str,
     """
     check, parts, wholes = load_checker(name), Counter(), Counter()
     for line, triple in enumerate(texts, 1):
+        if not any(map(str.strip, triple)):
+            continue
         with reading(f"--checker {name}, line {line}"):
             values = check(*triple)
             for key, value in (values if isinstance(values, dict) else {name.rpartition(":")[2]: values}).items():

@@ -223,12 +223,12 @@ class StopAndSaveCallback(TrainerCallback):
         log: counts the seconds, earlier sessions included.
         max_minutes: for training with a validation after a third or before, and for the selection of weights; 0 for no
             limit. Where the rate declines, each validation sets the trainer's `max_steps` to the steps that fit.
-        first_step: before this step the Trainer's periodic checkpoints are written only at validations.
+        averaged_from: gives for the last step that before which periodic checkpoints are written only at validations.
         searched: how many validations a search with one length penalty takes; two more get up to 2% of the minutes.
     """
 
-    def __init__(self, log, max_minutes: float = 0, first_step: int = 0, searched: float = 0):
-        self.first_step, self.searched = first_step, searched
+    def __init__(self, log, max_minutes: float = 0, averaged_from=lambda end: 0, searched: float = 0):
+        self.averaged_from, self.first_step, self.searched = averaged_from, averaged_from(sys.maxsize), searched
         self.log, self.limit = log, 60 * max_minutes
         self.received: int | None = None  # the signal
         self.by_signal = False  # whether the next checkpoint is for a signal alone
@@ -296,10 +296,11 @@ class StopAndSaveCallback(TrainerCallback):
             self._end_by_the_clock(args, state)
 
     def _end_by_the_clock(self, args, state: TrainerState) -> None:
-        """Let a rate that declines end at zero at the limit of time: set the trainer's `max_steps` to what fits."""
+        """Note the end by the limit of time; let a rate that declines be zero there: set the trainer's `max_steps`."""
+        [steps] = over_processes(args, [min(args.max_steps, self.steps_that_fit(state))], "MIN")
+        self.first_step = self.averaged_from(steps)
         if args.decline_steps:
-            steps = min(args.max_steps, self.steps_that_fit(state))
-            [state.max_steps] = over_processes(args, [steps], "MIN")
+            state.max_steps = steps
 
     def steps_that_fit(self, state: TrainerState) -> int:
         """Return the steps of a whole training that fit into the time, by those so far."""

@@ -173,9 +173,9 @@ def to_average(checkpoints: list[Checkpoint], count: int, every: int, end: int) 
     return chosen[-count:] if count > 0 else []
 
 
-def averaged_from(recipe: Recipe) -> int:
+def averaged_from(recipe: Recipe, end: int) -> int:
     """Return the first step with a checkpoint because of `average_every`: or a fast GPU would write all the time."""
-    every, count, end = recipe.average_every, recipe.average_checkpoints, recipe.max_steps
+    every, count, end = recipe.average_every, recipe.average_checkpoints, min(end, recipe.max_steps)
     # The first of those that `to_average` chooses, or the last step of all.
     return [*range(every, end, every), end][-max(1, count) :][0] if every else 0
 

@@ -18,7 +18,7 @@ from ..output_folder import RECIPE, OutputFolder, locked_together
 from ..recipes.recipe import AUTO, CHOSEN, DATA, Recipe, load_recipe
 from .checkpoints import WEIGHTS
 from .run import TrainingResult, join_process_group, tokenized_pairs, train, validation_sample
-from .run_folder import CHECKPOINTS, FORECAST, VERDICT, check_contents, content_hashes
+from .run_folder import CHECKPOINTS, CONTENTS, FORECAST, VERDICT, check_contents, content_hashes
 from .settings import Row
 from .verdict import has_learned_nothing, warned
 
@@ -81,7 +81,7 @@ def train_once(recipe: Recipe, progress: bool) -> TrainingResult:
 def _finished(recipe: Recipe) -> TrainingResult | None:
     """Return the result of a finished run of the same settings, those aside that were chosen; None if there is none."""
     folder = Path(recipe.output)
-    if not all((folder / name).exists() for name in (WEIGHTS, VERDICT)):
+    if not all((folder / name).exists() for name in (WEIGHTS, VERDICT, f"{CHECKPOINTS}/{CONTENTS}")):
         return None
     made = load_recipe(str(folder / CHECKPOINTS / RECIPE))
     chosen = {name: getattr(made, name) for name in CHOSEN if getattr(recipe, name) == AUTO}

@@ -360,7 +360,8 @@ class TrainingRun:
         self.log = callbacks.TrainingLogCallback(self.folder / LOG)
         searches = recipe.length_penalty == AUTO and recipe.validation_bleu > 0
         searched = 0.5 * (model.generation_config.num_beams or 1) * searches  # times as long as a greedy one
-        self.stopper = callbacks.StopAndSaveCallback(self.log, recipe.max_minutes, averaged_from(recipe), searched)
+        averaged = partial(averaged_from, recipe)
+        self.stopper = callbacks.StopAndSaveCallback(self.log, recipe.max_minutes, averaged, searched)
         save = partial(trainer._save_checkpoint, model, None)
         trainer.add_callback(self.log)
         trainer.add_callback(callbacks.BestValidationCallback(save, recipe.best_by, recipe.early_stopping))

@@ -53,6 +53,9 @@ FREE_ON_RESUME = {
     "overwrite", "tokens_per_device", "padding_free", "ddp_timeout", "report_to", "log_every",
     "prepared",  # wherever the folder lies; what is in it is compared by content
 }  # fmt: skip
+# Others that may, whose content is compared.
+_COMPARED = {"train_data", "train_source", "train_target", "validation_data", "validation_source", "validation_target"}
+_COMPARED |= {"data_dir", "tokenizer"}
 
 
 def check_output(recipe: Recipe) -> Path | None:
@@ -97,6 +100,7 @@ def changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
         # Fields that are newer than the run had no other value than their default.
         earlier = {field.name: field.default for field in fields(Recipe)} | read_yaml(earlier_recipe)
     free = FREE_ON_RESUME | {name for name in CHOSEN if getattr(recipe, name) == AUTO}
+    free |= set() if recipe.overwrite else _COMPARED  # with `overwrite` other files start again
     now = {name: value for name, value in asdict(recipe).items() if name not in free}
     return [f"{name}: {new}, was {earlier[name]!s:.100}" for name, new in sorted(now.items()) if new != earlier[name]]
 
@@ -127,7 +131,7 @@ def check_contents(folder: Path, hashes: dict[str, str]) -> None:
     earlier = read_json(folder / CHECKPOINTS / CONTENTS)
     if changed := [name for name, value in hashes.items() if earlier.get(name) != value]:
         problem = f"changed since the training in {folder} started"
-        fix = "restore the earlier content, or give another --output"
+        fix = "restore the earlier content, remove the folder, or give another --output"
         raise UserError(f"the {' and the '.join(changed)} {problem}: {fix}")
 
 

@@ -116,7 +116,7 @@ class _Choice:
         while "d_model" in left and passes < FEW_PASSES and place and (place == first or fit[0] < FEW_STEPS):
             place -= 1
             fit = self._steps_that_fit(self._row(place))
-        row, reason = self._row(place), f"for {words / 1e6:.2g} million words"
+        row, reason = self._row(place), f"for {float(f'{words:.2g}'):,.0f} words"
         if passes < SOME_PASSES:
             row, reason = row._replace(dropout=min(0.1, row.dropout)), "few minutes for so much text"
         for name, value in row._asdict().items():

@@ -271,6 +271,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             logs["target_tokens_per_second"] = float(tokens[1]) / max(time.monotonic() - self._logged_at, 1e-9)
             logs["padding"] = float(1 - tokens.sum() / max(1, positions.sum()))
             self.start_clock()
+        logs.pop("train_samples_per_second", None)  # of batches of a number of sentences
         super().log(logs, *args, **kwargs)
 
     def start_clock(self) -> None:

@@ -69,7 +69,9 @@ def test_lists(capsys):
 @pytest.mark.parametrize(("output", "status"), [(">&-", 0), ("> /dev/full", 1)])
 def test_an_output_that_takes_nothing(output, status):
     done = subprocess.run(
-        f"{sys.executable} -m vaswani_transformer recipes {output}", shell=True, stderr=subprocess.PIPE
+        f"env -u PYTHONUNBUFFERED {sys.executable} -m vaswani_transformer recipes {output}",
+        shell=True,
+        stderr=subprocess.PIPE,
     )
     assert (done.returncode, done.stderr.count(b"\n")) == (status, status)
 

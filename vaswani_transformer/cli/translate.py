@@ -95,7 +95,7 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
     if written.format is None:
         name, formats = (files.input or "").lower(), {**ENDINGS, **CATALOGUE_ENDINGS, ".txt": "text", ".ts": "text"}
         written = replace(written, format=next((formats[end] for end in formats if name.endswith(end)), "text"))
-        if name.endswith((".tsv", ".csv", ".tmx", ".jsonl", ".parquet")):
+        if name.removesuffix(".gz").endswith((".tsv", ".csv", ".tmx", ".jsonl", ".parquet")):
             raise UserError(f"{files.input} holds pairs: give lines, or --format text to take them as lines")
         request = replace(request, written=written)
     options.exclude("SENTENCE", sentences, {"input": files.input, "prefix": files.prefix})

@@ -59,9 +59,11 @@ class PairSource:
             if self.kind == "saved":
                 dataset = datasets.load_from_disk(self.where)
                 splits = dataset if isinstance(dataset, Mapping) else {self.split.partition("[")[0]: dataset}
-                sizes = {name: len(split) for name, split in splits.items()}
-                parts = datasets.ReadInstruction.from_spec(self.split).to_absolute(sizes)
-                parts = [splits[part.splitname].select(range(part.from_, part.to)) for part in parts]
+                parts = [splits[self.split]] if self.split in splits else []
+                if not parts:  # a slice, or a sum of some
+                    sizes = {name: len(split) for name, split in splits.items()}
+                    parts = datasets.ReadInstruction.from_spec(self.split).to_absolute(sizes)
+                    parts = [splits[part.splitname].select(range(part.from_, part.to)) for part in parts]
                 dataset = datasets.concatenate_datasets(parts).with_format(None)
             elif self.kind in _BUILDERS:
                 files = {split: [glob.escape(str(file)) for (file,) in each] for split, each in self.shards.items()}
@@ -103,9 +105,11 @@ def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str)
     """Return the two columns, also from within `translation`, as strings; nothing is copied unless the type differs."""
     if not set(columns) <= set(dataset.column_names) and "translation" in dataset.column_names:
         dataset = (nested := dataset.select_columns(["translation"])).flatten()
-        if dataset.column_names == nested.column_names:  # as rows have different keys
-            pick = lambda row: {name: row["translation"].get(name) for name in columns}  # noqa: E731
-            dataset = nested.map(pick, remove_columns=nested.column_names)
+        is_nested = isinstance(next(iter(nested[:1]["translation"]), None), Mapping)
+        if is_nested and dataset.column_names == nested.column_names:  # as rows have different keys
+            pick = lambda row: {name: (row["translation"] or {}).get(name) for name in columns}  # noqa: E731
+            key = sha256(f"{nested._fingerprint}-{columns}".encode()).hexdigest()[:16]
+            dataset = nested.map(pick, remove_columns=nested.column_names, cache_file_name=cache_file(key))
         dataset = dataset.rename_columns({name: name.removeprefix("translation.") for name in dataset.column_names})
     if not len(dataset):
         raise UserError(f"{where}: empty, no rows; give a dataset or split with at least one pair")

@@ -93,7 +93,7 @@ def _with_matches(train: datasets.Dataset) -> datasets.Dataset:
             pairs += [(f"{source} {memory().TAG} {match}", target) for match in near[:1]]
         return {side: [pair[number] for pair in pairs] for number, side in enumerate(SIDES)}
 
-    key = f"{train._fingerprint}-matches-{CACHE_VERSION}"
+    key = f"{train._fingerprint}-near-{CACHE_VERSION}"
     return train.map(add, batched=True, new_fingerprint=key, cache_file_name=cache_file(key), desc="finding matches")
 
 

@@ -162,7 +162,7 @@ class Terms:
         self.forms = [[tuple(ids) for ids in variants] for variants in forms]
         self.tokens = tokens
         self._all = frozenset(range(len(self.forms)))
-        self._shortest = [min(map(len, variants)) for variants in self.forms]
+        self._shortest = [min(len(ids) for ids in variants if ids[0] != _OPENED) for variants in self.forms]
         self._firsts: dict[int, list[tuple[int, int]]] = {}  # the forms that a token begins
         for term, variants in enumerate(self.forms):
             for form, ids in enumerate(variants):
@@ -181,6 +181,10 @@ class Terms:
         ending = frozenset(term for term, form, done in begun if done == len(self.forms[term][form]))
         begun = frozenset(entry for entry in begun if entry[2] < len(self.forms[entry[0]][entry[1]]))
         return Progress(met, ending, begun)
+
+    def has_begun(self, progress: Progress) -> bool:
+        """Return whether a hypothesis ends with some of a term, a sign before it aside."""
+        return any(done > 1 or self.forms[term][form][0] != _OPENED for term, form, done in progress.begun)
 
     def lacks(self, progress: Progress) -> int:
         """Return the least number of tokens that make a hypothesis whole."""

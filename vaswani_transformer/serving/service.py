@@ -154,7 +154,8 @@ class Translating:
         terms = ((term.source, items_of(term.target)) for term in job.glossary)
         glossary = make_glossary((f"entry {number} of the glossary", *term) for number, term in enumerate(terms, 1))
         self.pieces = engine.tokenize(sentences, glossary, self._options)
-        size = max((sum(map(len, chain(*piece.terms.forms))) for piece in self.pieces if piece.terms), default=0)
+        forms = (chain(*piece.terms.forms) for piece in self.pieces if piece.terms)
+        size = max((sum(len(form) for form in each if form[0] >= 0) for each in forms), default=0)
         if size > _TERMS:
             raise UserError(f"a sentence's glossary has {size} tokens in all forms, at most {_TERMS} are taken")
 

@@ -55,7 +55,7 @@ FREE_ON_RESUME = {
 }  # fmt: skip
 # Others that may, whose content is compared.
 _COMPARED = {"train_data", "train_source", "train_target", "validation_data", "validation_source", "validation_target"}
-_COMPARED |= {"data_dir", "tokenizer"}
+_COMPARED |= {"data_dir"}
 
 
 def check_output(recipe: Recipe) -> Path | None:
@@ -100,7 +100,9 @@ def changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
         # Fields that are newer than the run had no other value than their default.
         earlier = {field.name: field.default for field in fields(Recipe)} | read_yaml(earlier_recipe)
     free = FREE_ON_RESUME | {name for name in CHOSEN if getattr(recipe, name) == AUTO}
-    free |= set() if recipe.overwrite else _COMPARED  # with `overwrite` other files start again
+    if not (recipe.overwrite or recipe.prepared or (Path(recipe.output) / PREPARED).exists()):
+        # With `overwrite` other files start again; of prepared data its own content is compared.
+        free |= _COMPARED | ({"tokenizer"} if recipe.tokenizer is not None else set())
     now = {name: value for name, value in asdict(recipe).items() if name not in free}
     return [f"{name}: {new}, was {earlier[name]!s:.100}" for name, new in sorted(now.items()) if new != earlier[name]]
 

@@ -98,8 +98,8 @@ def choose_settings(recipe: Recipe) -> Recipe:
         if "max_steps" in left and (more := recipe.max_minutes / (earlier.get("max_minutes") or math.inf)):
             earlier |= {name: round(more * earlier.get(name, 0)) for name in ("max_steps", "decline_steps")}
         return replace(recipe, **{name: earlier.get(name) for name in left})
-    # What is held out by itself needs no look at the text.
-    return _Choice(recipe, left).recipe if {*left} - {"validation_size"} or recipe.prepared else recipe
+    needs_no_look = {"validation_size"} if recipe.prepared is None else set()  # at the text
+    return _Choice(recipe, left).recipe if {*left} - needs_no_look else recipe
 
 
 class _Choice:

@@ -76,8 +76,7 @@ def evaluate(
     if suffix(source) in FORMATS and files.are_same_file(Path(source), Path(reference)):
         pairs = list(pair_source(data=source, **columns).stream())
     else:
-        for name in (source, reference):
-            check_lines(name, "the same file as --source and --reference")
+        check_lines("the same file as --source and --reference", source, reference)
         options.require("one table as --source and --reference", False, named)
         pairs = list(read_pairs("text", [(source, reference)]))
     numbers = [number for number, pair in enumerate(pairs, 1) if all(side.strip() for side in pair)]
@@ -197,8 +196,7 @@ def score(
 
     read = {"source": source, "target": target}
     files.check_work(read, work, json=json)
-    for name in (source, target):
-        check_lines(name, "two text files")
+    check_lines("two text files", source, target)
     scans = files.scan_files(read)
     written = target_language, length_penalty, format == "json", tokens, work.window
     # Loaded here too where workers are elsewhere: what is wrong with model or options is known at once.

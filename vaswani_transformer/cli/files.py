@@ -23,8 +23,8 @@ from ..files import written_whole
 from ..hardware import MOST_WORKERS
 from .options import Engine, Path_, flag, group, within
 
+_STDOUT = (None, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")  # opened again, a file behind it would be emptied
 # A shell may have led them to a file, but it holds them open: there is no name to write beside.
-_STDOUT = (None, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _STREAMS = ("/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 _NO_SETTINGS = ("device", "ensemble")  # options that change no output, or stand for content
 

@@ -68,7 +68,7 @@ def clean(
     tests = [home_path(name) for name in rules.test]
     for path in tests:
         check_on_disk(path)
-        check_lines(path.name, "two text files")
+        check_lines("text files", str(path))
     with locked(folder):
         output = OutputFolder(folder)
         output.check_ours()

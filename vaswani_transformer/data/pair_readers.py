@@ -108,7 +108,7 @@ def column_position(column: str, available: list[str], where: str) -> int:
     if available.count(column) != 1:
         number, names = "several columns" if column in available else "no column", [name[:40] for name in available]
         fix = "name two by --source-column and --target-column, those of TSV without a header by their numbers"
-        fix += "; a --memory has them as source and target"
+        fix += " (of a --memory: call them source and target)"
         raise UserError(f"{where}: {number} {column!r}; the columns are: {', '.join(names):.300}; {fix}")
     return available.index(column)
 

@@ -85,10 +85,10 @@ class PairSource:
         return pairs_of(self.load())
 
 
-def check_lines(name: str, fix: str) -> None:
-    """Refuse a table, by its name, where lines are to be read; `.ts` is Tsonga too."""
-    if suffix(name) in {*FORMATS} - {".ts"}:
-        raise UserError(f"{name} holds pairs, not lines: give {fix}")
+def check_lines(fix: str, *names: str) -> None:
+    """Refuse tables, by their names, where lines are to be read; `.ts` is Tsonga too."""
+    if tables := [name for name in names if suffix(name) in {*FORMATS} - {".ts"}]:
+        raise UserError(f"{tables[0]} holds pairs, not lines: give {fix}")
 
 
 @contextlib.contextmanager

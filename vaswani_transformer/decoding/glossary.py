@@ -19,10 +19,8 @@ from ..errors import UserError
 MOST_BEAMS = 16  # that a search takes by itself to keep hypotheses with different terms apart
 _WORD_STARTS = ("\u0120", "\u2581")  # what tokens begin with that begin a word: of byte-level BPE, of SentencePiece
 _SIGN = "，"  # before a term that has no space before it
-_OPENING, _OPENED = (
-    tuple("([\"'„“«»"),
-    -1,
-)  # what terms may follow without a space; the mark of forms that do
+_OPENING = ("(", "[", '"', "'", "„", "“", "«", "»")  # what a term may follow without a space
+_OPENED = -1  # begins the forms that count behind one of these alone
 
 
 class Glossary:
@@ -115,14 +113,17 @@ class Tokens(NamedTuple):
             continues = not token.startswith(_WORD_STARTS) if has_starts else token.startswith("##")
             if not any(map(is_inner, text)):
                 signs.add(number)
-                opening |= {number} if text.endswith(_OPENING) else set()
+                if text.endswith(_OPENING):
+                    opening.add(number)
             elif continues and is_inner((text := text.removeprefix("##"))[:1]) and not stands_alone(text):
                 continuing.add(number)
         return cls(*map(frozenset, (continuing, signs, opening)))
 
 
 def term_forms(tokenizer, targets: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of each form of a term's target.
+    """Return the token ids of each form of a term's target, also without a space before it.
+
+    A form that begins with `_OPENED`, which is no token, counts behind an opening sign alone.
 
     Raises:
         UserError: for a form that the vocabulary cannot write.
@@ -135,8 +136,9 @@ def term_forms(tokenizer, targets: Sequence[str]) -> list[list[int]]:
     for text, form in zip(targets, forms, strict=True):
         if not form or tokenizer.unk_token_id in form:
             raise UserError(f"the model's vocabulary cannot write {text!r:.100} of the glossary: leave it out")
-    for sign in (_SIGN, "("):  # no space is before these
-        first, *behind = encode([sign, *(sign + text for text in targets if stands_alone(text) == (sign == _SIGN))])
+    signs = [_SIGN if stands_alone(text) else "(" for text in targets]
+    for sign in dict.fromkeys(signs):
+        first, *behind = encode([sign, *(sign + text for text, own in zip(targets, signs, strict=True) if own == sign)])
         joined = [ids[len(first) :] for ids in behind if ids[: len(first)] == first]
         forms += [[_OPENED, *ids] if sign == "(" else ids for ids in joined if ids and ids not in forms]
     return forms

@@ -154,8 +154,8 @@ class TermsSentence(BeamSentence):
     def _may_be_over(self, beam: int) -> bool:
         """Return whether a hypothesis ends with a sign and lacks terms, of which it has begun none."""
         progress, last = self._progress[beam], int(self._tokens[-1][beam]) if self._tokens else None
-        is_within = last not in self._terms.tokens.signs or self._terms.has_begun(progress)
-        return not is_within and self._terms.lacks(progress) > 0
+        lacks_some = self._terms.lacks(progress) > 0 and not self._terms.has_begun(progress)
+        return lacks_some and last in self._terms.tokens.signs
 
     def extend(self, values, scores, bounds, beams, tokens):
         """Extend as `BeamSentence` does, by any number of continuations in any order."""

@@ -187,8 +187,8 @@ class Translator:
             source, times = source[: period - 1], (len(source) + 1) // period
         count = lambda text: len(self._own_tokenizer(text)["input_ids"])  # noqa: E731
         # In title case "NATO" stays.
-        kept = r"\S+" if source.isupper() else r"\S*\p{Ll}\S*|(?<!\S)\S(?!\S)"
-        small = source[:1] + regex.sub(kept, lambda word: word[0].lower(), source[1:])
+        words = r"\S+" if source.isupper() else r"\S*\p{Ll}\S*|(?<!\S)\S(?!\S)"
+        small = source[:1] + regex.sub(words, lambda word: word[0].lower(), source[1:])
         is_title = source.count(" ") > 6 and title_case(source) == source != small  # fewer are often names or menus
         case = str
         if (source.isupper() or is_title) and count(small) < count(source):

@@ -35,8 +35,8 @@ class TranslationMetric(evaluate.Metric):
 
     `TranslationMetric().compute(predictions=[...], references=[...])` takes one reference per prediction (strings) and
     returns `bleu` and `chrf` (0 to 100), `bleu_signature`, `chrf_signature` and `exact_match` (percent of predictions
-    equal to their reference); `tokenizer` and `language` are as of `bleu_metric`. It needs no network: `evaluate.load`
-    would download a metric's code from the Hub.
+    equal to their reference, of what is not blank on both sides); `tokenizer` and `language` are as of `bleu_metric`.
+    It needs no network: `evaluate.load` would download a metric's code from the Hub.
 
     Raises:
         ValueError: from `compute`, for no predictions or a different number of references.
@@ -142,7 +142,7 @@ def check_outputs(name: str, texts: Iterable[tuple[str, str, str]]) -> dict[str,
     """Return the means, by name, of the numbers that a checker returns for each source, output and reference.
 
     It returns a dict of numbers or booleans, or one alone, which gets the name of the function. A tuple `(part, whole)`
-    counts as a fraction: the sums of both are divided, as a corpus's errors by its words.
+    counts as a fraction: the sums of both are divided, as a corpus's errors by its words. Blank lines are left out.
     """
     check, parts, wholes = load_checker(name), Counter(), Counter()
     for line, triple in enumerate(texts, 1):

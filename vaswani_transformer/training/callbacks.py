@@ -223,7 +223,7 @@ class StopAndSaveCallback(TrainerCallback):
         log: counts the seconds, earlier sessions included.
         max_minutes: for training with a validation after a third or before, and for the selection of weights; 0 for no
             limit. Where the rate declines, each validation sets the trainer's `max_steps` to the steps that fit.
-        averaged_from: gives for the last step that before which periodic checkpoints are written only at validations.
+        averaged_from: takes the last step, returns the first with a periodic checkpoint that no validation asks for.
         searched: how many validations a search with one length penalty takes; two more get up to 2% of the minutes.
     """
 

@@ -53,9 +53,11 @@ FREE_ON_RESUME = {
     "overwrite", "tokens_per_device", "padding_free", "ddp_timeout", "report_to", "log_every",
     "prepared",  # wherever the folder lies; what is in it is compared by content
 }  # fmt: skip
-# Others that may, whose content is compared.
-_COMPARED = {"train_data", "train_source", "train_target", "validation_data", "validation_source", "validation_target"}
-_COMPARED |= {"data_dir"}
+# Others that may, as the text itself is compared.
+_OF_TEXT = {
+    "train_data", "train_source", "train_target", "validation_data", "validation_source", "validation_target",
+    "data_dir",
+}  # fmt: skip
 
 
 def check_output(recipe: Recipe) -> Path | None:
@@ -102,7 +104,7 @@ def changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
     free = FREE_ON_RESUME | {name for name in CHOSEN if getattr(recipe, name) == AUTO}
     if not (recipe.overwrite or recipe.prepared or (Path(recipe.output) / PREPARED).exists()):
         # With `overwrite` other files start again; of prepared data its own content is compared.
-        free |= _COMPARED | ({"tokenizer"} if recipe.tokenizer is not None else set())
+        free |= _OF_TEXT | ({"tokenizer"} if recipe.tokenizer is not None else set())
     now = {name: value for name, value in asdict(recipe).items() if name not in free}
     return [f"{name}: {new}, was {earlier[name]!s:.100}" for name, new in sorted(now.items()) if new != earlier[name]]
 

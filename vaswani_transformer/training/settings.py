@@ -98,8 +98,9 @@ def choose_settings(recipe: Recipe) -> Recipe:
         if "max_steps" in left and (more := recipe.max_minutes / (earlier.get("max_minutes") or math.inf)):
             earlier |= {name: round(more * earlier.get(name, 0)) for name in ("max_steps", "decline_steps")}
         return replace(recipe, **{name: earlier.get(name) for name in left})
-    needs_no_look = {"validation_size"} if recipe.prepared is None else set()  # at the text
-    return _Choice(recipe, left).recipe if {*left} - needs_no_look else recipe
+    # By itself it needs no look at the text: `auto` is understood where pairs are held out.
+    chosen_later = {"validation_size"} if recipe.prepared is None else set()
+    return _Choice(recipe, left).recipe if {*left} - chosen_later else recipe
 
 
 class _Choice:

@@ -7,6 +7,7 @@ import shutil
 import signal
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -194,6 +195,11 @@ def test_the_student_has_the_teachers_tokenizer_and_a_card_that_names_it(teacher
     assert re.search(r"\| distilled from \| teacher-2 \|", card)
     assert "| train_source | distilled.en |" in card and "from en to de" in card
     assert str(finished.parent) not in card and not (finished / "translations.jsonl").exists()
+
+
+def test_a_teacher_of_unknown_languages_leaves_them_to_the_recipe(stranger, student):
+    recipe = student_recipe(str(stranger), load_recipe(str(student), {"output": "out"}))
+    assert [Path(path).name for path in (recipe.train_source, recipe.train_target)] == ["distilled.en", "distilled.de"]
 
 
 def test_a_finished_student_is_trained_anew_on_the_same_text(teachers, student, finished, tmp_path, fails, monkeypatch):

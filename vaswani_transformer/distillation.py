@@ -193,7 +193,10 @@ def student_recipe(teacher: str, recipe: Recipe) -> Recipe:
     if own is not None and tokenizer_sha256(load_tokenizer(own)) != tokenizer_sha256(load_tokenizer(teacher)):
         raise UserError(f"the student's recipe has another tokenizer ({own}) than the teacher {teacher}: leave it out")
     folder = Path(recipe.output) if recipe.data_dir is None else Path(recipe.output).absolute()
-    source, target = (str(folder / f"{DISTILLED}.{language}") for language in languages_of_model(teacher))
+    languages = languages_of_model(teacher)
+    if languages == SIDES:
+        languages = languages_of(vars(recipe)) or SIDES
+    source, target = (str(folder / f"{DISTILLED}.{language}") for language in languages)
     changes = {"train_source": source, "train_target": target, "train_data": None, "train_split": "train"}
     changes["validation_data"] = recipe.validation_data or split_to_validate_on(recipe)
     if own is None:

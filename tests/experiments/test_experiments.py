@@ -68,7 +68,7 @@ def test_a_second_call_does_only_what_is_missing(tmp_path):
 
 def test_a_cell_that_fails_stops_no_other(tmp_path, caplog):
     experiment, setup = Squares({"two": UserError("no such thing")}), Setup(output=tmp_path)
-    assert "two of 3 cells failed, see above" in error_of(run_experiment, experiment, setup)
+    assert "1 of 3 cells failed (two), see above" in error_of(run_experiment, experiment, setup)
     assert "two: failed: no such thing" in caplog.text
     assert list(read_results(experiment, setup, experiment.cells(setup))) == ["three", "five"]
 

@@ -189,7 +189,7 @@ def test_the_command(tmp_path, capsys):
     arguments = ["export", str(folder), "--format", "marian", "--output", str(tmp_path / "out")]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    assert f"use it with: marian-decoder -c {tmp_path}/out/decoder.yml, on tokens of this folder's tokenizer" in printed
+    assert f"use it with: marian-decoder -c {tmp_path}/out/decoder.yml, on tokens of the folder's vocab" in printed
     files = {path.name for path in (tmp_path / "out").iterdir()} - {".vaswani.json"}
     assert files >= {"model.npz", "decoder.yml", "vocab.yml", "tokenizer.json", "export.json"}
     settings = yaml.safe_load((tmp_path / "out" / "decoder.yml").read_text())

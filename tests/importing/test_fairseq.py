@@ -222,6 +222,8 @@ def test_checkpoints_are_recognised(tmp_path):
         ("activation_fn", "tanh"),
         ("arch", "lightconv_wmt_en_de"),
         ("arch", "transformer_lm"),
+        ("bpe", "gpt2"),
+        ("decoder_langtok", True),
     ],
 )
 def test_other_models_are_refused_by_the_option(tmp_path, option, value):

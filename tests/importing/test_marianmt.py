@@ -98,6 +98,7 @@ def test_positions_are_marians_unless_transformers_trained_it(folder, left, posi
     [
         ({"activation_function": "gelu_new"}, "source: Field 'activation_function' expected one of"),
         ({"decoder_attention_heads": 2}, "decoder_attention_heads in {config} is 2: only models with as many"),
+        ({"decoder_ffn_dim": 30}, "decoder_ffn_dim in {config} is 30: only models with as many"),
         ({"d_model": "wide"}, "config.json: Field 'd_model' expected int"),
         ({"vocab_size": 62}, "size mismatch for model.shared.weight"),
         ({"encoder_layers": 3}, 'Missing key(s) in state_dict: "model.encoder.layers.2'),

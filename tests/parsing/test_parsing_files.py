@@ -151,6 +151,12 @@ def test_what_no_word_can_be(model, words, message):
     assert str(caught.value).startswith("line 2") and message in str(caught.value)
 
 
+def test_words_of_decomposed_characters_are_those_that_the_tokenizer_composes(wordy_model):
+    words = ["cafe\N{COMBINING ACUTE ACCENT}", "x"]
+    parse = next(Parser(*load_model(wordy_model)).parse([words]))
+    assert parse.well_formed and parse.tree.words() == words
+
+
 def test_trees_over_other_words_are_not_well_formed(wordy_model):
     """The model writes words too: what it writes has to be the sentence's, each in its place."""
     read = Parser(*load_model(wordy_model)).read

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing._internal.two_tensor import TwoTensor
 from transformers import AutoModelForSeq2SeqLM
 
-from vaswani_transformer import Ensemble, load_model, score_pairs
+from vaswani_transformer import Ensemble, load_model, score_pairs, score_tokens
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.model.checkpoint_vaswani import is_finite
 from vaswani_transformer.training.averaging import average_models
@@ -90,6 +90,8 @@ def test_scores_that_are_not_finite_are_refused(saved):
         model.model.decoder.layers[1].fc2.bias.fill_(float("nan"))
     for broken in (model, Ensemble([model])):
         assert "infinite or NaN" in error_of(score_pairs, broken, tokenizer, ["words"], ["words"])
+        message = error_of(score_tokens, broken, tokenizer, ["words"], ["words"], numbers=[2003])
+        assert message.startswith("line 2003: a log-probability is infinite")
 
 
 def test_a_model_whose_activations_overflow_is_not_exported(folder, tmp_path):

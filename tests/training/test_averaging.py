@@ -17,6 +17,7 @@ from transformers import AutoModelForSeq2SeqLM
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani_transformer.data.tokenization import train_tokenizer
 from vaswani_transformer.errors import UserError
+from vaswani_transformer.hub.card_facts import known_languages
 from vaswani_transformer.recipes.recipe import Recipe, load_recipe
 from vaswani_transformer.training.averaging import average_checkpoints, average_models, last_checkpoints
 from vaswani_transformer.training.checkpoints import Checkpoint, averaged_from, step_of, to_average, write_manifest
@@ -95,8 +96,11 @@ def test_where_a_model_is_from_is_kept(models, run, tmp_path):
     (models[0] / "import.json").write_text("{}")
     assert (average_models(models, tmp_path / "average") / "import.json").read_text() == "{}"
     (run / "import.json").write_text("[]")
+    (run / "recipe.yaml").write_text("train_source: a.en\ntrain_target: a.de\n")
     average_models(last_checkpoints(run, 2), tmp_path / "of a run")
-    assert (tmp_path / "of a run" / "import.json").read_text() == "[]"
+    for name in ("import.json", "recipe.yaml"):
+        assert (tmp_path / "of a run" / name).read_bytes() == (run / name).read_bytes()
+    assert known_languages(tmp_path / "of a run") == known_languages(run) == ["en", "de"]
 
 
 def refused(folders, output, *parts, **options):

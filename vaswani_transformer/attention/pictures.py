@@ -54,7 +54,7 @@ def attention_figure(
     limit = PANEL_TOKENS if panels == 1 else GRID_TOKENS
     if (longest := max(map(len, sides))) > limit:
         problem = f"{longest} tokens are too many to read in {panels} panels of {KINDS[kind]}, at most {limit}"
-        raise UserError(f"{problem}: choose one by --layer and --head (up to {PANEL_TOKENS} tokens)")
+        raise UserError(f"{problem}: choose one by --layer and --head (up to {PANEL_TOKENS} tokens), or a shorter text")
     inches = 0.155 if panels > 1 else 0.25 if longest <= 40 else 0.14  # of a token
     queries, keys = (
         [token if len(token) <= _LONGEST else token[: _LONGEST - 1] + "…" for token in tokens] for tokens in sides

@@ -202,7 +202,7 @@ def export(
     print(f"exported: {output}, {result.bytes / 1e6:,.1f} MB, {result.positions:,} positions")
     if format == "marian":
         settings = shlex.quote(f"{output}/decoder.yml")
-        print(f"use it with: marian-decoder -c {settings}, on tokens of this folder's tokenizer, separated by spaces")
+        print(f"use it with: marian-decoder -c {settings}, on tokens of the folder's vocabularies, separated by spaces")
         return
     compared = "log-probabilities" if format == "ctranslate2" else "logits"
     print(f"{compared} differ from the model's by at most {result.difference:.2g} on this CPU (3 random sentences)")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any
 
 from ..data.words import word_places, words_at, words_of
@@ -33,7 +33,11 @@ def check_length(config, number: int | str, tokens: int, most: float = math.inf)
 
 
 def score_ids(
-    model, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], tokens_per_batch: int = TOKENS_PER_BATCH
+    model,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    tokens_per_batch: int = TOKENS_PER_BATCH,
+    numbers: Sequence[int] = (),
 ) -> list[list[float]]:
     """Return the log-probability, in nats, of each token of each target, given its source and the tokens before it.
 
@@ -42,16 +46,17 @@ def score_ids(
         sources: token ids of the sources, `</s>` included.
         targets: token ids of their targets as the decoder should write them; a `</s>` at the end counts like any token.
         tokens_per_batch: tokens a side scored at once, padding counted.
+        numbers: of the lines, for errors; by default from 1.
 
     Raises:
         UserError: for a model whose log-probabilities are infinite or NaN, as happens beyond the range of float16.
     """
     score = getattr(model, "score_ids", None) or partial(_score_ids, model)  # an exported model scores by its engine
     scores = score(sources, targets, tokens_per_batch)
-    for number, row in enumerate(scores, 1):
+    for number, row in zip(numbers or count(1), scores, strict=False):
         if not all(map(math.isfinite, row)):
             fix = "give --precision float32 or bfloat16, or another model"
-            raise UserError(f"output {number} has a log-probability that is infinite or NaN: {fix}")
+            raise UserError(f"line {number}: a log-probability is infinite or NaN: {fix}")
     return scores
 
 
@@ -142,7 +147,7 @@ def score_tokens(
 ) -> list[PairScore]:
     """Score each token of each target, a text, given its source and the tokens before it.
 
-    `model` and `tokens_per_batch` are as of `score_ids`; `numbers` those of the lines, for errors, by default from 1.
+    `model`, `tokens_per_batch` and `numbers` are as of `score_ids`.
 
     Raises:
         UserError: for a sentence too long for the model's positions, or with an unknown language code, naming its line.
@@ -159,7 +164,7 @@ def score_tokens(
     for number, source, target in zip(numbers, sources, targets, strict=True):
         check_length(model.config, number, len(source))
         check_length(model.config, f"{number} of the targets", len(target))
-    rows = score_ids(model, sources, targets, tokens_per_batch)
+    rows = score_ids(model, sources, targets, tokens_per_batch, numbers)
     return list(map(PairScore, token_texts(tokenizer, targets), rows))
 
 

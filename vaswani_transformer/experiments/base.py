@@ -157,7 +157,8 @@ def _run_cells(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) -> N
             logger.warning("%s: failed: %s", cell.name, one_line(error))
             failed.append(cell.name)
     if failed:
-        raise UserError(f"{', '.join(failed)} of {len(cells)} cells failed, see above: the same command tries again")
+        names = f"{len(failed)} of {len(cells)} cells failed ({', '.join(failed)})"
+        raise UserError(f"{names}, see above: the same command tries again")
 
 
 def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> None:

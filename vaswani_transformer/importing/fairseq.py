@@ -27,8 +27,9 @@ _REFUSED = (
     "encoder_normalize_before", "decoder_normalize_before", "layernorm_embedding", "no_token_positional_embeddings",
     "adaptive_input", "adaptive_softmax_cutoff", "char_inputs", "merge_src_tgt_embed", "no_cross_attention",
     "cross_self_attention", "base_layers", "quant_noise_scalar", "encoder_xformers_att_config",
-    "decoder_xformers_att_config",
+    "decoder_xformers_att_config", "encoder_langtok", "decoder_langtok",
 )  # fmt: skip
+_SEGMENTATIONS = (None, "subword_nmt", "fastbpe", "sentencepiece")
 _PLAIN = (str, int, float, type(None))
 #: Entries without a meaning for the model: counters of versions, and tables that are computed.
 _WITHOUT_MEANING = re.compile(r"(en|de)coder\.(version|embed_positions\.(weights|_float_tensor))")
@@ -106,6 +107,8 @@ def _check(settings: dict[str, Any], path: Path) -> None:
     heads, activation = settings.get("encoder_attention_heads"), settings.get("activation_fn") or "relu"
     faults = {} if is_known else {"arch": "only a 'transformer' from one language to another"}
     faults |= {name: "the paper's Transformer (post-norm) has none of it" for name in _REFUSED if settings.get(name)}
+    if settings.get("bpe") not in _SEGMENTATIONS:
+        faults["bpe"] = f"only {', '.join(_SEGMENTATIONS[1:])}"
     faults |= {} if activation in ACTIVATIONS else {"activation_fn": f"only {', '.join(ACTIVATIONS)}"}
     if settings.get("decoder_attention_heads", heads) != heads:  # other sizes are those of the weights
         faults["decoder_attention_heads"] = f"only models with the encoder's, of which there are {heads!r:.60}"

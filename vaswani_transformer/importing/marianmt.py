@@ -81,15 +81,15 @@ def read(source: Path, positions: str | None = None) -> Imported:
 
 
 def _config_of(folder: Path) -> MarianConfig:
-    """Return the folder's configuration; `UserError` for a decoder of other heads than the encoder's."""
+    """Return the folder's configuration; `UserError` for a decoder of another size than the encoder's."""
     path = folder / "config.json"
     values = read_json(path)
     with reading(path):
         config = MarianConfig(**{name: values[name] for name in values.keys() & MarianConfig.__annotations__.keys()})
-    heads = config.encoder_attention_heads
-    if config.decoder_attention_heads != heads:  # which no weight shows
-        value = f"decoder_attention_heads in {path} is {config.decoder_attention_heads}"
-        raise UserError(f"{value}: only models with as many in the encoder, which has {heads}, can be imported")
+    for name in ("attention_heads", "ffn_dim"):
+        if (own := getattr(config, f"decoder_{name}")) != (other := getattr(config, f"encoder_{name}")):
+            value = f"decoder_{name} in {path} is {own}"
+            raise UserError(f"{value}: only models with as many in the encoder, which has {other}, can be imported")
     return config
 
 

@@ -6,6 +6,7 @@ shared, as in Section 6.3; the token of a bracket is never a word, since words o
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -21,9 +22,10 @@ SPACE = "Ġ"  # the space before a word, in the byte-level alphabet
 def sentence_text(words: Iterable[str]) -> str:
     """Return the model's input for the words of a sentence, escaped or not.
 
-    Round brackets are escaped as in trees; white space within a word, which would split it, becomes `_`.
+    Round brackets are escaped as in trees; white space within a word, which would split it, becomes `_`. Characters
+    are composed, as by the tokenizer.
     """
-    return " ".join(re.sub(r"\s", "_", escape(word)) for word in words)
+    return unicodedata.normalize("NFC", " ".join(re.sub(r"\s", "_", escape(word)) for word in words))
 
 
 def train_parser_tokenizer(

@@ -11,7 +11,7 @@ from ..errors import UserError, items_of, reading
 from ..json_and_yaml import read_json
 from ..loading import load_model
 from ..model.checkpoint_vaswani import check_finite
-from ..output_folder import written_at_once
+from ..output_folder import RECIPE, written_at_once
 from .checkpoints import WEIGHTS, check_contents, read_checkpoints, read_state, to_average
 from .run_folder import CHECKPOINTS, IMPORT
 
@@ -86,8 +86,9 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
         tokenizer.save_pretrained(staging)
         first = folders[0].resolve()
         run = first.parent.parent if first.parent.name == CHECKPOINTS else first
-        if (run / IMPORT).is_file():
-            (staging / IMPORT).write_bytes((run / IMPORT).read_bytes())
+        for name in (IMPORT, RECIPE):
+            if (run / name).is_file():
+                (staging / name).write_bytes((run / name).read_bytes())
     return Path(output).absolute()
 
 

@@ -52,7 +52,7 @@ def of_scores(metrics: Mapping[str, float], what: str = "validation") -> list[st
 
 def has_learned_nothing(metrics: Mapping[str, float]) -> bool:
     """Return whether BLEU and chrF are those of one sentence for all sources; of single words BLEU says little."""
-    return metrics["eval_bleu"] < 1 and metrics["eval_chrf"] < 20
+    return metrics["eval_bleu"] < 2 and metrics["eval_chrf"] < 20
 
 
 def warned(fact: str, is_wrong: bool, warning: str) -> str:

@@ -58,7 +58,7 @@ class Push:
     dry_run: bool = False
     """print the files and the card, send nothing"""
     private: bool = False
-    """make the repository private"""
+    """create the repository as a private one"""
     revision: str = "main"
     """branch, created if it does not exist"""
     token: str | None = None
@@ -187,8 +187,8 @@ def export(
     Args:
         output: a new folder for the exported model
         format: of the exported model
-        quantization: how CTranslate2 stores the weights (default: float32); for transformers.js int8 is beside float32,
-            a site has it
+        quantization: how CTranslate2 stores the weights (default: float32); transformers.js gets int8 beside float32, a
+            site int8 or float32
         languages: of source and target, such as en de (default: as the model was trained)
     """
     from ..export.exporting import export_model

@@ -221,7 +221,7 @@ class Table3(TranslationExperiment):
     """Rows (A) to (E), base and big; the base model with three seeds.
 
     Paper scale: the recipe of the base or the big model with the row's sizes. Laptop scale: the same on Multi30k with
-    the row's sizes in small (`laptop_changes`), smaller batches and fewer steps.
+    the row's sizes scaled down (`laptop_changes`), smaller batches and fewer steps.
     """
 
     name = "table3"

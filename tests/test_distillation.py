@@ -271,11 +271,13 @@ def test_two_processes_distil_what_one_does(teachers, student, tmp_path):
 @pytest.mark.usefixtures("whole_outputs")  # a model of two steps repeats itself
 def test_text_of_the_target_language_is_translated_back_and_learned_too(student, text, tmp_path, monkeypatch, fails):
     command = ["train", student, "--vocab-size", 300, "--validation-source", "none", "--validation-target", "none"]
-    command += ["--validation-size", "auto", "--augmentation", "auto", "--dropout", "auto", "--max-minutes", 100]
+    command += ["--validation-size", "auto", "--augmentation", "auto", "--dropout", "auto", "--max-minutes", 9999]
     command += ["--target-text", text / "test.de", "--quiet", "--bleu-tokenizer", "char", "--output"]
     assert main(list(map(str, [*command, tmp_path / "straight"]))) == 0
     out = tmp_path / "out"
-    assert "give --max-minutes" in fails(*[1e-3 if word == 100 else word for word in command], out)
+    few = [1e-3 if word == 9999 else word for word in command]
+    few[few.index("--dropout") + 1] = 0.1  # else a trial of the steps refuses it
+    assert "give --max-minutes" in fails(*few, out)
     stop_after_step(1, monkeypatch)  # of the reverse model too, that has more minutes now
     statuses = [main(list(map(str, [*command, out]))) for _ in range(3)]
     assert statuses == [128 + signal.SIGTERM, 128 + signal.SIGTERM, 0]  # in the reverse training, and in the final one
@@ -306,15 +308,15 @@ def test_text_of_the_target_language_is_translated_back_and_learned_too(student,
 
 def test_few_minutes_take_few_lines_of_text_or_are_refused(tmp_path):
     (tmp_path / "verdict.json").write_text('{"metrics": {"eval_epoch": 12}, "seconds": 60}')
-    texts = [SimpleNamespace(stream=lambda lines=lines: ((str(n), "") for n in range(lines))) for lines in (20, 2)]
+    texts = [SimpleNamespace(stream=lambda lines=lines: ((str(n), "") for n in range(lines))) for lines in (40, 2)]
     recipe = Recipe(output=str(tmp_path), train_source="a", train_target="b")
     made = distillation.DistilledText([], recipe, *texts)
 
     def step(minutes):
         return distillation._step(replace(recipe, max_minutes=minutes), recipe, made)
 
-    made.step = step(3)  # 36 passes through 2 pairs are 8 through 9, of which 7 are new
-    assert made.step == 3 and list(made._sources()) == ["0", "3", "6", "9", "12", "15", "18"]
-    with pytest.raises(UserError, match=r"in 1 minutes .* alone 12\.0 times: .* --max-minutes 2 or more"):
+    made.step = step(5)  # 60 passes through 2 pairs are 8 through 15, of which 13 are new
+    assert made.step == 3 and list(made._sources()) == [str(n) for n in range(0, 40, 3)]
+    with pytest.raises(UserError, match=r"in 1 minutes .* alone 12\.0 times: .* --max-minutes 7 or more"):
         step(1)
-    assert (step(30), step(0.75 * 2)) == (1, 8)  # the latter is what the message asks for
+    assert (step(30), step(0.75 * 7)) == (1, 3)  # the latter is what the message asks for

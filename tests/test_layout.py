@@ -98,8 +98,8 @@ ROOM_LINES = {
     "experiments": 679, "serving": 1498, "hub": 678, "export": 1086, "parsing": 844, "documents": 1675,
     "attention": 393, "catalogues": 912, "recipes": 404, "evaluation": 326,
 }  # fmt: skip
-TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1560, 25000, 11.8
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19986
+TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1561, 25000, 11.8
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19996
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

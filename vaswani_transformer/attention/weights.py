@@ -91,7 +91,7 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
     """Return what every head of a model looks at in a sentence pair.
 
     Args:
-        model: one model, no ensemble, with any attention implementation, in any mode; others may use it meanwhile.
+        model: one model, no ensemble, of any attention implementation, in any mode; other threads may use it, too.
         target: its translation; if not given, the tokens that the model's own search finds.
         **generate_options: for that search, over the model's own generation configuration.
 

@@ -37,7 +37,7 @@ def serve(
         memory: files of earlier translations (TMX, TSV, ...), as of `vaswani translate`, for a server of one model
         max_models: models in memory at once (default: those whose files fit a quarter of it)
         max_characters: characters of a request
-        queue: sentences, and requests, under way at once; beyond it they are refused with status 503
+        queue: sentences and requests under way at once; further ones are refused with status 503
         timeout: seconds that a request may take
         api_keys: a key on each line (`#`: a comment), one of which a request needs (default: none is needed)
         root_path: path at which a proxy shows the server, as /translate

@@ -68,9 +68,10 @@ def reference(pairs, rules, tests=()):
     names = [alone(index) for index in range(len(pairs))]
     left = [index for index, name in enumerate(names) if name == "kept"]
     if rules.length_ratio and left:
-        found = deviations([tuple(map(len, texts[index])) for index in left], 1)
-        for index, deviation in zip(left, found, strict=True):
-            names[index] = "length ratio" if abs(deviation) > rules.length_ratio else "kept"
+        sample = list(dict.fromkeys(texts[index] for index in left))  # copies do not count
+        found = dict(zip(sample, deviations([tuple(map(len, text)) for text in sample], 1), strict=True))
+        for index in left:
+            names[index] = "length ratio" if abs(found[texts[index]]) > rules.length_ratio else "kept"
     seen = set()
     for index, text in enumerate(texts):
         if names[index] != "kept":

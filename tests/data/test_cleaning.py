@@ -148,6 +148,17 @@ def test_compressed_text_and_columns(tmp_path):
     assert make(recipe, tmp_path / "gz", length_ratio=0)["counts"] == {"kept": 2, "undecodable": 1}
 
 
+@pytest.mark.parametrize(("name", "mark"), [("c.tsv", "\t"), ("c.csv", ",")])
+def test_broken_rows_of_tables_are_dropped(tmp_path, name, mark):
+    rows = ["en@de", "good@gut", "alone", "b\udcffd@schlecht", "one@two@three", "fine@fein"]
+    (tmp_path / name).write_bytes("\n".join(rows).replace("@", mark).encode("utf-8", "surrogateescape"))
+    recipe = Recipe(train_data=str(tmp_path / name), source_column="en", target_column="de")
+    counts = make(recipe, tmp_path / "out", length_ratio=0)["counts"]
+    assert counts == {"kept": 2, "undecodable": 1, "empty": 2}
+    assert rows_of(tmp_path / "out") == [("good", "gut"), ("fine", "fein")]
+    assert "    pair 4: the target\n    one two three\n" in (tmp_path / "out" / "report.md").read_text("utf-8")
+
+
 def test_rules_that_make_no_sense(tmp_path):
     recipe = recipe_of(tmp_path, [("a dog", "ein Hund")])
     for options, part in (

@@ -27,7 +27,7 @@ from ..recipes.recipe import Recipe
 from . import cleaning_rules
 from .cleaning_options import CleaningRules
 from .cleaning_rules import KEPT, NAMES, Judge, LengthRatio, check_rules, key_of, plain
-from .pair_readers import UNDECODED
+from .pair_readers import BROKEN, READERS
 from .parallel_text import check_lines, pairs_of, random_rows
 from .prepared import DATA_FIELDS
 from .recipe_data import data_sources
@@ -87,7 +87,7 @@ def clean(
                 raise UserError(f"{output.path} {problem}: give another --output, or --overwrite")
             shutil.rmtree(output.path / TASKS, ignore_errors=True)  # of a run that was killed after its last file
             return manifest
-        train = replace(train, kind=UNDECODED) if train.kind == "text" else train
+        train = replace(train, kind=train.kind + BROKEN) if train.kind + BROKEN in READERS else train
         text, validation = train.load(), validation and validation.load()
         output.note()
         tasks = output.path / TASKS / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_COLUMNS = ("source", "target")
 PAIR_FEATURES = datasets.Features(dict.fromkeys(DEFAULT_COLUMNS, datasets.Value("string")))
-UNDECODED = "text, undecoded"  # the reader of text in which U+FFFD stands for bytes that are not UTF-8
+BROKEN = ", broken"  # after the kind of a text or table: U+FFFD stands for what is not UTF-8, rows lack a target
 CATALOGUES = (".po", ".xlf", ".xliff", ".ts")
 _ROWS = 10_000  # of a table that is written at once
 
@@ -44,9 +44,9 @@ def _read_text(source: Path, target: Path, columns: tuple[str, str], errors: str
         yield pair
 
 
-def _read_table(path: Path, columns: tuple[str, str]) -> Pairs:
+def _read_table(path: Path, columns: tuple[str, str], errors: str = "strict") -> Pairs:
     """Read TSV, without quoting and maybe without a header, or CSV, which has both."""
-    lines, is_csv = read_lines(path), path.name.lower().removesuffix(".gz").endswith(".csv")
+    lines, is_csv = read_lines(path, errors=errors), path.name.lower().removesuffix(".gz").endswith(".csv")
     csv.field_size_limit(LONGEST_LINE)
     rows = csv.reader((line + "\n" for line in lines), strict=True) if is_csv else (line.split("\t") for line in lines)
     with reading(path), _naming_line(path, rows):
@@ -60,6 +60,9 @@ def _read_table(path: Path, columns: tuple[str, str]) -> Pairs:
                     logger.info("%s: line 1 names the columns: %.200s", path, ", ".join(fields))
                     continue
             if not least <= len(fields) <= most:
+                if errors == "replace":
+                    yield " ".join(fields), ""
+                    continue
                 counts = f"{len(fields)} field(s), where the first has {len(names)}"
                 raise UserError(f"{path}, {'row' if is_csv else 'line'} {number}: {counts}; give it both sides")
             yield fields[source], fields[target]
@@ -120,26 +123,22 @@ def _read_catalogue(path: Path, columns: tuple[str, str]) -> Pairs:
         yield tuple(" ".join(filter(None, map(str.strip, pair[side].split("\n")))) for side in sides)
 
 
-_READERS = {
-    "text": _read_text,
-    UNDECODED: partial(_read_text, errors="replace"),
-    ".tsv": _read_table,
-    ".csv": _read_table,
-    ".tmx": read_tmx,
-} | dict.fromkeys(CATALOGUES, _read_catalogue)
+_LINES = {"text": _read_text, ".tsv": _read_table, ".csv": _read_table}
+READERS = _LINES | {".tmx": read_tmx} | dict.fromkeys(CATALOGUES, _read_catalogue)
+READERS |= {kind + BROKEN: partial(reader, errors="replace") for kind, reader in _LINES.items()}
 
 
 def read_pairs(
     kind: str, shards: Sequence[tuple[str | Path, ...]], columns: tuple[str, str] = DEFAULT_COLUMNS
 ) -> Pairs:
-    """Yield the pairs of shards, each one file, or a source and a target file, of a kind of `_READERS`.
+    """Yield the pairs of shards, each one file, or a source and a target file, of a kind of `READERS`.
 
     Raises:
         UserError: naming file and line; also for a file without any pair, unless it is one of several catalogues.
     """
     for files in shards:
         pair = None
-        for pair in _READERS[kind](*map(to_path, files), columns):
+        for pair in READERS[kind](*map(to_path, files), columns):
             yield pair
         if pair is None and kind in CATALOGUES and len(shards) > 1:
             logger.warning("%s: nothing in it is translated", files[0])

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from ..errors import UserError, reading
 from ..files import is_local, to_path
-from .pair_readers import CATALOGUES, DEFAULT_COLUMNS, PAIR_FEATURES, UNDECODED, PairsBuilder, column_position
+from .pair_readers import CATALOGUES, DEFAULT_COLUMNS, PAIR_FEATURES, READERS, PairsBuilder, column_position
 from .text_files import LONGEST_LINE, check_on_disk, file_stamp, home_path
 
 # The languages that a catalogue names, without regions: source, target.
@@ -54,7 +54,7 @@ class PairSource:
             UserError: for text that is missing, damaged, empty, or not pairs of strings.
         """
         with _loading(self.where):
-            if self.kind in ("text", UNDECODED, *_OWN):
+            if self.kind in READERS:
                 return _pairs_only(self._read(), DEFAULT_COLUMNS, self.where)
             if self.kind == "saved":
                 dataset = datasets.load_from_disk(self.where)

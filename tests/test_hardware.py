@@ -1,6 +1,9 @@
 """Threads and memory within what the control groups grant; TF32."""
 
 import math
+import os
+import subprocess
+import sys
 from unittest import mock
 
 import pytest
@@ -54,6 +57,28 @@ def test_no_more_threads_than_granted(granted, variable, expected, monkeypatch):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     assert threads == expected
+
+
+def test_kernels_of_products_of_many_shapes_are_not_kept():
+    """In bf16, where oneDNN makes them; a new process has none yet."""
+    if not getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)():
+        pytest.skip("oneDNN multiplies in bf16 with AVX-512 alone")
+    code = """
+import resource, sys, torch
+from vaswani_transformer.hardware import tune_cpu_memory
+if sys.argv[1] == "few":
+    tune_cpu_memory()
+matrix = torch.ones(512, 256, dtype=torch.bfloat16)
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+for rows in range(400, 900):
+    torch.ones(rows, 256, dtype=torch.bfloat16) @ matrix.T
+    if rows == 410:
+        start = peak()
+print(peak() - start)
+"""
+    clean = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}
+    few, all_ = (int(subprocess.check_output([sys.executable, "-c", code, each], env=clean)) for each in ("few", "all"))
+    assert few < all_ / 3, (few, all_)
 
 
 def test_gpus_multiply_float32_in_tf32(monkeypatch):

@@ -100,11 +100,14 @@ def choose_precision(precision: str) -> dict[str, bool]:
     return {"bf16": precision == "bf16" or (precision == "auto" and has_bf16), "fp16": precision == "fp16"}
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep freed blocks for the next step instead of giving them back to the kernel.
+def tune_cpu_memory() -> None:
+    """Let glibc keep freed blocks for the next step, and oneDNN the kernels of one step; before its first product.
 
-    By default each large tensor of a step is fresh memory that the kernel has to clear first. Without glibc: nothing.
+    By default each large tensor of a step is fresh memory that the kernel has to clear first, and oneDNN, which
+    multiplies in bf16, keeps a program and buffers for each of 1,024 shapes, though batches hardly ever have one twice.
     """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # its own, and that of torch above it
+        os.environ.setdefault(name, "20")
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-4, 0)  # M_MMAP_MAX of <malloc.h>

@@ -226,10 +226,10 @@ def train_bare(options: argparse.Namespace, folder: Path, keep: bool) -> None:
 
     from vaswani_transformer.data.batching import PairCollator
     from vaswani_transformer.data.tokenization import load_tokenizer
-    from vaswani_transformer.hardware import keep_freed_memory
+    from vaswani_transformer.hardware import tune_cpu_memory
 
     if keep:
-        keep_freed_memory()
+        tune_cpu_memory()
     tokenizer = load_tokenizer(folder / "tokenizer")
     pairs = datasets.load_from_disk(folder / "pairs")
     collate, cuda = PairCollator(tokenizer.pad_token_id), options.device == "cuda"

@@ -59,7 +59,7 @@ def load_for_decoding(
     import torch
 
     from ..decoding.ensemble import load_ensemble
-    from ..hardware import keep_freed_memory
+    from ..hardware import tune_cpu_memory
     from ..loading import load_model
 
     torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN makes a plan for each new shape, which takes far longer
@@ -69,7 +69,7 @@ def load_for_decoding(
         model, tokenizer = load_model(folders[0], device, precision)
         model.keep_decoder()
     if model.device.type == "cpu":  # each step of a search of many beams allocates and frees the same large tensors
-        keep_freed_memory()
+        tune_cpu_memory()
     return model, tokenizer
 
 

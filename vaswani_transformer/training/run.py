@@ -29,7 +29,7 @@ from ..distributed import Processes, joined_processes
 from ..errors import UserError, reading
 from ..evaluation.metrics import bleu_metric, compare_systems
 from ..files import is_local
-from ..hardware import choose_precision, default_num_workers, keep_freed_memory, on_cpu, use_tf32
+from ..hardware import choose_precision, default_num_workers, on_cpu, tune_cpu_memory, use_tf32
 from ..json_and_yaml import read_json
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
@@ -403,7 +403,7 @@ def train(recipe: Recipe, progress: bool = True) -> TrainingResult:
     if not progress or (sys.stderr is not None and not sys.stderr.isatty()):
         datasets.disable_progress_bars()
     if on_cpu():
-        keep_freed_memory()
+        tune_cpu_memory()
     use_tf32()
     torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN makes a plan for each new shape, which takes far longer
     mode = torch.get_deterministic_debug_mode()

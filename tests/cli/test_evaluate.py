@@ -119,6 +119,7 @@ def test_a_translation_memory_is_a_test_set(model, evaluate, tmp_path, fails):
         assert f"error: {memory} holds pairs" in fails(*command, *columns)
     assert f"error: {memory} holds pairs" in fails("score", model, "--source", memory, "--target", memory)
     assert f"error: {memory} holds pairs" in fails("translate", model, "--input", memory)
+    assert "a.html.gz is packed" in fails("translate", model, "--input", "a.html.gz")
     command[3:6] = tmp_path / "test.en", "--reference", tmp_path / "test.de"
     assert "--source-column is for one table" in fails(*command, *columns)
     assert "--reference specified multiple times" in fails(*command, "--reference", memory)

@@ -10,6 +10,8 @@ from translating import OPTIONS, run
 
 from vaswani_transformer import Translator, load_model
 from vaswani_transformer.data.memory import Memory
+from vaswani_transformer.decoding.glossary import Glossary
+from vaswani_transformer.decoding.streaming import Window
 
 model, source = translating.model, translating.source
 MEMORY = [("A dog.", "Es ist\tein Hund."), ("the small red house over there", "das kleine rote Haus dort")]
@@ -35,6 +37,8 @@ def test_an_exact_match_is_taken_and_a_near_one_is_shown(loaded):
     assert answers[3:4] == texts_of(plain.hypotheses([SHOWN])) != expected[3:4]
     assert answers[4:5] == texts_of(plain.hypotheses([("A dog. <TM> " + MEMORY[0][1], "Ein")]))
     assert [answers[row] for row in (0, 2, 5)] == [expected[row] for row in (0, 2, 5)]
+    translator = Translator(*loaded, memory=Memory(MEMORY), glossary=Glossary({"dog": ["Kater"]}), **SHORT)
+    assert [piece.known for piece in translator.prepare(Window(0, 1, ["A dog."])).pieces] == [None]
 
 
 def texts_of(answers) -> list[list[str]]:

@@ -110,6 +110,7 @@ def archive(*names, content=b"<a"):
         ("docx", word_file("<w:p/>")[:-80], "not a Word file"),
         ("docx", archive("content.xml"), "no item named 'word/document.xml'"),
         ("docx", archive("word/document.xml"), "word/document.xml of the file is damaged"),
+        ("docx", archive("xl/a", "_rels/.rels", content=b'<a><b Type="/officeDocument" Target="xl/a"/></a>'), "item"),
         ("docx", archive("word/document.xml", content="<a>ü</a>".encode("latin-1")), "is damaged"),
         ("docx", archive("word/document.xml", content=b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>'), "document type"),
     ],

@@ -29,6 +29,7 @@ POINTS = {
     "vtt": ["<00:{}.000>", "\n\nNOTE {}\n\n00:01.000 --> 00:02.000\n"],
     "docx": [
         '<w:bookmarkStart w:id="{}"/>', '<w:r><w:footnoteReference w:id="{}"/></w:r>', '<w:r><w:br w:n="{}"/></w:r>',
+        '<w:r><w:sym w:char="{}"/></w:r>', '<w:r><w:noBreakHyphen w:n="{}"/></w:r>',
     ],
 }  # fmt: skip
 STYLES = {

@@ -89,6 +89,7 @@ def test_where_markup_goes(text, forwards, reverse):
         ("<b>Colour</b><span>Red</span> <b>re</b><i>do</i>", ["Colour", "Red redo"]),
         ("one<img>two<wbr>s<!-- c -->", ["one twos"]),
         ("in&shy;ter\u200bnal \ufeffcat", ["internal cat"]),
+        ('<html xmlns="http://www.w3.org/1999/xhtml"><script/><p>A dog <a id="b"/>runs.', ["A dog runs."]),
         ("Ask @ann or #cats on 1️⃣ b.org/x? :tada: ${x}%{y} {n, plural, one {# x} other {y}} %5.1f", ["Ask or on?"]),
         ("12 — 5 → 🎉", []),
         ("The .NET kit. Use torch.nn.Layer! No.Way", ["The .NET kit.", "Use torch.nn.Layer!", "No.Way"]),
@@ -174,6 +175,7 @@ title: Not text
         ("A$2 or A$3, $x$", "A\\$2 OR A\\$3, $x$"),
         ('??? tip "a dog"\n    runs\n    on\n\n::: x\na\n:::', '??? tip "A DOG"\n    RUNS ON\n\n::: x\nA\n:::'),
         ("cat\n: a dog", "CAT\n: A DOG"),
+        ("import A from 'a'\nimport b\n\nexport const b\n\na", "import A from 'a'\nIMPORT B\n\nexport const b\n\nA"),
         ("H~2~O or x^2^ ~a~", "H~2~O OR X^2^ ~A~"),
         ("<var>x *y*</var> or <q translate=no>b</q> *c*", "<var>x *y*</var> OR <q translate=no>b</q> *C*"),
     ],
@@ -224,6 +226,7 @@ def test_subtitles():
     text = "WEBVTT - a title\n\nNOTE a\nnote\n\n" + cue
     result = translated(text.format("x", "hi", "dogs", "run"), "srt")
     assert result == translated(text.format("x", "hi", "dogs", "run"), "vtt") == text.format("x", "HI", "DOGS", "RUN")
+    assert translated("WEBVTT\n\nNOTE a\n", "vtt") == "WEBVTT\n\nNOTE a\n"  # of a silent film
 
 
 @pytest.mark.parametrize("format", ["paragraphs", "html", "markdown"])

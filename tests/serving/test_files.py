@@ -39,13 +39,15 @@ def test_a_document_and_a_catalogue(make, loaded):
 
 @pytest.mark.parametrize(
     ("name", "data", "message"),
-    [("a.exe", b"", "to be one of .txt"), ("a.docx", b"\xff", "not a Word file"), ("a.md", b"\xff", "not valid UTF-8"),
+    [("a.exe", b"", "to be one of .txt"), ("a.docx", b"\xff", "not a Word"), ("a.markdown", b"\xff", "valid UTF-8"),
      ("a.po", b"\xff\xfe\0", "request: the file: 'utf-16"), ("a.json", b"{", "request: the file: ")],
 )  # fmt: skip
 def test_what_is_no_file_of_a_format(make, name, data, message):
     status, answer = ask(make(), "POST", "/translate_file", data=LANGUAGES, files={"file": (name, data)})
     assert status == 400 and message in answer["error"]
     assert ask(make(), "POST", "/translate_file", data=LANGUAGES)[0] == 400
+    answer = ask(make(), "POST", "/translate_file", data={}, files={"file": ("a.txt", data)})[1]
+    assert answer["error"] == "Invalid request: target: Field required"
 
 
 def test_files_take_no_thread_from_their_sentences(make):

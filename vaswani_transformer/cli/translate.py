@@ -95,8 +95,10 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
     if written.format is None:
         name, formats = (files.input or "").lower(), {**ENDINGS, **CATALOGUE_ENDINGS, ".txt": "text", ".ts": "text"}
         written = replace(written, format=next((formats[end] for end in formats if name.endswith(end)), "text"))
-        if name.removesuffix(".gz").endswith((".tsv", ".csv", ".tmx", ".jsonl", ".parquet")):
-            raise UserError(f"{files.input} holds pairs: give lines, or --format text to take them as lines")
+        has_pairs = (inner := name.removesuffix(".gz")).endswith((".tsv", ".csv", ".tmx", ".jsonl", ".parquet"))
+        if has_pairs or (inner != name and inner.endswith(tuple(end for end in formats if formats[end] != "text"))):
+            problem = "holds pairs: give lines" if has_pairs else "is packed: unpack it"
+            raise UserError(f"{files.input} {problem}, or --format text to take its lines as they are")
         request = replace(request, written=written)
     options.exclude("SENTENCE", sentences, {"input": files.input, "prefix": files.prefix})
     without = {"prefix": files.prefix, "ensemble": request.computing.ensemble, "sample": sampling.sample}

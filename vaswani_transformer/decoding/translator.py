@@ -155,11 +155,10 @@ class Translator:
             try:
                 with reading(f"line {number}"):
                     self.codes.split(source)
-                is_asked = self.memory and self.is_exact and not pairs[line][1].strip()
-                if is_asked and (known := self.memory.exact(source)):
+                is_free = not (pairs[line][1].strip() or (glossary and glossary.of(source)))
+                if is_free and self.memory and self.is_exact and (known := self.memory.exact(source)):
                     pieces.append(Piece(line, source_ids, known=known))
                     continue
-                is_free = not (pairs[line][1].strip() or (glossary and glossary.of(source)))
                 text, times, write = self._simplified(source) if is_free else (source, 1, str)
                 source_ids = source_ids if text == source else self._own_tokenizer(self.codes.coded(text))["input_ids"]
                 parts = self._within_limits(number, text, source_ids)

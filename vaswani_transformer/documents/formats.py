@@ -20,8 +20,8 @@ OFFICE = ("docx", "pptx", "odt")
 #: Names of the formats.
 FORMATS = (*_READERS, *OFFICE)
 #: The formats by the ends of files' names.
-ENDINGS = {".txt": "paragraphs", ".html": "html", ".htm": "html", ".xhtml": "html", ".md": "markdown"}
-ENDINGS |= {f".{name}": name for name in ("srt", "vtt", *OFFICE)} | {".odp": "odt", ".ods": "odt"}
+ENDINGS = {".txt": "paragraphs", ".htm": "html", ".xhtml": "html", ".md": "markdown", ".odp": "odt", ".ods": "odt"}
+ENDINGS |= {f".{name}": name for name in ("html", "markdown", "srt", "vtt", *OFFICE)}
 
 
 def translate_document(

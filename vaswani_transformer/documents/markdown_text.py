@@ -25,7 +25,8 @@ _HEADING_END = re.compile(r"(?<=\s)#+\s*$")  # signs that it would lose
 # Where the title is not in quotation marks, and for what takes in another file, all of the line.
 _MARKER = re.compile(
     rb"""(?:(?:!!!|\?\?\?\+?|===|::+)[ \t]*(?:[\w.={}\#-]+[ \t]*){0,3}(?:"([^"\n]*)"[ \t]*)?|\{[%:{][^\n]*\}[ \t]*"""
-    rb"""|(?::::|\[!\w+\]|--8<--)[^\n]*|\[TOC\])(?=\r?\n|\Z)"""
+    rb"""|(?::::|\[!\w+\]|--8<--)[^\n]*|\[TOC\]"""
+    rb"""|(?:import [^\n]*['"]|export (?:const|default|function) )[^\n]*)(?=\r?\n|\Z)"""  # of MDX
 )
 _PRICE = b"\x1a"  # in the place of a $ that is none of a formula's
 

@@ -26,7 +26,8 @@ _SPANS = {"hyperlink", "ins", "smartTag"}
 _POINTS = {"bookmarkStart", "bookmarkEnd", "commentRangeStart", "commentRangeEnd", "proofErr", "permStart", "permEnd"}
 _FIELD, _TEXT_FIELD = re.compile('fldCharType="(begin|end)"'), re.compile("HYPERLINK|FORMTEXT")
 _RAISED = re.compile(r'vertAlign [^<>]*"su(?:b|per)script"')
-_REFERENCES = {"footnoteReference", "endnoteReference", "commentReference"}  # a run of one of them is a point
+# A run of one of them is a point.
+_REFERENCES = {"footnoteReference", "endnoteReference", "commentReference", "noBreakHyphen", "sym"}
 
 
 class _Event(NamedTuple):
@@ -67,7 +68,8 @@ def _parts(archive: zipfile.ZipFile) -> set[str]:
     if "_rels/.rels" in names:
         relations = ElementTree.fromstring(archive.read("_rels/.rels"))
         kinds = {relation.get("Type").rpartition("/")[2]: relation.get("Target") for relation in relations}
-        main = kinds.get("officeDocument", main).lstrip("/")
+        named = kinds.get("officeDocument", main).lstrip("/")
+        main = main if named.startswith("xl/") else named  # a spreadsheet of Excel has none
     archive.getinfo(main)  # raises if there is none
     folder = main[: main.rfind("/") + 1]
     return {main, *(name for name in names if name.startswith(folder) and _PARTS.fullmatch(name[len(folder) :]))}

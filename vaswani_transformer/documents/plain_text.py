@@ -30,9 +30,9 @@ def read_subtitles(text: str) -> Document:
     """
     lines = re.findall(r"[^\n]*\n|[^\n]+", text)
     times = {number for number, line in enumerate(lines) if _TIME.match(line)}
-    if lines and not times:
-        raise UserError("this has no line such as 00:00:01,000 --> 00:00:02,000: give subtitles of SubRip or WebVTT")
     is_vtt = text.startswith("WEBVTT")
+    if lines and not times and not is_vtt:
+        raise UserError("this has no line such as 00:00:01,000 --> 00:00:02,000: give subtitles of SubRip or WebVTT")
     heads = {n - 1 for n in times if n and (lines[n - 1].strip().isdigit() or (is_vtt and not lines[n - 2].strip()))}
     pieces, in_text, is_cue = [], False, False
     for number, line in enumerate(lines):

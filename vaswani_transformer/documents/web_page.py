@@ -45,6 +45,7 @@ class _Events(HTMLParser):
         super().__init__(convert_charrefs=False)
         self.lines = [0, *accumulate(len(line) + 1 for line in source.split("\n"))]
         self.events: list[tuple[int, str, str, dict]] = []
+        self.is_xml = "http://www.w3.org/1999/xhtml" in source[:2000]
         # After this nothing ends, and the parser would look for ends again and again, in quadratic time.
         end, comment = source.rfind(">") + 1, source.find("<!--", source.rfind("-->") + 1)
         end = comment if 0 <= comment < end else end
@@ -62,7 +63,10 @@ class _Events(HTMLParser):
         return self.parse_bogus_comment(i)
 
     def handle_startendtag(self, tag, attrs):
-        self._add("alone" if tag in ("svg", "math") or _is_omegat(tag) else "start", tag, attrs)
+        alone = tag in ("svg", "math") or _is_omegat(tag)
+        self._add("alone" if alone else "start", tag, attrs)
+        if self.is_xml and not alone and tag not in HTML_EMPTY:
+            self._add("end", tag)
 
     handle_starttag, handle_endtag = partialmethod(_add, "start"), partialmethod(_add, "end")
     handle_data = handle_entityref = handle_charref = partialmethod(_add, "text")

@@ -117,7 +117,7 @@ class VaswaniGenerationMixin:
 
     Comes before `GenerationMixin` in the bases of a model. In `generate()`, `length_penalty` is the alpha of the
     paper's rule. Unless `max_length` or `max_new_tokens` is given, an output has at most `max_extra_tokens` more tokens
-    than its own source. A sentence's output does not depend on the rest of its batch.
+    than its own source. A sentence's output does not depend on the rest of its batch, padded on the right.
 
     Two entries of the generation configuration, or arguments of `generate()`, are our own:
 

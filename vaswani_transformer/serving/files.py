@@ -45,7 +45,9 @@ async def translate_file(request: Request) -> Any:
     ending = next((ending for ending in _ENDINGS if name.lower().endswith(ending)), None)
     if not ending:
         return error_response(400, f"Invalid request: file is to be one of {', '.join(_ENDINGS)}")
-    served = service.model_for(str(fields.get("source", "auto")), str(fields.get("target", "")))
+    if not fields.get("target"):
+        return error_response(400, "Invalid request: target: Field required")
+    served = service.model_for(str(fields.get("source", "auto")), str(fields["target"]))
     data = await fields["file"].read()
     service.note(request, served, [data.decode(errors="ignore")])
     work = _FileWork(service, served)

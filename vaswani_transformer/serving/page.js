@@ -357,7 +357,7 @@ function lookInside(number) {
 
 /** Asks for the details of a sentence of a long text. */
 async function addDetails(sentence) {
-  if (sentence.isAsked || !state.details[nameOf(sentence.languages)].alignments) return;
+  if (sentence.isAsked || !state.details[nameOf(sentence.languages)].confidence) return;
   sentence.isAsked = true;
   const answer = await sentenceAlone(sentence, {}).catch(() => null);
   if (answer?.translations[0].text !== sentence.shown.text) return;
@@ -417,7 +417,7 @@ async function showAlternatives() {
   $("list").lang = sentence.languages.target;
   $("list").replaceChildren(...sentence.others.map((other, place) => {
     const isShown = other.text === sentence.shown.text;
-    const scores = [`score ${other.score.toFixed(2).replace("-", "−")}`];
+    const scores = other.score === null ? [] : [`score ${other.score.toFixed(2).replace("-", "−")}`];
     if (other.confidence !== undefined) scores.push(`${percent(other.confidence)} sure`);
     if (isShown) scores.push("shown above");
     const text = make("bdi", {className: "text", dir: "auto", textContent: other.text});

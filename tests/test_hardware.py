@@ -64,17 +64,17 @@ def test_kernels_of_products_of_many_shapes_are_not_kept():
     if not getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)():
         pytest.skip("oneDNN multiplies in bf16 with AVX-512 alone")
     code = """
-import resource, sys, torch
+import psutil, sys, torch
 from vaswani_transformer.hardware import tune_cpu_memory
 if sys.argv[1] == "few":
     tune_cpu_memory()
 matrix = torch.ones(512, 256, dtype=torch.bfloat16)
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+megabytes = lambda: psutil.Process().memory_info().rss >> 20
 for rows in range(400, 900):
     torch.ones(rows, 256, dtype=torch.bfloat16) @ matrix.T
     if rows == 410:
-        start = peak()
-print(peak() - start)
+        start = megabytes()
+print(megabytes() - start)
 """
     clean = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}
     few, all_ = (int(subprocess.check_output([sys.executable, "-c", code, each], env=clean)) for each in ("few", "all"))

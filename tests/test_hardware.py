@@ -1,4 +1,4 @@
-"""Threads and memory within what the control groups grant; TF32."""
+"""Threads and memory within what the control groups grant; kernels that are kept; TF32."""
 
 import math
 import os

@@ -95,7 +95,7 @@ def test_each_room_says_what_lives_there(room):
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
     "model": 4011, "data": 3130, "training": 2531, "importing": 1222, "cli": 2016, "decoding": 1914,
-    "experiments": 679, "serving": 1500, "hub": 678, "export": 1086, "parsing": 844, "documents": 1682,
+    "experiments": 679, "serving": 1500, "hub": 678, "export": 1086, "parsing": 844, "documents": 1706,
     "attention": 393, "catalogues": 912, "recipes": 404, "evaluation": 326,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1564, 25000, 11.8

@@ -174,7 +174,7 @@ title: Not text
         ("+++\na = 'b'\n+++\n\n# a {#b .c}", "+++\na = 'b'\n+++\n\n# A {#b .c}"),
         ("A$2 or A$3, $x$", "A\\$2 OR A\\$3, $x$"),
         ('??? tip "a dog"\n    runs\n    on\n\n::: x\na\n:::', '??? tip "A DOG"\n    RUNS ON\n\n::: x\nA\n:::'),
-        ("cat\n: a dog", "CAT\n: A DOG"),
+        ("cat\n: a dog\n\n{/* a b */}", "CAT\n: A DOG\n\n{/* a b */}"),
         ("import A from 'a'\nimport b\n\nexport const b\n\na", "import A from 'a'\nIMPORT B\n\nexport const b\n\nA"),
         ("H~2~O or x^2^ ~a~", "H~2~O OR X^2^ ~A~"),
         ("<var>x *y*</var> or <q translate=no>b</q> *c*", "<var>x *y*</var> OR <q translate=no>b</q> *C*"),

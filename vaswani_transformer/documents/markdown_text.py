@@ -24,7 +24,7 @@ _HEADING_END = re.compile(r"(?<=\s)#+\s*$")  # signs that it would lose
 # A line that says what the next ones are (Python-Markdown, Docusaurus, Pandoc), perhaps with a title; and a template's.
 # Where the title is not in quotation marks, and for what takes in another file, all of the line.
 _MARKER = re.compile(
-    rb"""(?:(?:!!!|\?\?\?\+?|===|::+)[ \t]*(?:[\w.={}\#-]+[ \t]*){0,3}(?:"([^"\n]*)"[ \t]*)?|\{[%:{][^\n]*\}[ \t]*"""
+    rb"""(?:(?:!!!|\?\?\?\+?|===|::+)[ \t]*(?:[\w.={}\#-]+[ \t]*){0,3}(?:"([^"\n]*)"[ \t]*)?|\{[%:{/][^\n]*\}[ \t]*"""
     rb"""|(?::::|\[!\w+\]|--8<--)[^\n]*|\[TOC\]"""
     rb"""|(?:import [^\n]*['"]|export (?:const|default|function) )[^\n]*)(?=\r?\n|\Z)"""  # of MDX
 )

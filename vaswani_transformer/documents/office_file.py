@@ -26,8 +26,10 @@ _SPANS = {"hyperlink", "ins", "smartTag"}
 _POINTS = {"bookmarkStart", "bookmarkEnd", "commentRangeStart", "commentRangeEnd", "proofErr", "permStart", "permEnd"}
 _FIELD, _TEXT_FIELD = re.compile('fldCharType="(begin|end)"'), re.compile("HYPERLINK|FORMTEXT")
 _RAISED = re.compile(r'vertAlign [^<>]*"su(?:b|per)script"')
-# A run of one of them is a point.
+# A run of one of them is a point, of pictures if no text box is in it.
 _REFERENCES = {"footnoteReference", "endnoteReference", "commentReference", "noBreakHyphen", "sym"}
+_PICTURES = {"drawing", "pict", "object", "AlternateContent"}
+_ASIDE, _NOTE = "\0\1"  # around the number of a note in a sentence; before each note behind all text: no XML has them
 
 
 class _Event(NamedTuple):
@@ -48,7 +50,7 @@ def translate_office_file(data: bytes, translate: Callable[[list[Document]], lis
             raise UserError(f"{large[0].filename} of the file has {large[0].file_size:,} bytes: divide the file")
         contents = {entry: archive.read(entry) for entry in archive.infolist()}
     translated = translate([_read_part(contents[entry], entry.filename) for entry in parts])
-    changed = contents | {entry: xml.encode() for entry, xml in zip(parts, translated, strict=True)}
+    changed = contents | {entry: _put_back(xml).encode() for entry, xml in zip(parts, translated, strict=True)}
     if changed == contents:
         return data
     result = io.BytesIO()
@@ -81,7 +83,10 @@ def _read_part(data: bytes, name: str) -> Document:
         events = _events(data)
     pieces, number, in_text = [], 0, False
     if name in _OPEN_DOCUMENT:
-        number, pieces = len(events), _open_document(events)
+        number, aside = len(events), []
+        pieces = _open_document(events, aside)
+        for note in aside:  # which grows by notes in notes
+            pieces += [Piece(_NOTE), *_open_document(note, aside)]
     while number < len(events):
         taken, end = _run(events, number), _end_of_whole(events, number)
         if end:
@@ -97,8 +102,19 @@ def _read_part(data: bytes, name: str) -> Document:
     return Document(pieces, escape=lambda text: html.escape(text, quote=False))
 
 
-def _open_document(events: list[_Event]) -> list[Piece]:
-    """Return the pieces of an OpenDocument part; text is what is directly in paragraphs, headings, spans and links."""
+def _put_back(xml: str) -> str:
+    """Return the XML of a part with its notes in their sentences."""
+    text, *notes = xml.split(_NOTE)
+    while _ASIDE in text:  # again for notes in notes
+        text = re.sub(rf"{_ASIDE}(\d+){_ASIDE}", lambda place: notes[int(place[1])], text)
+    return text
+
+
+def _open_document(events: list[_Event], aside: list[list[_Event]]) -> list[Piece]:
+    """Return the pieces of an OpenDocument part; text is what is directly in paragraphs, headings, spans and links.
+
+    What has paragraphs of its own within one, such as a note, is a point and is added to `aside`.
+    """
     pieces, stack, number = [], [""], 0
     while number < len(events):
         event, end = events[number], number
@@ -108,7 +124,13 @@ def _open_document(events: list[_Event]) -> list[Piece]:
         if opens and in_text and not is_inner:
             end = _end(events, number)
             inner = {part.name for part in events[number:end] if part.kind == "<"}
-        if end > number and not inner & (_PARAGRAPHS | _INNER):
+        if end > number and inner & _PARAGRAPHS:
+            separates = ":drawing:" in event.name  # a frame with text, or a shape
+            pieces.append(Piece(f"{_ASIDE}{len(aside)}{_ASIDE}", Kind.POINT, " " * separates))
+            aside.append(events[number : end + 1])
+            number = end + 1
+            continue
+        if end > number and not inner & _INNER:
             raw, name = _raw(events[number : end + 1]), event.name
             kind = Kind.FIXED if name in ("tab", "line-break") else Kind.POINT
             other = Piece(raw, kind, STAND_IN * (kind is Kind.POINT and "bookmark" not in name))
@@ -183,8 +205,10 @@ def _run(events: list[_Event], number: int) -> list[Piece]:
     children = [n for n in range(number, end) if events[n].depth == depth and events[n].kind == "<"]
     shown = [n for n in children if events[n].name not in ("rPr", "lastRenderedPageBreak")]
     names = [events[n].name for n in shown]
-    if len(names) == 1 and names[0] in _REFERENCES:
-        return [Piece(_raw(events[number : end + 1]), Kind.POINT)]
+    name = names[0].rpartition(" ")[2] if len(names) == 1 else ""
+    is_picture = name in _PICTURES and all(event.name != "p" for event in events[number:end])
+    if is_picture or name in _REFERENCES:
+        return [Piece(_raw(events[number : end + 1]), Kind.POINT, " " * is_picture)]
     if names != ["t"]:
         return []
     first, last = shown[0], _end(events, shown[0])

@@ -1,6 +1,7 @@
 """Shared by all tests: small models with seeded weights, a recipe of seconds with its text, the shared data.
 
-It imports nothing that takes long: the process that deals tests to others reads it before they start.
+It imports nothing that takes long: the process that deals tests to others reads it before they start. A test file takes
+a fixture of `helpers/` by its name: `push = pushing.push`.
 """
 
 from __future__ import annotations

@@ -6,10 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from model_folders import change, write_model
+import translating
+from model_folders import change
 
 from vaswani_transformer import VaswaniTokenizer, export_model, load_tokenizer
 
+folder = translating.model
 HEAVY = ("torch", "transformers", "datasets", "numpy", "huggingface_hub", "pydantic")
 MAIN = "from vaswani_transformer.cli.main import main; main(sys.argv[1:])"
 
@@ -47,11 +49,6 @@ def test_what_answers_at_once_imports_nothing_heavy():
 def test_importing_the_package_and_describing_a_recipe_imports_nothing_heavy():
     code = "import vaswani_transformer; dir(vaswani_transformer); vaswani_transformer.UserError"
     assert imported(f"{code}; vaswani_transformer.Recipe(max_steps=3)") == set()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model") / "model")
 
 
 def test_an_exported_model_translates_without_torch(folder, tmp_path):

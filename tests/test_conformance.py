@@ -1,26 +1,11 @@
 """The runner of transformers' common tests (`conformance/run.py`) as a gate: what must not pass does not."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
-
-RUNNER = Path(__file__).with_name("conformance") / "run.py"
-
-
-@pytest.fixture(scope="module")
-def runner():
-    spec = importlib.util.spec_from_file_location("conformance_run", RUNNER)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+from conformance import run as runner
 
 
 @pytest.fixture
-def good(runner):
+def good():
     """Outcomes as they should be: as many passes as expected, the same tests for Marian, failures by design."""
     recorder = runner.Recorder()
     for suite in runner.SUITES.values():
@@ -42,14 +27,14 @@ def good(runner):
         ("VaswaniBytePairTest::test_0", "skipped", "and no test of Marian"),
     ],
 )
-def test_a_failure_or_a_skip_that_marian_does_not_have(runner, good, name, outcome, fault):
+def test_a_failure_or_a_skip_that_marian_does_not_have(good, name, outcome, fault):
     assert runner.find_faults(good) == []
     good.outcomes[name], good.reasons[name] = outcome, ["AssertionError: 1 != 2\nthere"]
     assert any(fault in line for line in runner.find_faults(good))
 
 
 @pytest.mark.parametrize("suite", ["model", "configuration", "training", "tokenizers backend"])
-def test_too_few_tests_of_ours_or_of_marian_pass(runner, good, suite):
+def test_too_few_tests_of_ours_or_of_marian_pass(good, suite):
     """Those that are not there, and skips that Marian shares because it was not set up."""
     for whose, classes in (("ours", runner.SUITES[suite].ours), ("Marian", runner.SUITES[suite].marians)):
         for name in classes[:1]:
@@ -58,7 +43,7 @@ def test_too_few_tests_of_ours_or_of_marian_pass(runner, good, suite):
             good.outcomes[f"{name}::test_0"] = "passed"
 
 
-def test_a_failure_by_design_has_its_message_and_does_not_pass(runner, good):
+def test_a_failure_by_design_has_its_message_and_does_not_pass(good):
     for name in runner.BY_DESIGN:
         expected = good.reasons[name]
         for messages in (["MemoryError"], [""], [*expected, "MemoryError"]):
@@ -91,7 +76,7 @@ class Broken(unittest.TestCase):
 """
 
 
-def test_the_recorder_notes_what_pytest_reports(runner, tmp_path):
+def test_the_recorder_notes_what_pytest_reports(tmp_path):
     (tmp_path / "cases.py").write_text(CASES)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     recorder = runner.Recorder()

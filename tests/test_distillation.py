@@ -75,8 +75,8 @@ def made(student, tmp_path, monkeypatch):
     return make
 
 
-def pairs_of(folder) -> list[tuple[str, str]]:
-    return list(zip(*((folder / f"distilled.{side}").read_text().splitlines() for side in ("en", "de")), strict=True))
+def pairs_of(folder, name="distilled") -> list[tuple[str, str]]:
+    return list(zip(*((folder / f"{name}.{side}").read_text().splitlines() for side in ("en", "de")), strict=True))
 
 
 def by_translate(teachers, student, tmp_path, *options) -> list[tuple[str, str, list[dict]]]:
@@ -105,10 +105,8 @@ def test_the_best_translations_of_one_teacher_or_several(teachers, student, made
 
 def test_outputs_that_are_empty_or_repeat_themselves_are_dropped(teachers, made, monkeypatch):
     def translate(self, prepared, progress=None):
-        return [
-            [vt.decoding.translator.Hypothesis(text, 3, -3.0, -1.0, repeats=text == "round")]
-            for text in (["", "round", "right"] * LINES)[:LINES]
-        ]
+        texts = (["", "round", "right"] * LINES)[:LINES]
+        return [[vt.decoding.translator.Hypothesis(text, 3, -3.0, -1.0, repeats=text == "round")] for text in texts]
 
     monkeypatch.setattr(Translator, "translate_prepared", translate)
     assert [target for _, target in made(teachers[:1])] == ["right"] * (LINES // 3)
@@ -118,8 +116,7 @@ def test_validation_stays_and_a_text_of_lines_needs_no_references(teachers, text
     table = tmp_path / "table"
     table.mkdir()
     for split in ("train", "validation"):
-        sides = [(text / f"{split}.{side}").read_text().splitlines() for side in ("en", "de")]
-        (table / f"{split}.tsv").write_text("".join("\t".join(pair) + "\n" for pair in zip(*sides, strict=True)))
+        (table / f"{split}.tsv").write_text("".join("\t".join(pair) + "\n" for pair in pairs_of(text, split)))
     data = {"train_data": str(table), "validation_split": "validation", "output": str(tmp_path / "out")}
     recipe = student_recipe(str(teachers[0]), Recipe(**data))
     assert next(iter(data_sources(Recipe(**data))[0].stream()))[0] == (text / "train.en").read_text().splitlines()[0]
@@ -264,8 +261,7 @@ def test_two_processes_distil_what_one_does(teachers, student, tmp_path):
     assert main([*map(str, words), str(tmp_path / "one")]) == 0
     run_on_two_processes(*words, tmp_path / "two")
     assert pairs_of(tmp_path / "one") == pairs_of(tmp_path / "two")
-    one, two = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
-    assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)
+    torch.testing.assert_close(weights_of(tmp_path / "one"), weights_of(tmp_path / "two"), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.usefixtures("whole_outputs")  # a model of two steps repeats itself
@@ -282,14 +278,8 @@ def test_text_of_the_target_language_is_translated_back_and_learned_too(student,
     statuses = [main(list(map(str, [*command, out]))) for _ in range(3)]
     assert statuses == [128 + signal.SIGTERM, 128 + signal.SIGTERM, 0]  # in the reverse training, and in the final one
     assert equal(weights_of(tmp_path / "straight"), weights_of(out))
-
-    parallel, held_out = (
-        list(zip(*((out / f"{part}.{side}").read_text().splitlines() for side in ("en", "de")), strict=True))
-        for part in ("parallel", "validation")
-    )
+    parallel, held_out, pairs = (pairs_of(out, name) for name in ("parallel", "validation", "back_translated"))
     assert len(held_out) == 1 and len(parallel) == LINES - 1 and not set(held_out) & set(parallel)
-    sides = ((out / f"back_translated.{side}").read_text().splitlines() for side in ("en", "de"))
-    pairs = list(zip(*sides, strict=True))
     made = [pair for pair in pairs if pair[0].startswith("<BT> ")]
     mono = (text / "test.de").read_text().splitlines()
     assert made and [target for _, target in made] == [line for line in mono if line in dict(map(reversed, made))]

@@ -1,8 +1,8 @@
 """The pages: their Python examples and commands run, links lead somewhere, figures come from result files."""
 
 import ast
-import importlib.util
 import re
+import runpy
 import shlex
 
 import pytest
@@ -100,7 +100,5 @@ def test_the_promises_have_tests_that_are_there():
 
 
 def test_the_page_of_measurements_is_that_of_the_result_files():
-    spec = importlib.util.spec_from_file_location("results_page", ROOT / "scripts/benchmarks/results_page.py")
-    results_page = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(results_page)
-    assert (ROOT / "docs/measurements.md").read_text(encoding="utf-8") == results_page.page()
+    page = runpy.run_path(str(ROOT / "scripts/benchmarks/results_page.py"))["page"]
+    assert (ROOT / "docs/measurements.md").read_text(encoding="utf-8") == page()

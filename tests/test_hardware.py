@@ -14,29 +14,24 @@ from vaswani_transformer.hardware import control_group_limit, limit_threads
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("group", "quotas", "expected"),
     [
-        ({}, math.inf),
-        ({"proc/self/cgroup": "0::/\n"}, math.inf),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "250000 100000\n"}, 2.5),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, math.inf),
-        (
-            {
-                "proc/self/cgroup": "0::/user/job\n",
-                "sys/fs/cgroup/user/cpu.max": "300000 100000\n",
-                "sys/fs/cgroup/user/job/cpu.max": "800000 100000\n",
-            },
-            3.0,
-        ),
+        (None, {}, math.inf),
+        ("/", {}, math.inf),
+        ("/", {"": "250000"}, 2.5),
+        ("/", {"": "max"}, math.inf),
+        ("/user/job", {"user": "300000", "user/job": "800000"}, 3.0),
     ],
     ids=["no Linux", "none", "container", "unlimited", "of a parent"],
 )
-def test_what_control_groups_grant(files, expected, tmp_path):
-    for name, text in files.items():
-        for path in (tmp_path / name, tmp_path / name.replace("cpu.max", "memory.max")):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-        (tmp_path / name.replace("cpu.max", "memory.max")).write_text(text.replace(" 100000", ""))
+def test_what_control_groups_grant(group, quotas, expected, tmp_path):
+    if group is not None:
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/cgroup").write_text(f"0::{group}\n")
+    for name, quota in quotas.items():
+        (folder := tmp_path / "sys/fs/cgroup" / name).mkdir(parents=True)
+        (folder / "cpu.max").write_text(f"{quota} 100000\n")
+        (folder / "memory.max").write_text(f"{quota}\n")
     assert control_group_limit("cpu.max", tmp_path) == expected
     assert control_group_limit("memory.max", tmp_path) == expected * 100_000
 

@@ -46,11 +46,7 @@ def imports(name: tuple[str, ...]) -> tuple[set[tuple[str, ...]], set[str]]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             others.add(node.module.partition(".")[0])
         elif isinstance(node, ast.ImportFrom):
-            base = (
-                (*name[: len(name) - node.level], *(node.module or "").split("."))
-                if node.module
-                else name[: -node.level]
-            )
+            base = (*name[: -node.level], *(node.module.split(".") if node.module else ()))
             for alias in node.names:
                 own.add((*base, alias.name) if (*base, alias.name) in MODULES else base)
     return own, others

@@ -40,9 +40,8 @@ def test_a_stopped_run_is_resumed(old):
     for step, entry in entries.items():
         assert entry["loss"] == pytest.approx(undisturbed[step]["loss"], rel=1e-4)
         assert entry["learning_rate"] == pytest.approx(undisturbed[step]["learning_rate"], rel=1e-9)
-    expected = load_file("undisturbed.safetensors")
-    for name, weights in load_file("stopped/model.safetensors").items():
-        torch.testing.assert_close(weights, expected[name], rtol=1e-4, atol=1e-6)
+    weights, expected = (load_file(name) for name in ("stopped/model.safetensors", "undisturbed.safetensors"))
+    torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_prepared_pairs_are_trained_on(old):

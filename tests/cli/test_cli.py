@@ -68,11 +68,8 @@ def test_lists(capsys):
 
 @pytest.mark.parametrize(("output", "status"), [(">&-", 0), ("> /dev/full", 1)])
 def test_an_output_that_takes_nothing(output, status):
-    done = subprocess.run(
-        f"env -u PYTHONUNBUFFERED {sys.executable} -m vaswani_transformer recipes {output}",
-        shell=True,
-        stderr=subprocess.PIPE,
-    )
+    command = f"env -u PYTHONUNBUFFERED {sys.executable} -m vaswani_transformer recipes {output}"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr.count(b"\n")) == (status, status)
 
 
@@ -111,8 +108,7 @@ def test_misspelt_option_and_recipe(fails):
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
     """A model of 60 learned positions."""
-    folder = tmp_path_factory.mktemp("learned")
-    return write_model(folder, position_encoding="learned", max_position_embeddings=60)
+    return write_model(tmp_path_factory.mktemp("learned"), position_encoding="learned", max_position_embeddings=60)
 
 
 def test_output_is_not_touched_before_the_input_is_known_to_be_there(model, tmp_path, fails):

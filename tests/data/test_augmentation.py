@@ -96,11 +96,8 @@ def tokens():
     tokenizer = train_tokenizer((side for pair in PAIRS for side in pair), vocab_size=500)
     batch = dict(zip(("source", "target"), map(list, zip(*PAIRS, strict=True)), strict=True))
     columns = pair_encoder(tokenizer, 100, None)(batch)
-    rows = [
-        dict(zip(("input_ids", "labels"), ids, strict=True))
-        for ids in zip(columns["input_ids"], columns["labels"], strict=True)
-    ]
-    return tokenizer, rows
+    pairs = zip(columns["input_ids"], columns["labels"], strict=True)
+    return tokenizer, [{"input_ids": source, "labels": target} for source, target in pairs]
 
 
 def texts_of(tokenizer, rows):

@@ -166,8 +166,7 @@ def test_rules_that_make_no_sense(tmp_path):
         ({"test": (str(tmp_path),)}, str(tmp_path)),
         ({"test": (write(tmp_path / "t.tsv", "a\tb\n"),)}, "t.tsv holds pairs, not lines"),
     ):
-        message = error_of(make, recipe, tmp_path / "out", **options)
-        assert part in message and "\n" not in message
+        assert part in error_of(make, recipe, tmp_path / "out", **options)
     make(recipe, tmp_path / "out")  # nothing is in its way
 
 
@@ -207,14 +206,12 @@ def test_a_cleaning_that_was_begun_with_other_settings_starts_again(text, tmp_pa
     assert make(text[0], tmp_path / "out", max_words=9)["counts"]["length"] > 1
 
 
-def test_the_command_refuses_what_it_cannot_do(tmp_path, capsys):
-    write(tmp_path / "r.yaml", "train_source: a.en\ntrain_target: a.de\n")
-    assert main(["clean", str(tmp_path / "r.yaml"), "--output", str(tmp_path / "out")]) == 2
-    assert "a.en" in capsys.readouterr().err
+def test_the_command_refuses_what_it_cannot_do(tmp_path, capsys, fails):
+    clean = ["clean", str(write(tmp_path / "r.yaml", "train_source: a.en\ntrain_target: a.de\n"))]
+    assert "a.en" in fails(*clean, "--output", tmp_path / "out")
     recipe = recipe_of(tmp_path, [("a dog", "ein Hund")])
-    options = ["--data-dir", str(tmp_path), "--output", str(tmp_path / "out"), "--quiet", "--workers", "1"]
+    clean += ["--data-dir", str(tmp_path), "--output", str(tmp_path / "out"), "--quiet", "--workers", "1"]
     for wrong in (["--length-ratio", "nan"], ["--near-duplicates", "1"]):
-        assert main(["clean", str(tmp_path / "r.yaml"), *options, *wrong]) == 2
-        assert wrong[0] in capsys.readouterr().err
-    assert main(["clean", str(tmp_path / "r.yaml"), *options]) == 0
+        assert wrong[0] in fails(*clean, *wrong)
+    assert main(clean) == 0
     assert recipe.train_source == "a.en" and "1 pairs read, 1 kept; dropped: none" in capsys.readouterr().out

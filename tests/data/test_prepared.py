@@ -39,9 +39,8 @@ def prepared_copy(prepared_once, tmp_path):
 
 
 def test_a_run_is_resumed_with_the_same_prepared_pairs_elsewhere_and_with_no_others(recipe, tmp_path):
-    recipe = dataclasses.replace(
-        recipe, max_steps=2, warmup_steps=2, evaluate_every=2, validation_bleu=0, average_checkpoints=0
-    )
+    settings = {"max_steps": 2, "warmup_steps": 2, "evaluate_every": 2, "validation_bleu": 0, "average_checkpoints": 0}
+    recipe = dataclasses.replace(recipe, **settings)
     make(recipe, tmp_path / "p")
     recipe = dataclasses.replace(recipe, prepared=str(tmp_path / "p"), output=str(tmp_path / "run"))
     result = train(recipe, progress=False)
@@ -85,10 +84,8 @@ def test_large_text_is_prepared_first_and_trained_on_alike(large, tmp_path, monk
     plain = dataclasses.replace(large, output=str(tmp_path / "plain"))
     assert equal(trained(plain), prepared)
     assert not (Path(plain.output) / "prepared").exists()
-    logs = [
-        [{key: entry.get(key) for key in ("loss", "eval_loss", "source_tokens", "target_tokens")} for entry in log]
-        for log in (log_of(Path(recipe.output)) for recipe in (large, plain))
-    ]
+    keys = ("loss", "eval_loss", "source_tokens", "target_tokens")
+    logs = [[{key: entry.get(key) for key in keys} for entry in log_of(Path(each.output))] for each in (large, plain)]
     assert logs[0] == logs[1] and len(logs[0]) >= 6
 
 

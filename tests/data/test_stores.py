@@ -13,7 +13,9 @@ import pytest
 import stores
 from conftest import error_of
 from hub_server import Repository
+from pair_files import GERMAN
 from preparing import digests, make, noted_writes
+from test_tmx import by_library
 from training_runs import equal, kill_before_selection, weights_of
 
 from vaswani_transformer import train
@@ -74,16 +76,12 @@ def test_files_of_pairs_in_a_store_are_read_as_here(store, tmp_path, suffix):
     if suffix == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=7)
     elif suffix == "tmx":
-        units = "".join(
-            f'<tu><tuv xml:lang="en"><seg>{source}</seg></tuv><tuv xml:lang="de"><seg>{target}</seg></tuv></tu>'
-            for source, target in pairs
-        )
-        path.write_text(f'<?xml version="1.0"?><tmx version="1.4"><body>{units}</body></tmx>')
+        path.write_bytes(by_library(pairs))
     else:
         lines = "".join(json.dumps(row) + "\n" if suffix == "jsonl" else "\t".join(row.values()) + "\n" for row in rows)
         path.write_bytes(gzip.compress(lines.encode()) if suffix == "tsv.gz" else lines.encode())
     send(tmp_path, f"{store}/pairs")
-    columns = {"source_column": "en", "target_column": "de"} if suffix == "tmx" else {}
+    columns = GERMAN if suffix == "tmx" else {}
     source = pair_source(data=f"{store}/pairs/?.{suffix}", **columns)
     assert list(source.stream()) == list(pair_source(data=path, **columns).stream()) == pairs
     assert source.load()[:]["target"] == [target for _, target in pairs]
@@ -109,12 +107,10 @@ def test_a_preparation_into_a_store_and_a_training_on_it_are_resumed(recipe, sto
     make(recipe, url)
     assert len({*written, *rest}) == len(written + rest) == 7  # no shard twice
     assert digests(fetched(url, tmp_path / "fetched")) == digests(tmp_path / "p")
-    runs = [
-        dataclasses.replace(recipe, output=str(tmp_path / name), prepared=str(prepared))
-        for name, prepared in (("straight", tmp_path / "p"), ("resumed", url))
-    ]
-    kill_before_selection(dataclasses.replace(runs[1], max_steps=2))
-    straight, resumed = (weights_of(train(run, progress=False).folder) for run in runs)
+    straight = dataclasses.replace(recipe, output=str(tmp_path / "straight"), prepared=str(tmp_path / "p"))
+    resumed = dataclasses.replace(recipe, output=str(tmp_path / "resumed"), prepared=url)
+    kill_before_selection(dataclasses.replace(resumed, max_steps=2))
+    straight, resumed = (weights_of(train(run, progress=False).folder) for run in (straight, resumed))
     assert equal(straight, resumed)
 
 

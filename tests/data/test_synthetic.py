@@ -62,11 +62,8 @@ def wordings() -> dict[str, tuple[str, str, str]]:
     for noun, plural in nouns:
         patterns |= {f"{word} ({noun}|{plural})": ("adjective", word, noun) for word in adjectives}
         for forms, _, _ in WORDS.verbs:  # a determiner and perhaps an adjective stand between the two
-            patterns[f"({'|'.join(forms.split())}) [a-z-]+ ([a-z]+ )?({noun}|{plural})"] = (
-                "verb",
-                forms.split()[1],
-                noun,
-            )
+            pattern = f"({'|'.join(forms.split())}) [a-z-]+ ([a-z]+ )?({noun}|{plural})"
+            patterns[pattern] = "verb", forms.split()[1], noun
     return patterns
 
 

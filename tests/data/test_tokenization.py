@@ -17,7 +17,6 @@ from vaswani_transformer.data.tokenization import (
     load_tokenizer,
     train_tokenizer,
 )
-from vaswani_transformer.errors import UserError
 
 VOCAB_SIZE = {"bpe": 420, "wordpiece": 700}
 MIN_VOCAB_SIZE = {"bpe": 260, "wordpiece": 516}
@@ -185,9 +184,8 @@ def test_load_tokenizer_mistakes(tmp_path, files, message):
         folder.mkdir()
         for name, content in files.items():
             (folder / name).write_text(content, encoding="utf-8")
-    with pytest.raises(UserError, match=message) as caught:
-        load_tokenizer(folder)
-    assert "\n" not in str(caught.value) and "folder" in str(caught.value)
+    line = error_of(load_tokenizer, folder)
+    assert message in line and "folder" in line
 
 
 def test_check_tokenizer_matches(tokenizers):
@@ -200,6 +198,5 @@ def test_check_tokenizer_matches(tokenizers):
         ({"eos_token_id": 1}, "eos_token_id 2 in the tokenizer, 1 in the model"),
         ({"bos_token_id": None}, "bos_token_id 0 in the tokenizer, None in the model"),
     ]:
-        with pytest.raises(UserError, match=f"tokenizer does not match the model.*{message}") as caught:
-            check_tokenizer_matches(tokenizers["bpe"], SimpleNamespace(**{**right, **wrong}))
-        assert "\n" not in str(caught.value)
+        line = error_of(check_tokenizer_matches, tokenizers["bpe"], SimpleNamespace(**{**right, **wrong}))
+        assert message in line.partition("tokenizer does not match the model")[2]

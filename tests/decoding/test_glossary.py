@@ -92,9 +92,8 @@ def test_no_term_stands_behind_the_full_stop():
         assert whole[0] == [word, sign, term, END]
         assert next(one for one in whole if not is_over(model, source, one, sign, forms)) == expected
         for beams in (3, 150):
-            [best] = search(
-                model, Terms(forms, Tokens(signs=frozenset({sign}))), source, beams, length_penalty=0.6
-            ).outputs()
+            terms = Terms(forms, Tokens(signs=frozenset({sign})))
+            [best] = search(model, terms, source, beams, length_penalty=0.6).outputs()
             assert best.tokens == expected
 
 
@@ -106,13 +105,10 @@ def test_with_room_for_all_hypotheses_the_best_output_with_the_terms_is_found(se
     if terms.lacks(Progress()) >= LIMIT or len(set(tokens)) < len(tokens):
         return  # the limit is raised, or one token could serve two terms, which is not counted on near the limit
     model, source = peaked_model(seed), torch.tensor([3, 5, 4, 3])
-    expected = [
-        (score, output)
-        for score, output in every_output(model, source, alpha)
-        if all(has(output, own) for own in forms)
-    ]
+    outputs = every_output(model, source, alpha)
+    expected = next(score for score, output in outputs if all(has(output, own) for own in forms))
     [best] = search(model, terms, source, 150, length_penalty=alpha).outputs()
-    assert best.score == pytest.approx(expected[0][0], abs=1e-4)
+    assert best.score == pytest.approx(expected, abs=1e-4)
     assert all(has(best.tokens, own) for own in forms)
 
 

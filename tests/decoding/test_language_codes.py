@@ -8,6 +8,7 @@ import torch
 from conftest import error_of, tiny_model
 from document_files import in_place, louder, run, word_file
 from exporting_models import PAIRS, small_tokenizer
+from model_folders import save
 from translating import run as vaswani
 
 from vaswani_transformer import TranslationPipeline, Translator, align, score_pairs
@@ -28,10 +29,7 @@ def loaded(request):
 
 @pytest.fixture(scope="module")
 def folder(loaded, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    for part in loaded:
-        part.save_pretrained(folder)
-    return folder
+    return save(tmp_path_factory.mktemp("model"), *loaded)
 
 
 def test_parts_of_long_lines_have_the_code_of_their_line(loaded):

@@ -12,6 +12,7 @@ import translating
 from conftest import ROOT
 from model_folders import PAIRS
 from preparing import digests
+from test_file_translator_interrupted import lines_of
 from translating import LINES, OPTIONS, run
 
 from vaswani_transformer.data import prepare as preparation
@@ -23,8 +24,6 @@ expected = translating.expected
 repetition_free = translating.model
 papers_model = translating.papers_model
 here = translating.here
-
-
 TEXT = LINES[-40:]
 
 
@@ -34,10 +33,6 @@ def source(tmp_path_factory):
     path = tmp_path_factory.mktemp("source") / "in.txt"
     path.write_text("\n".join(TEXT) + "\n")
     return path
-
-
-def lines_of(output: Path) -> int:
-    return output.read_bytes().count(b"\n") if output.exists() else 0
 
 
 WAYS = {
@@ -104,9 +99,8 @@ def test_ray_writes_what_workers_of_this_machine_write(model, source, expected, 
     pytest.importorskip("ray")
     monkeypatch.setattr(preparation, "CHUNK", 9)
     (tmp_path / "target").write_bytes(source.read_bytes())
-    (tmp_path / "recipe.yaml").write_text(
-        f"train_source: {source}\ntrain_target: {tmp_path}/target\nvalidation_size: 7\nvocab_size: 300\n"
-    )
+    recipe = f"train_source: {source}\ntrain_target: {tmp_path}/target\nvalidation_size: 7\nvocab_size: 300\n"
+    (tmp_path / "recipe.yaml").write_text(recipe)
     prepare = ["prepare", tmp_path / "recipe.yaml", "--workers", "2", "--output"]
     assert run(*prepare[:-2], "1", "--output", tmp_path / "here") == 0
     translate = ["translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS, "--workers", "2"]
@@ -126,11 +120,8 @@ def test_workers_and_one_process_resume_each_other(model, source, expected, tmp_
             file.write("another line\nhalf a li")
         here.clear()
         assert run(*command, tmp_path / number, *workers) == 0
-        written = (tmp_path / number).read_bytes().split(b"\n")
-        assert written.pop(14) == b"another line" and written == [
-            *expected.split(b"\n")[:14],
-            *expected.split(b"\n")[15:],
-        ]
+        written, lines = (text.split(b"\n") for text in ((tmp_path / number).read_bytes(), expected))
+        assert written.pop(14) == b"another line" and written == lines[:14] + lines[15:]
 
 
 def test_a_mistake_in_a_line_is_named_and_what_is_done_stays(model, tmp_path, fails, here, caplog):

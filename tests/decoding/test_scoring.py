@@ -153,8 +153,8 @@ def test_mistakes(folder, files, tmp_path, fails):
     both = ["--source", tmp_path / "short", "--target", tmp_path / "long", "--window", "2"]
     assert "line 5" in fails("score", learned, *both, "--output", tmp_path / "out")
     assert (tmp_path / "out").read_text().count("\n") == 4  # what came before is written
-    with pytest.raises(UserError, match="line 2 of the targets has"):
-        score_tokens(*load_model(learned, "cpu"), ["A", "B"], ["Ein", "Zwei " * 40])
+    line = error_of(score_tokens, *load_model(learned, "cpu"), ["A", "B"], ["Ein", "Zwei " * 40])
+    assert "line 2 of the targets has" in line
     for score in (score_tokens, score_pairs):
         with pytest.raises(ValueError):
             score(*load_model(learned, "cpu"), [], ["Ein"])
@@ -165,23 +165,17 @@ def test_mistakes(folder, files, tmp_path, fails):
 
 def test_words_have_the_probability_of_all_their_tokens():
     score = PairScore(["Ein", " Hau", "s", ".", "</s>"], [-0.1, -0.2, -0.3, -0.4, -9.0])
-    assert word_probabilities(score) == [
-        ("Ein", pytest.approx(math.exp(-0.1))),
-        ("Haus.", pytest.approx(math.exp(-0.9))),
-    ]
+    expected = [("Ein", pytest.approx(math.exp(-0.1))), ("Haus.", pytest.approx(math.exp(-0.9)))]
+    assert word_probabilities(score) == expected
     assert mean_confidence(word_probabilities(score)) == pytest.approx((math.exp(-0.1) + math.exp(-0.9)) / 2)
     assert mean_confidence([]) == 1
 
 
 def test_a_token_of_several_words_counts_for_each():
     score = PairScore([" 我的", "电", "", "脑", "。", " x", "</s>"], [-0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -9.0])
-    assert [(word, pytest.approx(math.log(probability))) for word, probability in word_probabilities(score)] == [
-        ("我", -0.1),
-        ("的", -0.1),
-        ("电", -0.5),  # in two tokens, of which the text is that of the first
-        ("脑。", -0.9),
-        ("x", -0.6),
-    ]
+    logs = [(word, pytest.approx(math.log(probability))) for word, probability in word_probabilities(score)]
+    # One word is in two tokens, of which the text is that of the first.
+    assert logs == [("我", -0.1), ("的", -0.1), ("电", -0.5), ("脑。", -0.9), ("x", -0.6)]
 
 
 def test_the_confidence_of_a_command(folder, source, loaded, tmp_path):

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_model, tiny_recipe
+from conftest import error_of, tiny_model, tiny_recipe
 from import_differences import sentencepiece_model
+from model_folders import save
 from pair_files import in_memory
 from transformers import AutoTokenizer
 
-from vaswani_transformer import UserError, VaswaniTokenizer, load_model, load_tokenizer, train_tokenizer
+from vaswani_transformer import VaswaniTokenizer, load_model, load_tokenizer, train_tokenizer
 from vaswani_transformer.attention.alignments import align
 from vaswani_transformer.attention.weights import attend
 from vaswani_transformer.data.prepare import prepare
@@ -56,9 +57,8 @@ def marian(folder: Path) -> tuple[Any, Any, Any]:
         (folder / model).write_bytes(sentencepiece_model(pieces))
         ids = {piece: number for number, piece in enumerate(["</s>", "<unk>", "<pad>", *pieces])}
         (folder / vocabulary).write_text(json.dumps(ids))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "MarianTokenizer", "separate_vocabs": True})
-    )
+    settings = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     files = [str(folder / name) for name in (*MODELS[::-1], *VOCABULARIES[::-1])]
     target = MarianTokenizer(*files[:3], target_vocab_file=files[3], separate_vocabs=True)
     return load_tokenizer(folder), MarianTokenizer.from_pretrained(folder), target
@@ -74,9 +74,7 @@ def world(request, tmp_path_factory) -> World:
     model = tiny_model(
         vocab_size=sizes[0], decoder_vocab_size=sizes[1], decoder_start_token_id=2, max_position_embeddings=128, **ids
     )
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    return World(folder / "model", source, target)
+    return World(save(folder / "model", model, tokenizer), source, target)
 
 
 def ids_of(tokenizer, texts: list[str]) -> list[list[int]]:
@@ -91,8 +89,7 @@ def test_loaded(world, tmp_path):
     assert tokenizer_sha256(load_tokenizer(tmp_path)) == tokenizer_sha256(tokenizer)
     assert type(AutoTokenizer.from_pretrained(tmp_path)).__name__ == type(tokenizer).__name__
     model.config.decoder_vocab_size -= 1
-    with pytest.raises(UserError, match="vocabulary size of the target"):
-        check_tokenizer_matches(tokenizer, model.config)
+    assert "vocabulary size of the target" in error_of(check_tokenizer_matches, tokenizer, model.config)
 
 
 @pytest.mark.usefixtures("whole_outputs")
@@ -127,12 +124,11 @@ def test_attention_and_words(world):
         links = align(model, tokenizer, SOURCES, TARGETS)
         words = [{target for _, target in of_pair} for of_pair in links]
         assert words == [set(range(len(text.split()))) for text in TARGETS]
-        assert "".join(weights.source_tokens[:-1]).strip("␣").replace("·", "").replace("␣", "") == "".join(
-            SOURCES[0].split()
-        )
+        shown = "".join(weights.source_tokens[:-1]).replace("·", "").replace("␣", "")
+        assert shown == "".join(SOURCES[0].split())
     else:
-        with pytest.raises(UserError, match="MarianTokenizer does not say which word"):
-            align(model, tokenizer, SOURCES, TARGETS)
+        message = "MarianTokenizer does not say which word"
+        assert message in error_of(align, model, tokenizer, SOURCES, TARGETS)
 
 
 def test_pairs_tokenized_and_prepared(world, tmp_path):

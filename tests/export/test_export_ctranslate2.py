@@ -28,6 +28,7 @@ from vaswani_transformer.exported import QUANTIZATIONS
 from vaswani_transformer.hub.card_facts import known_languages
 
 ctranslate2 = pytest.importorskip("ctranslate2")
+folder = exporting_models.small_model
 GREEDY = {"num_beams": 1}
 SIDES = [list(side) for side in zip(*PAIRS[:8], strict=True)]
 # Waits for every hypothesis that ends within the limit, of a source that is searched alone or with others of its limit.
@@ -37,11 +38,6 @@ WAITING = {"threads": 1, "patience": 200.0}
 @pytest.fixture(scope="module")
 def tokenizer():
     return small_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, tokenizer):
-    return save_model(tmp_path_factory.mktemp("model") / "model", tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -2,19 +2,16 @@
 
 import shutil
 
+import exporting_models
 import pytest
 from conftest import error_of
-from exporting_models import save_model, small_tokenizer
 from model_folders import change
 
 from vaswani_transformer import export_model, load_ensemble, load_model, pipeline, publish
 from vaswani_transformer.export.engine import load_exported
 from vaswani_transformer.importing.importing import import_model
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model") / "model", small_tokenizer())
+model = exporting_models.small_model
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import shutil
 import sys
 
+import exporting_models
 import pytest
 from exporting_models import PAIRS, SOURCES, exported_translator, save_model, small_tokenizer
 from model_folders import change
@@ -13,11 +14,7 @@ from vaswani_transformer.decoding.fast_tokenizer import FastTokenizer, open_toke
 from vaswani_transformer.export.engine import int8_folder, load_for_decoding
 
 pytest.importorskip("ctranslate2")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model") / "model", small_tokenizer())
+folder = exporting_models.small_model
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ import functools
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import tiny_config, tiny_model
 from model_folders import save
@@ -51,6 +52,12 @@ def save_model(folder: Path, tokenizer, max_extra_tokens: int = 5, **changes) ->
     """A model folder with random weights; distributions are peaked, so that greedy search hardly ever ties."""
     model = tiny_model(**{"vocab_size": len(tokenizer), "max_position_embeddings": 100, "scale": 2.0, **changes})
     return _save(model, folder, tokenizer, max_extra_tokens)
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory) -> Path:
+    """The folder of one with this vocabulary: `folder = exporting_models.small_model`."""
+    return save_model(tmp_path_factory.mktemp("model") / "model", small_tokenizer())
 
 
 def save_model_without_overflow(folder: Path, tokenizer) -> Path:

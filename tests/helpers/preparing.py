@@ -1,7 +1,4 @@
-"""Preparations of a small text, for the tests of making prepared pairs and of reading them.
-
-A test file takes a fixture of these by its name: `text = preparing.text`.
-"""
+"""Preparations of a small text, for the tests of making prepared pairs and of reading them."""
 
 import dataclasses
 import hashlib

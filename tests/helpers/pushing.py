@@ -1,7 +1,4 @@
-"""A model and the command that pushes it, for the tests of publishing.
-
-A test file takes a fixture of these by its name: `push = pushing.push`.
-"""
+"""A model and the command that pushes it, for the tests of publishing."""
 
 import pytest
 import yaml

@@ -26,6 +26,7 @@ except ModuleNotFoundError as error:
     reason = f"serving needs {error.name}: pip install 'vaswani_transformer[serve,test]'"
     pytest.skip(reason, allow_module_level=True)
 
+LANGUAGES = {"source": "en", "target": "de"}
 SENTENCES = sorted({source for source, _ in PAIRS}, key=lambda source: (len(source), source))[:40]  # the shortest
 
 

@@ -1,7 +1,4 @@
-"""An object store on this machine, with the methods of S3, for tests of text and folders that lie in one.
-
-A test file takes a fixture of these by its name: `store = stores.store`.
-"""
+"""An object store on this machine, with the methods of S3, for tests of text and folders that lie in one."""
 
 import http.server
 import logging

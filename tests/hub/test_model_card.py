@@ -47,14 +47,8 @@ def facts(**changes) -> CardFacts:
 
 def full_facts(**changes) -> CardFacts:
     recipe = dataclasses.asdict(load_recipe("multi30k-en-de", {"data_dir": "/home/someone/secret"}))
-    values = {
-        "recipe": recipe | {"optimizer steps": 200},
-        "results": results_of(SCORES),
-        "languages": ["en", "de"],
-        "license": "mit",
-        "datasets": ["owner/texts"],
-    }
-    return facts(**{**values, **changes})
+    values = {"recipe": recipe | {"optimizer steps": 200}, "results": results_of(SCORES), "languages": ["en", "de"]}
+    return facts(**{**values, "license": "mit", "datasets": ["owner/texts"], **changes})
 
 
 def headings(card: str) -> list[str]:
@@ -103,11 +97,8 @@ def test_test_sets_of_like_names_stay_apart():
     data = ModelCard(card).data
     assert len({result.unique_identifier for result in data.eval_results}) == 5 and card.count("\n### ") == 6
     assert "| upper: chrf_kept | 90.50 |" in card and "| upper: returned | 100.00 |" in card
-    bleu = {
-        result.metric_args["num_beams"]: result.metric_value
-        for result in data.eval_results
-        if result.metric_type == "sacrebleu" and result.dataset_name == SCORES["test_set"]
-    }
+    own = [result for result in data.eval_results if result.dataset_name == SCORES["test_set"]]
+    bleu = {one.metric_args["num_beams"]: one.metric_value for one in own if one.metric_type == "sacrebleu"}
     assert bleu == {4: SCORES["bleu"], 1: 26.0}
 
 

@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from model_folders import change, pickle_weights
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from vaswani_transformer import UserError, VaswaniForConditionalGeneration, load_model
+from vaswani_transformer import VaswaniForConditionalGeneration, load_model
 from vaswani_transformer.cli.main import main
 
 saved = model_folders.saved
@@ -41,8 +41,7 @@ def test_a_pickle_beside_safetensors_in_their_place_or_alone_is_not_read(folder,
     (folder / "model.safetensors").unlink()
     with pytest.raises(OSError, match="no file named model"):
         AutoModelForSeq2SeqLM.from_pretrained(folder)
-    with pytest.raises(UserError):
-        load_model(folder)
+    error_of(load_model, folder)
     assert not (tmp_path / "ran").exists()
 
 
@@ -73,7 +72,7 @@ PLANTED = "from pathlib import Path\nPath({!r}).touch()\nfrom transformers impor
 
 @pytest.mark.parametrize("command", ["translate", "import", "push"])
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
-def test_no_command_runs_code_or_asks_whether_to(folder, tmp_path, monkeypatch, capsys, command, file):
+def test_no_command_runs_code_or_asks_whether_to(folder, tmp_path, monkeypatch, fails, command, file):
     (folder / "planted.py").write_text(PLANTED.format(str(tmp_path / "ran")))
     if file == "config.json":
         change(folder, file, model_type="unheard_of", auto_map={"AutoConfig": "planted.Tok"})
@@ -84,9 +83,8 @@ def test_no_command_runs_code_or_asks_whether_to(folder, tmp_path, monkeypatch, 
     options = {"import": ["--output", str(tmp_path / "new")], "push": ["me/model", "--dry-run"]}
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"y\n" * 10)))
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a command asked a question"))
-    status = main([command, str(folder), *options.get(command, ())])
+    fails(command, folder, *options.get(command, ()))
     assert not (tmp_path / "ran").exists()
-    assert status == 2 and capsys.readouterr().err.splitlines()[-1].startswith("error: ")
 
 
 def test_installed_code_wins_even_where_remote_code_is_trusted(folder):

@@ -15,6 +15,7 @@ import torch
 import yaml
 from children import fork, limit_files, run_in_child, wait, wait_for
 from conftest import TINY_RECIPE, error_of, tiny_recipe
+from experimenting import TREES
 from import_differences import marianmt
 from model_folders import write_model
 
@@ -53,20 +54,13 @@ def models(tmp_path_factory):
     return [write_model(tmp_path_factory.mktemp("model") / f"{seed}", seed) for seed in (1, 2)]
 
 
-def treebank(folder: Path) -> Path:
-    """A file of trees."""
-    tree = "( (S (NP (DT the) (NN dog)) (VP (VBZ sees) (NP (DT a) (NN cat))) (. .)) )\n"
-    (folder / "trees").write_text(20 * tree)
-    return folder / "trees"
-
-
 def contents(folder: Path) -> dict:
     """All that lies in a folder: files with their bytes, links with where they lead."""
-    paths = {path.relative_to(folder): path for path in folder.rglob("*")}
-    return {
-        name: str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None
-        for name, path in paths.items()
-    }
+
+    def content(path: Path):
+        return str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+
+    return {path.relative_to(folder): content(path) for path in folder.rglob("*")}
 
 
 @pytest.mark.parametrize("name", [RECIPE, "notes.txt"])
@@ -245,7 +239,7 @@ def held(tmp_path):
 
 def test_every_command_leaves_a_folder_alone_that_another_writes(held, recipe, models, text, tmp_path, fails):
     folder, child = held
-    trees = treebank(tmp_path)
+    (trees := tmp_path / "trees").write_text("\n".join(TREES))
     commands = [
         ["train", recipe], ["parse", "train", "--trees", trees, "--dev", trees], ["average", *models],
         ["tokenizer", text / "train.en"], ["prepare", recipe], ["distill", models[0], "--student", recipe], ["demo"],

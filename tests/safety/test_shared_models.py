@@ -15,6 +15,7 @@ from vaswani_transformer import Ensemble, Translator, align, attend, pipeline, s
 SOURCES = [source for source, _ in PAIRS[:6]]
 TARGETS = [target for _, target in PAIRS[:6]]
 SHORT = {"max_new_tokens": 6, "num_beams": 2}
+SAMPLE = {"seed": 3, "do_sample": True, "max_new_tokens": 6}
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +51,7 @@ def pipe(model, tokenizer, **options):
 
 READERS = {
     "translate": lambda model, tokenizer: list(Translator(model, tokenizer, scores=True, **SHORT).hypotheses(SOURCES)),
-    "sample": lambda model, tokenizer: list(
-        Translator(model, tokenizer, seed=3, do_sample=True, max_new_tokens=6).translate(SOURCES)
-    ),
+    "sample": lambda model, tokenizer: list(Translator(model, tokenizer, **SAMPLE).translate(SOURCES)),
     "score": lambda model, tokenizer: score_pairs(model, tokenizer, SOURCES, TARGETS),
     "attend": lambda model, tokenizer: attend(model, tokenizer, SOURCES[0], **SHORT).encoder.tolist(),
     "align": lambda model, tokenizer: align(model, tokenizer, SOURCES, TARGETS),

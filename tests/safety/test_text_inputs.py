@@ -9,9 +9,9 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import translating
 from children import limit_memory, run_in_child
 from conftest import error_of
-from model_folders import write_model
 from pair_files import read, write, write_two
 
 from vaswani_transformer.cli import options
@@ -20,10 +20,7 @@ from vaswani_transformer.data import text_files
 from vaswani_transformer.data.text_files import LONGEST_LINE, has_undecoded, read_lines
 from vaswani_transformer.hardware import MOST_WORKERS
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
+model = translating.model
 
 
 @pytest.fixture

@@ -32,10 +32,9 @@ def test_a_pattern_that_backtracks_ends_in_one_line(folder, capfd, place, patter
     assert error.splitlines()[-1].startswith("error: the tokenizer failed on a text (") and "Traceback" not in error
 
 
-def test_a_tokenizer_that_ends_no_text_is_refused(folder, capsys):
+def test_a_tokenizer_that_ends_no_text_is_refused(folder, fails):
     change(folder, post_processor=None)
-    assert main(["translate", str(folder), "words"]) == 2
-    assert "end token '</s>'" in capsys.readouterr().err
+    assert "end token '</s>'" in fails("translate", folder, "words")
 
 
 WRONG = ["x", 5, -1, 1.5, True, None, [], ["x"], [5], {}, {"a": 1}]
@@ -79,9 +78,7 @@ def test_ids_beyond_the_model_are_refused(folder, number):
     content = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = copy.deepcopy(content)
     vocabulary["model"]["vocab"]["zzz"] = number
-    added = content | {
-        "added_tokens": [*content["added_tokens"], content["added_tokens"][0] | {"id": number, "content": "zz"}]
-    }
-    for changed in (vocabulary, added):
+    tokens = [*content["added_tokens"], content["added_tokens"][0] | {"id": number, "content": "zz"}]
+    for changed in (vocabulary, content | {"added_tokens": tokens}):
         (folder / "tokenizer.json").write_text(json.dumps(changed))
         assert "vocabulary size" in error_of(load_model, folder)

@@ -1,6 +1,6 @@
 """The scripts that show fine-tuning: their mistakes, their loops, and whole runs of them."""
 
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -12,10 +12,10 @@ from pathlib import Path
 import finetuning
 import pytest
 import torch
-from conftest import ROOT, free_port
+from conftest import ROOT, error_of, free_port
 from finetuning import assert_same
 from torch.nn.functional import cross_entropy
-from training_runs import weights_of
+from training_runs import log_of, weights_of
 from transformers import AutoModelForSeq2SeqLM
 
 import vaswani_transformer as vt
@@ -26,14 +26,6 @@ folder = finetuning.folder
 batch = finetuning.batch
 
 SCRIPTS = ROOT / "scripts"
-
-
-def script(name: str):
-    """A script as a module."""
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def files(text: Path, **others) -> list[str]:
@@ -64,10 +56,9 @@ def test_mistakes_are_found_before_training(folder, text, tmp_path, monkeypatch,
     where = {"model": str(folder), "output": str(tmp_path / "new"), **places}
     arguments = [where["model"], "--output", where["output"], *files(text, **replaced), *more]
     monkeypatch.setattr(sys, "argv", [name, *arguments])
-    module = script(name)
-    with pytest.raises(vt.UserError, match=message) as caught:
-        module.finetune(module.parse_options())
-    assert "\n" not in str(caught.value) and not (tmp_path / "new").exists()
+    module = importlib.import_module(name)
+    assert re.search(message, error_of(module.finetune, module.parse_options()))
+    assert not (tmp_path / "new").exists()
 
 
 REFUSED = {
@@ -79,7 +70,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", ALL)
 def test_nonsense_is_refused_by_argparse(monkeypatch, capsys, name):
-    module = script(name)
+    module = importlib.import_module(name)
     for option, value in ((option, value) for option, values in REFUSED.items() for value in values):
         if option == "--evaluate-every" and name == "finetune_accelerate":
             continue  # it has none
@@ -110,7 +101,7 @@ def test_an_interrupted_script_says_so_in_one_line(folder, text, tmp_path, monke
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_accelerate_loop_weighs_every_token_alike(folder, batch, smoothing):
     accelerate = pytest.importorskip("accelerate")
-    module = script("finetune_accelerate")
+    module = importlib.import_module("finetune_accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
 
     def gradients(parts):
@@ -130,7 +121,7 @@ def test_accelerate_loop_weighs_every_token_alike(folder, batch, smoothing):
 
 @pytest.mark.parametrize("schedule", ["constant", "noam"])
 def test_schedules_of_the_accelerate_loop_peak_at_the_learning_rate(monkeypatch, schedule):
-    module = script("finetune_accelerate")
+    module = importlib.import_module("finetune_accelerate")
     options = ["m", "--output", "o", *files(Path()), "--schedule", schedule]
     monkeypatch.setattr(sys, "argv", ["it", *options, "--learning-rate", "0.01", "--warmup-steps", "5"])
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
@@ -174,9 +165,8 @@ def trained(tmp_path_factory) -> Path:
 
 def run(command: list, status: int = 0) -> subprocess.CompletedProcess:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], env=environment, text=True, capture_output=True, timeout=600
-    )
+    options = {"env": environment, "text": True, "capture_output": True, "timeout": 600}
+    done = subprocess.run([sys.executable, *map(str, command)], **options)
     assert done.returncode == status, done.stderr[-3000:]
     return done
 
@@ -189,8 +179,7 @@ def before_and_after(text: str, name: str) -> tuple[float, float]:
 @pytest.mark.slow
 def test_trainer_script_improves_the_model_and_resumes(trained, style, tmp_path):
     command = [SCRIPTS / "finetune_seq2seq_trainer.py", trained, *files(style), "--batch-size", 16]
-    command += ["--warmup-steps", 10]
-    command += ["--gradient-accumulation", 2, "--learning-rate", 3e-3, "--evaluate-every", 40]
+    command += ["--warmup-steps", 10, "--gradient-accumulation", 2, "--learning-rate", 3e-3, "--evaluate-every", 40]
     straight = run([*command, "--output", tmp_path / "straight", "--steps", 80])
     before, after = before_and_after(straight.stdout, "BLEU")
     assert after > before + 10
@@ -202,9 +191,7 @@ def test_trainer_script_improves_the_model_and_resumes(trained, style, tmp_path)
     resumed = run([*command, "--output", tmp_path / "resumed", "--steps", 80, "--resume"])
     assert before_and_after(resumed.stdout, "loss") == pytest.approx((before, after), abs=1e-4)
     one, other = (weights_of(tmp_path / name) for name in ("straight", "resumed"))
-    assert one.keys() == other.keys()
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
     translated = run(["-m", "vaswani_transformer", "translate", tmp_path / "straight", "They should laugh."])
     assert translated.stdout.strip() and translated.stdout == translated.stdout.lower()
     config = json.loads((tmp_path / "straight" / "config.json").read_text())
@@ -218,10 +205,7 @@ def test_accelerate_script_on_two_processes_takes_the_steps_of_one(trained, styl
     one = run([*options, "--output", tmp_path / "one", "--gradient-accumulation", 2])
     launch = ["-m", "torch.distributed.run", "--nproc_per_node", 2, "--master_port", free_port()]
     two = run([*launch, *options, "--output", tmp_path / "two"])
-    logs = [
-        [json.loads(line) for line in (tmp_path / name / "training_log.jsonl").read_text().splitlines()]
-        for name in ("one", "two")
-    ]
+    logs = [log_of(tmp_path / name) for name in ("one", "two")]
     losses = [[entry["loss"] for entry in log] for log in logs]
     assert len(losses[0]) == 70 and losses[1] == pytest.approx(losses[0], rel=1e-3)
     assert losses[1][:10] == pytest.approx(losses[0][:10], rel=1e-5)

@@ -12,14 +12,14 @@ import httpx
 import lxml.html
 import pytest
 import served
-from served import SENTENCES, Limits, ask, client_of, load_in_double, running, translated
+from children import wait_for
+from served import LANGUAGES, SENTENCES, Limits, ask, client_of, load_in_double, running, translated
 
 from vaswani_transformer.documents.formats import translate_document
 from vaswani_transformer.serving.server import _Protocol
 
 folder, loaded, make, post = served.folder, served.loaded, served.make, served.post
 
-LANGUAGES = {"source": "en", "target": "de"}
 JSON, FORM = {"content-type": "application/json"}, {"content-type": "application/x-www-form-urlencoded"}
 PATHS = ("/translate", "/v1/translations")
 
@@ -259,14 +259,12 @@ def test_a_client_that_leaves_frees_its_place(make):
         raw(address, request("A."))
         with socket.create_connection(address) as connection:
             connection.sendall(request("\n".join(SENTENCES * 20)))
-            while not models.pending:
-                time.sleep(0.005)
+            wait_for(lambda: models.pending)
             assert models.pending > 500
         deadline = time.monotonic() + 10
         while models.pending and time.monotonic() < deadline:
             time.sleep(0.005)
         (engine,) = models.loaded.values()
         assert models.pending == 0
-        while any(group.is_busy for group in engine._groups.values()):
-            time.sleep(0.005)
+        wait_for(lambda: not any(group.is_busy for group in engine._groups.values()))
         assert b"200 OK" in raw(address, request("A."))

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -26,8 +25,7 @@ def started(forked, *options) -> tuple[int, str]:
     out = forked.home / "stdout"
     out.unlink(missing_ok=True)
     process = forked.start("serve", *options, "--port", "0")
-    while not out.exists() or "http" not in out.read_text():
-        time.sleep(0.02)
+    wait_for(lambda: out.exists() and "http" in out.read_text())
     line = out.read_text()
     assert line.startswith("serving en-de at http://127.0.0.1:") and line.endswith("\n")
     return process, line.split()[-1]
@@ -91,10 +89,8 @@ def test_mistakes_are_one_line(fails, folder, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_steps_of_the_dockerfile_make_a_small_server(folder, tmp_path):
     text = (ROOT / "scripts" / "docker" / "Dockerfile").read_text("utf-8").replace("\\\n", " ")
-    steps = (
-        re.search(r"^RUN (.*)", text, re.MULTILINE)[1].replace("/source", str(ROOT)).replace("/app", f"{tmp_path}/app")
-    )
-    steps = steps.replace("python3.11", f"python3.{sys.version_info.minor}")
+    steps = re.search(r"^RUN (.*)", text, re.MULTILINE)[1].replace("python3.11", f"python3.{sys.version_info.minor}")
+    steps = steps.replace("/source", str(ROOT)).replace("/app", f"{tmp_path}/app")
     subprocess.run(["bash", "-ec", f"shopt -s expand_aliases; alias python={sys.executable}\n{steps}"], check=True)
     assert sum(path.lstat().st_size for path in (tmp_path / "app").rglob("*")) < 300e6
     exported, port = export_model(folder, tmp_path / "exported").folder, free_port()

@@ -119,7 +119,6 @@ def test_sentences_with_terms_get_what_they_get_alone(engine, loaded):
     glossaries = [
         Glossary({word: (f"{word} {word}", word[::-1]) for word in words[number :: number + 2]}) for number in range(3)
     ]
-
     requests = [
         (SENTENCES[start : start + 4], glossary, settings)
         for start, glossary in zip((0, 5, 10), glossaries, strict=True)

@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 import served
-from served import SENTENCES, ask, client_of, running
+from served import LANGUAGES, SENTENCES, ask, client_of, running
 
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.documents.formats import aligner, translate_document
 
 folder, loaded, make = served.folder, served.loaded, served.make
 
-LANGUAGES = {"source": "en", "target": "de"}
 PO = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n#, c-format\nmsgid "{} %s"\nmsgstr ""\n'
 
 

@@ -10,15 +10,13 @@ from urllib.request import Request, urlopen
 import httpx
 import pytest
 import served
-from served import SENTENCES, ask, running, translated
+from served import LANGUAGES, SENTENCES, ask, running, translated
 from starlette.exceptions import HTTPException
 
 from vaswani_transformer.documents.formats import aligner, translate_document
 from vaswani_transformer.serving.service import SplitText
 
 folder, loaded, make, post = served.folder, served.loaded, served.make, served.post
-
-LANGUAGES = {"source": "en", "target": "de"}
 
 
 def error_of(answer) -> str:
@@ -174,11 +172,8 @@ def test_errors_have_its_form_and_its_words(post):
 
 def test_pages_of_html(post, loaded):
     """As the package translates documents; alternatives are empty, as LibreTranslate's are."""
-    model, tokenizer = loaded
     texts = [f"<p>{SENTENCES[0]} {SENTENCES[1]}</p><script>{SENTENCES[0]}</script>", "<b>A dog</b> and a <i>cat</i>."]
-
-    align = aligner(model, tokenizer)
-    translate = partial(translated, loaded)
+    align, translate = aligner(*loaded), partial(translated, loaded)
     expected = [translate_document(text.encode(), "html", translate, align).decode() for text in texts]
     request = {"q": texts, "format": "html", "alternatives": 2, **LANGUAGES}
     assert post("/translate", json=request) == (200, {"translatedText": expected, "alternatives": [[], []]})

@@ -6,11 +6,9 @@ import random
 
 import pytest
 import served
-from served import SENTENCES, Limits, client_of, translated
+from served import LANGUAGES, SENTENCES, Limits, client_of, translated
 
 folder, loaded, make = served.folder, served.loaded, served.make
-
-LANGUAGES = {"source": "en", "target": "de"}
 
 
 @pytest.mark.slow

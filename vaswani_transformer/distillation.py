@@ -319,5 +319,4 @@ class DistilledText:
             return
         yield from ((f"{TAG} {each}", text) for text, each in made)
         pairs = list(self.parallel.stream())
-        for _ in range(max(1, min(MOST_REPEATS, round(number / len(pairs) / 2)))):
-            yield from pairs
+        yield from pairs * max(1, min(MOST_REPEATS, round(number / len(pairs) / 2)))

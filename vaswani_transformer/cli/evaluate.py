@@ -97,8 +97,7 @@ def evaluate(
     translator = load(model)
     loaded, tokenizer = translator.model, translator.tokenizer
     settings = vars(search) | {"precision": computing.precision, "paper_bleu": paper_bleu, "stress": stress or None}
-    settings |= {"bleu_tokenizer": bleu_tokenizer, "checker": checker, "target_language": target_language}
-    settings |= named
+    settings |= {"bleu_tokenizer": bleu_tokenizer, "checker": checker, "target_language": target_language} | named
     if computing.tokens_per_batch != Computing.tokens_per_batch:
         settings["tokens_per_batch"] = computing.tokens_per_batch
     # What was read is hashed before anything is written.

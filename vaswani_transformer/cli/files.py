@@ -77,8 +77,7 @@ def check_files(read: Mapping[str, str | None], written: Mapping[str, str | None
     for name in written.keys() & paths.keys():
         path, reason = paths[name], None
         folder = path.resolve().parent  # of what a link leads to
-        same = [flag(other) for other, file in paths.items() if other != name and are_same_file(path, file)]
-        if same:
+        if same := [flag(other) for other, file in paths.items() if other != name and are_same_file(path, file)]:
             reason = f"is the same file as {same[0]}"
         elif path.suffix == ".gz":
             reason = "would not be compressed"

@@ -99,8 +99,7 @@ def predict(
     files.check_work({"input": input}, writing)
     scans = files.scan_files({"input": input})
     worker = FileParser(_load_parser(model, constrained, search, computing), window=writing.window)
-    values = {"constrained": constrained, "window": writing.window}
-    settings = partial(files.settings_of, model, computing, search, **values)
+    settings = partial(files.settings_of, model, computing, search, constrained=constrained, window=writing.window)
     with files.open_output(writing, scans, settings) as output:
         try:
             files.do_lines(worker, output, writing, {"input": input}, scans, sentences)

@@ -217,12 +217,10 @@ def load(folder: str, request: Request):
         **settings,
     )
 
-    def align(sources: list[str], targets: list[str]) -> list[str]:
+    extras = {"words": functools.partial(word_confidences, model, tokenizer)} if written.confidence else {}
+    if written.alignments:
         from ..attention.alignments import align, pharaoh
 
-        return [pharaoh(links) for links in align(model, tokenizer, sources, targets)]
-
-    extras = {"words": functools.partial(word_confidences, model, tokenizer)} if written.confidence else {}
-    extras |= {"alignment": align} if written.alignments else {}
+        extras["alignment"] = lambda *texts: map(pharaoh, align(model, tokenizer, *texts))
     fields = {"numbered": written.nbest is not None, "scores": written.scores, "as_json": written.format == "json"}
     return FileTranslator(translator, functools.partial(record, **fields), request.work.window, **extras)

@@ -3,7 +3,6 @@
 JSON, Parquet and everything else is read by `datasets` (`parallel_text`), which would fill up short rows of CSV.
 """
 
-import contextlib
 import csv
 import locale
 import logging
@@ -18,7 +17,7 @@ import datasets
 import pyarrow as pa
 
 from ..catalogues.formats import pairs
-from ..errors import UserError, reading
+from ..errors import UserError
 from ..files import to_path
 from .text_files import LONGEST_LINE, read_lines
 from .tmx import read_tmx
@@ -49,7 +48,7 @@ def _read_table(path: Path, columns: tuple[str, str], errors: str = "strict") ->
     lines, is_csv = read_lines(path, errors=errors), path.name.lower().removesuffix(".gz").endswith(".csv")
     csv.field_size_limit(LONGEST_LINE)
     rows = csv.reader((line + "\n" for line in lines), strict=True) if is_csv else (line.split("\t") for line in lines)
-    with reading(path), _naming_line(path, rows):
+    try:
         for number, fields in enumerate(filter(None, rows), 1):
             if number == 1:
                 names, is_header = _header(fields, columns, is_csv)
@@ -66,13 +65,6 @@ def _read_table(path: Path, columns: tuple[str, str], errors: str = "strict") ->
                 counts = f"{len(fields)} field(s), where the first has {len(names)}"
                 raise UserError(f"{path}, {'row' if is_csv else 'line'} {number}: {counts}; give it both sides")
             yield fields[source], fields[target]
-
-
-@contextlib.contextmanager
-def _naming_line(path: Path, rows: Any) -> Iterator[None]:
-    """Name the line of what is not CSV."""
-    try:
-        yield
     except csv.Error as error:
         raise UserError(f"{path}, line {rows.line_num}: {error}") from error
 

@@ -137,8 +137,8 @@ class PreparedData:
                     raise UserError(f"{path}: the content has changed since it was prepared: {_AGAIN}")
 
 
-def read_manifest(folder: str | Path) -> dict:
-    """Return the manifest of a prepared folder: JSON values.
+def open_prepared(folder: str | Path) -> PreparedData:
+    """Open a prepared folder; its shards are not read. Its manifest has JSON values.
 
     `parts` has `train` and `validation`, each with `pairs`, `source_tokens`, `target_tokens` (`</s>` included), the
     `counts` of `FilterCounts`, `shards` and `index`; `tokenizer` has `sha256` and `entries`; `recipe` what decided it.
@@ -148,18 +148,7 @@ def read_manifest(folder: str | Path) -> dict:
         manifest = read_json(folder / MANIFEST)
         if (manifest["format"], manifest["version"]) != (FORMAT, VERSION):
             raise ValueError(f"format {manifest['format']}, version {manifest['version']}: prepare the folder again")
-    return manifest
-
-
-def open_prepared(folder: str | Path) -> PreparedData:
-    """Open a prepared folder; its shards are not read.
-
-    Raises:
-        UserError: for a folder or a file that is missing, not finished, or not as the manifest says.
-    """
-    manifest, folder = read_manifest(folder), to_path(folder)
-    tokenizer = load_prepared_tokenizer(folder)
-    with reading(folder / MANIFEST):
+        tokenizer = load_prepared_tokenizer(folder)
         if tokenizer_sha256(tokenizer) != manifest["tokenizer"]["sha256"]:
             raise UserError(f"{folder / TOKENIZER} is not the tokenizer that the pairs were prepared with: {_AGAIN}")
         parts = {part: PreparedPairs(folder, part, manifest) for part in PARTS}

@@ -48,16 +48,6 @@ def check_setting(name: str, value: Any, where: str = "") -> None:
         raise UserError(f"{name}{where} is {value!r:.100}: it must be {rule}")
 
 
-def open_engine(folder: str | Path, device: str = "cpu", **options: Any) -> ctranslate2.Translator:
-    """Return CTranslate2's own translator of an exported folder."""
-    kind, _, number = device.partition(":")
-    with reading(folder):
-        for name in ("model.bin", "config.json"):
-            if not (Path(folder) / name).is_file():  # a pipe would be waited for
-                raise ValueError(f"there is no file {name}: export the model again")
-        return ctranslate2.Translator(str(folder), device=kind, device_index=int(number or 0), **options)
-
-
 class CTranslate2Model:
     """Takes a model's place where it only has to search and to score; arguments and errors as of `load_exported`."""
 
@@ -85,7 +75,12 @@ class CTranslate2Model:
             # As in transformers, an end token may come although it is a bad word.
             words += [word for word in self.generation_config.bad_words_ids or () if word != [self._end]]
             self._suppressed = [[self.vocabulary[token] for token in word] for word in words]
-        self.engine = open_engine(folder, device, compute_type=compute_type, intra_threads=threads)
+            for name in ("model.bin", "config.json"):
+                if not (Path(folder) / name).is_file():  # a pipe would be waited for
+                    raise ValueError(f"there is no file {name}: export the model again")
+            kind, _, number = device.partition(":")
+            options = {"compute_type": compute_type, "intra_threads": threads}
+            self.engine = ctranslate2.Translator(str(folder), kind, device_index=int(number or 0), **options)
 
     def search_pieces(self, translator: Translator, pieces: list[Piece]) -> Iterator[tuple[int, list[list[int]]]]:
         """Yield the number of each piece and the ids of its outputs, best first: the search of a `Translator`.

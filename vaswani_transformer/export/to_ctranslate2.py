@@ -12,8 +12,8 @@ from ctranslate2.specs import transformer_spec
 from ctranslate2.specs.common_spec import Activation
 
 from ..data.tokenization import SIDES, side_of
-from ..exported import NotExpressibleError, read_vocabularies
-from .ctranslate2_model import check_setting, open_engine
+from ..exported import NotExpressibleError
+from .ctranslate2_model import CTranslate2Model, check_setting
 
 _ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "silu": Activation.SWISH}
 
@@ -41,19 +41,13 @@ class VaswaniLoader(BartLoader):
             transformer_spec.TransformerDecoderSpec(config.decoder_layers, config.num_heads, **options),
         )
         spec.encoder.pre_norm = spec.decoder.pre_norm = False
+        for stack in (model.model.encoder, model.model.decoder):
+            if stack.layer_norm is None:  # `BartLoader` fills in what a stack has, whatever it is
+                del stack.layer_norm
         self.set_encoder(spec.encoder, model.model.encoder)
         self.set_decoder(spec.decoder, model.model.decoder)
         self.set_linear(spec.decoder.projection, model.lm_head)
         return spec
-
-    def set_common_layers(self, spec, module) -> None:
-        """Fill in a stack's embeddings, positions and norms."""
-        spec.scale_embeddings = module.embed_scale
-        self.set_position_encodings(spec.position_encodings, module.embed_positions)
-        embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
-        self.set_embeddings(embeddings, module.embed_tokens)
-        if module.layer_norm is not None:
-            self.set_layer_norm(spec.layer_norm, module.layer_norm)
 
     def set_position_encodings(self, spec, module) -> None:
         """Set the table, of sinusoids too: CTranslate2's own start at position 1 and are another variant."""
@@ -110,10 +104,6 @@ def largest_difference(output: Path, sample: dict[str, torch.Tensor], logits: to
     """
     is_token = sample["attention_mask"].bool()
     sentences = [row[kept].tolist() for row, kept in zip(sample["input_ids"], is_token, strict=True)]
-    source_tokens, target_tokens = read_vocabularies(output)
-    sources = [[source_tokens[number] for number in sentence] for sentence in sentences]
-    targets = [[target_tokens[number] for number in sentence[:-1]] for sentence in sentences]
-    scored = open_engine(output).score_batch(sources, targets, max_input_length=0)
+    theirs = CTranslate2Model(output, "cpu", "default").score_ids(sentences, sentences, sample["input_ids"].numel())
     ours = logits.log_softmax(dim=-1).gather(-1, sample["input_ids"][..., None])[..., 0]
-    theirs = [log_prob for result in scored for log_prob in result.log_probs]
-    return float((ours[is_token] - torch.tensor(theirs)).abs().max())  # NaN if one of them is
+    return float((ours[is_token] - torch.tensor([x for row in theirs for x in row])).abs().max())  # NaN if one is

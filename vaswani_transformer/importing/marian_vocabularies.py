@@ -34,10 +34,8 @@ class Vocabulary:
 
     def names(self) -> list[str]:
         """Return the words by id, up to and with the padding; ids that the file leaves out get made-up names."""
-        names = [f"<unused {index}>" for index in range(self.pad)]
-        for name, index in self.ids.items():
-            names[index] = name
-        return [*names, PAD if PAD not in self.ids else f"<{PAD}>"]
+        names = {index: name for name, index in self.ids.items()}
+        return [*(names.get(n, f"<unused {n}>") for n in range(self.pad)), f"<{PAD}>" if PAD in self.ids else PAD]
 
 
 def find_vocabularies(

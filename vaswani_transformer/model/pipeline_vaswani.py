@@ -58,10 +58,7 @@ class Text2TextGenerationPipeline(Pipeline):
     """
 
     _load_tokenizer = True
-    _load_processor = False
-    _load_image_processor = False
-    _load_video_processor = False
-    _load_feature_extractor = False
+    _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = False
 
     #: First part of the keys of a result.
     return_name = "generated"

@@ -49,11 +49,8 @@ def with_words(tokens: Iterable[str], words: Sequence[str]) -> list[str]:
 
 def without_words(tokens: Iterable[str]) -> list[str]:
     """Return the tokens that `with_words` added words to: all brackets and tags."""
-    return [
-        token.removesuffix(_TAG_END) if is_tag_among_words(token) else token
-        for token in tokens
-        if token.startswith(("(", ")")) or is_tag_among_words(token)
-    ]
+    kept = (token for token in tokens if token.startswith(("(", ")")) or token.endswith(_TAG_END))
+    return [token if token.startswith(("(", ")")) else token.removesuffix(_TAG_END) for token in kept]
 
 
 def delinearize(tokens: Iterable[str], words: Sequence[str]) -> Tree:

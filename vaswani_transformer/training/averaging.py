@@ -53,11 +53,9 @@ def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor
 
 def _check_same_model(folders: Sequence[Path]) -> None:
     """Refuse folders whose configurations or tokenizers differ from the first one's."""
-    facts = []
-    for folder in folders:
-        with reading(folder):
-            config = read_json(folder / "config.json")
-            facts.append(config | {"the tokenizer": tokenizer_sha256(load_tokenizer(folder))})
+    facts = [read_json(folder / "config.json") for folder in folders]
+    for folder, config in zip(folders, facts, strict=True):
+        config["the tokenizer"] = tokenizer_sha256(load_tokenizer(folder))
     for folder, others in zip(folders[1:], facts[1:], strict=True):
         names = (others.keys() | facts[0].keys()) - _NO_DIFFERENCE
         if different := sorted(name for name in names if others.get(name) != facts[0].get(name)):

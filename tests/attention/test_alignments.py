@@ -67,9 +67,7 @@ def test_without_spaces_letters_are_linked():
     links = []
     for letter in range(len(target)):
         rows = [row for row, letters in enumerate(of_target) if letter in letters]
-        columns = [
-            [column for column, letters in enumerate(of_source) if other in letters] for other in range(len(source))
-        ]
+        columns = [[column for column, own in enumerate(of_source) if other in own] for other in range(len(source))]
         sums = [float(weights[rows][:, own].sum()) for own in columns]
         links.append((max(range(len(source)), key=lambda place: round(sums[place], 5)), letter))
     assert align(model, tokenizer, [source], [target]) == [links]
@@ -131,9 +129,8 @@ def test_texts_that_are_rewritten_have_the_ids_of_the_model_and_words_of_their_o
 
 def test_words_that_rules_make_are_refused():
     ids = {token: number for number, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "Hello", ",", "world"])}
-    words = word_backend(ids)
     tokenizer = VaswaniTokenizer(
-        tokenizer_object=words, eos_token="</s>", unk_token="<unk>", moses={"languages": ["en", "en"]}
+        tokenizer_object=word_backend(ids), eos_token="</s>", unk_token="<unk>", moses={"languages": ["en", "en"]}
     ).side("source")
     assert tokens_and_words(tokenizer, ["Hello world"]) == [([4, 6, 2], [range(1), range(1, 2), range(0)])]
     with pytest.raises(UserError, match="'Hello, world': the tokenizer cuts this into other words"):

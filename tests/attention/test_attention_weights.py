@@ -6,17 +6,18 @@ import sys
 import numpy as np
 import pytest
 import torch
+import translating
 from conftest import error_of, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.image import imread
-from model_folders import write_model
 from translating import run
 
 from vaswani_transformer import AttentionWeights, attend, draw_attention, load_model, train_tokenizer
 from vaswani_transformer.attention.pictures import attention_figure, save_figure
 from vaswani_transformer.attention.weights import KINDS, readable_tokens
 
+folder = translating.model
 TEXT = ["the old black dog sees an apple", "der alte schwarze Hund sieht einen Apfel", "naïve 中文 words, a $5 hat."]
 SOURCE, TARGET = "the old dog, a $5 hat", "der Hund"
 
@@ -61,9 +62,8 @@ def test_all_layers_are_those_of_the_pass_that_the_model_runs(tokenizer, changes
         for layer, one in enumerate(stack.layers):
             attention = one.encoder_attn if kind == "encoder-decoder" else one.self_attn
             for name in ("q_proj", "k_proj"):
-                place = kind, layer, name
                 attention.get_submodule(name).register_forward_hook(
-                    lambda module, given, made, place=place: seen.update({place: made})
+                    lambda module, given, made, place=(kind, layer, name): seen.update({place: made})
                 )
     source, target = ([tokenizer(text)["input_ids"]] for text in (SOURCE, TARGET))
     model(input_ids=torch.tensor(source), decoder_input_ids=torch.tensor([[0, *target[0][:-1]]]), use_cache=False)
@@ -88,8 +88,8 @@ def test_tokens_are_those_that_are_read_and_predicted(weights):
     assert weights.decoder_tokens == ["<s>", *weights.target_tokens[:-1]]
 
 
-def test_without_a_target_it_is_the_one_that_the_search_finds(tmp_path):
-    model, tokenizer = load_model(write_model(tmp_path / "model"))
+def test_without_a_target_it_is_the_one_that_the_search_finds(folder):
+    model, tokenizer = load_model(folder)
     source = tokenizer(["the dog sleeps"], return_tensors="pt")
     for options in ({}, {"num_beams": 1, "max_new_tokens": 5}):
         found = model.generate(input_ids=source["input_ids"], **options)
@@ -111,10 +111,8 @@ def test_mistakes_are_one_line(model, tokenizer):
 
 def test_readable_tokens_of_a_vocabulary_of_letters():
     letters = train_tokenizer(["ab"], vocab_size=260)
-    ids = letters("ab, b\tü $")["input_ids"]
-    expected = ["␣", "a", "·b", ",", "␣", "b", "␣", "ü", "·", "␣", "$", "</s>"]
-    found = readable_tokens(letters, ids)
-    assert [one for one in found if one != "␣"] == [one for one in expected if one != "␣"]
+    tokens = readable_tokens(letters, letters("ab, b\tü $")["input_ids"])
+    assert [token for token in tokens if token != "␣"] == ["a", "·b", ",", "b", "ü", "·", "$", "</s>"]
     assert readable_tokens(letters, [0, 3, 2]) == ["<s>", "<unk>", "</s>"]
     for text, shown in {  # a vowel sign and an accent are no new words, nor is what follows them; a joiner is no space
         "किब": ["क", "·ि", "·ब"],
@@ -189,11 +187,6 @@ def test_what_cannot_be_drawn_is_one_line(tmp_path, weights):
         long = made_up(np.full((1, heads, size, size), 1 / size, np.float32), size)
         assert f"{size} tokens are too many to read in {panels}" in error_of(draw_attention, long, "encoder", picture)
     assert not picture.exists()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model") / "model")
 
 
 def test_the_command_draws_all_and_replaces_nothing_unasked(folder, tmp_path, capsys, fails):

@@ -153,8 +153,7 @@ def test_a_language_that_is_known_decides_first(language, expected, monkeypatch)
 
 def test_a_string_is_one_text_and_what_is_no_text_is_refused(metric):
     prediction, reference = "Das ist ein sehr gutes Haus", "Das ist ein sehr schönes Haus"
-    expected = score_translations([prediction], [reference])
-    assert metric.compute(predictions=prediction, references=reference) == expected
+    assert metric.compute(predictions=prediction, references=reference) == score_translations([prediction], [reference])
     with pytest.raises(UserError, match="reference 2 is None, not text"):
         metric.compute(predictions=["a", "b"], references=["a", None])
     with pytest.raises(ValueError, match=r"."):
@@ -163,9 +162,8 @@ def test_a_string_is_one_text_and_what_is_no_text_is_refused(metric):
 
 @pytest.mark.parametrize(("predictions", "references"), [([], []), (["a"], []), (["a"], ["a", "b"])])
 def test_numbers_of_sentences_that_differ_are_refused(metric, predictions, references):
-    message = f"{len(predictions)} predictions and {len(references)} references"
     for score in (score_translations, partial(metrics.paper_bleu, language="de")):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"{len(predictions)} predictions and {len(references)} references"):
             score(predictions, references)
     with pytest.raises(ValueError, match=r"."):
         metric.compute(predictions=predictions, references=references)

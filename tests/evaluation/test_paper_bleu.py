@@ -50,9 +50,7 @@ def plain_multi_bleu(translations: list[str], references: list[str]) -> float:
         lengths[0] += len(ours)
         lengths[1] += len(theirs)
         for n in range(1, 5):
-            grams, wanted = (
-                Counter(tuple(side[i : i + n]) for i in range(len(side) - n + 1)) for side in (ours, theirs)
-            )
+            grams, wanted = (Counter(tuple(row[i : i + n]) for i in range(len(row) - n + 1)) for row in (ours, theirs))
             right[n - 1] += sum(min(count, wanted[gram]) for gram, count in grams.items())
             total[n - 1] += sum(grams.values())
     if not all(right):

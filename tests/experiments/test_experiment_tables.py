@@ -112,8 +112,7 @@ def test_table2_command(table2_folder):
 def test_table4_command(tmp_path, capsys):
     data = write_gum(tmp_path / "trees")
     changes = [word for word in TINY if not word.startswith("vocab")] + ["max_length=60", "vocab_size=700"]
-    words = ["table4", "--data-dir", data, "--output", tmp_path, "--set", *changes]
-    words += ["--only", "transformer"]
+    words = ["table4", "--data-dir", data, "--output", tmp_path, "--only", "transformer", "--set", *changes]
     status, output, errors = experiment(capsys, *words)
     assert status == 0, errors
     assert "| Transformer (4 layers) | WSJ only, discriminative | 91.3 |" in output

@@ -32,14 +32,12 @@ def test_flops_are_those_that_torch_counts(name):
         sources, targets = (torch.full((3, length), 3) for length in lengths)
         with FlopCounterMode(display=False) as counter:
             model(input_ids=sources, decoder_input_ids=targets).logits.sum().backward()
-        sides = [[length] * 3 for length in lengths]
-        assert training_flops(config, *sides) == counter.get_total_flops()
+        assert training_flops(config, *([length] * 3 for length in lengths)) == counter.get_total_flops()
 
 
 def test_batches_are_filled_as_expected():
     random = np.random.default_rng(0)
     sources = np.exp(random.normal(np.log(29.5) - 0.18, 0.6, 200_000)).round().clip(2, 256).astype(np.int64)
     targets = (sources * np.exp(random.normal(0, 0.2, 200_000)) * 1.02).round().clip(2, 256).astype(np.int64)
-    batches = len(TokenBatchSampler(sources, targets, 25_000))
     pairs_per_step = EXPECTED_FILL * 25_000 / max(sources.mean(), targets.mean())
-    assert len(sources) / pairs_per_step == pytest.approx(batches, rel=0.04)
+    assert len(sources) / pairs_per_step == pytest.approx(len(TokenBatchSampler(sources, targets, 25_000)), rel=0.04)

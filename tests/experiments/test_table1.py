@@ -89,8 +89,7 @@ def test_restricted_attention_is_masked_full_attention():
     states = torch.randn(2, 150, 6, dtype=torch.float64)
     far = (torch.arange(150)[:, None] - torch.arange(150)).abs() > 5
     scores = (states @ states.transpose(1, 2) / 6**0.5).masked_fill(far, -torch.inf)
-    expected = scores.softmax(-1) @ states
-    torch.testing.assert_close(Attention(neighbourhood=10)(states), expected)
+    torch.testing.assert_close(Attention(neighbourhood=10)(states), scores.softmax(-1) @ states)
 
 
 @pytest.fixture

@@ -1,7 +1,4 @@
-"""Checkpoints of fairseq's, against transformers' FSMT, whose weights are those of fairseq under other names.
-
-The mapping is that of `convert_fsmt_original_pytorch_checkpoint_to_pytorch.py`, backwards.
-"""
+"""Checkpoints of fairseq's, against transformers' FSMT, whose weights are those of fairseq under other names."""
 
 import argparse
 import functools
@@ -11,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from canaries import Canary
-from conftest import error_of
+from conftest import error_of, padded_batch, random_ids
 from import_differences import main, sentencepiece_model
 from imported_models import model_of
 from transformers import FSMTConfig, FSMTForConditionalGeneration
@@ -41,7 +38,7 @@ def fsmt(ties=True, **changes) -> FSMTForConditionalGeneration:
 
 
 def fairseq_state(model: FSMTForConditionalGeneration) -> dict[str, torch.Tensor]:
-    """The parameters as fairseq writes them."""
+    """The parameters as fairseq writes them: `convert_fsmt_original_pytorch_checkpoint_to_pytorch.py` backwards."""
     named = model.state_dict().items()
     state = {name.removeprefix("model."): tensor.clone() for name, tensor in named if "embed_positions" not in name}
     for stack in ("encoder", "decoder"):
@@ -85,19 +82,11 @@ def write(folder: Path, state, options=OPTIONS, words=(WORDS, [*WORDS, "x", "y",
     return path
 
 
-def batch(sizes=SIZES) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sources of several lengths with their mask, and targets from the end token on."""
-    generator = torch.Generator().manual_seed(3)
-    source = torch.randint(4, sizes[0], (5, 11), generator=generator)
-    mask = (torch.arange(11) < torch.tensor([11, 9, 6, 3, 1])[:, None]).long()
-    source = torch.where(mask.bool(), source, torch.tensor(1))
-    target = torch.randint(4, sizes[1], (5, 8), generator=generator)
-    target[:, 0] = 2
-    return source, mask, target
-
-
 def assert_same(model, reference, sizes=SIZES) -> None:
-    source, mask, target = batch(sizes)
+    """The same logits of sources of several lengths, and of targets from the end token on."""
+    source, mask = padded_batch((11, 9, 6, 3, 1), seed=3, vocab_size=sizes[0])
+    target = random_ids(5, 8, seed=4, vocab_size=sizes[1])
+    target[:, 0] = 2
     with torch.no_grad():
         logits = model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
         expected = reference(input_ids=source, attention_mask=mask, decoder_input_ids=target, use_cache=False).logits

@@ -107,8 +107,7 @@ def test_positions_are_marians_unless_transformers_trained_it(folder, left, posi
 )
 def test_what_cannot_be_imported(folder, tmp_path, changes, message):
     change(folder, "config.json", **changes)
-    line = error_of(import_model, folder, tmp_path / "out")
-    assert message.replace("{config}", f"{folder}/config.json") in line
+    assert message.replace("{config}", f"{folder}/config.json") in error_of(import_model, folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from sentencepiece_models import TEXTS, trained
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, MarianTokenizer
 
 from vaswani_transformer import UserError, VaswaniTokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
@@ -26,15 +26,14 @@ def marian_folder(folder: Path, pairs, separate: bool = False, codes: tuple[str,
     folder.mkdir()
     sides = []
     for name, texts in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
-        path = trained(folder, texts, name, **options)
-        path.rename(folder / f"{name}.spm")
+        trained(folder, texts, name, **options).rename(folder / f"{name}.spm")
         reader = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm"))
         sides.append([reader.id_to_piece(number) for number in range(3, len(reader))][:-7])  # some are unknown
     sides = sides if separate else [sides[0] + sides[1]]
-    most = max(map(len, sides))
+    last = max(map(len, sides)) + len(codes) + 2
     for name, pieces in zip(("vocab.json", "target_vocab.json"), sides, strict=False):
         names = dict.fromkeys(["</s>", "<unk>", *codes, *pieces])
-        ids = {piece: number for number, piece in enumerate(names)} | {"<pad>": most + len(codes) + 2}
+        ids = {piece: number for number, piece in enumerate(names)} | {"<pad>": last}
         (folder / name).write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
     config = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": separate, "model_max_length": 512}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -42,8 +41,6 @@ def marian_folder(folder: Path, pairs, separate: bool = False, codes: tuple[str,
 
 
 def marian_reference(folder: Path):
-    from transformers import MarianTokenizer
-
     return MarianTokenizer.from_pretrained(folder, split_special_tokens=True)
 
 
@@ -86,8 +83,18 @@ def test_a_model_that_tokenizers_cannot_follow_keeps_its_class(pairs, tmp_path):
     folder = marian_folder(tmp_path / "folder", pairs, user_defined_symbols=["<sep>"], separate=True)
     reference, tokenizer = marian_reference(folder), marian_tokenizer(folder)
     assert type(tokenizer).__name__ == "MarianTokenizer"
-    assert_slow_works(tokenizer, reference, *map(list, zip(*pairs[:20], strict=True)), tmp_path / "saved")
-    assert tokenizer(text_target=["der Hund"])["input_ids"] == reference(text_target=["der Hund"])["input_ids"]
+    sources, targets = map(list, zip(*pairs[:20], ("the dog", "der Hund"), strict=True))
+    expected, labels = reference(sources)["input_ids"], reference(text_target=targets)["input_ids"]
+    assert tokenizer(sources)["input_ids"] == tokenizer.side("source")(sources)["input_ids"] == expected
+    assert tokenizer(text_target=targets)["input_ids"] == tokenizer.side("target")(targets)["input_ids"] == labels
+    assert tokenizer(sources, text_target=targets)["labels"] == labels
+    tokenizer.save_pretrained(tmp_path / "saved")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert type(loaded) is type(reference)
+    for copy in (pickle.loads(pickle.dumps(tokenizer)), loaded):
+        assert copy(sources)["input_ids"] == expected
+    decoded = [each.batch_decode(labels, skip_special_tokens=True) for each in (tokenizer, reference)]
+    assert decoded[0] == decoded[1]
 
 
 def test_tokens_that_were_added_are_refused(pairs, tmp_path):
@@ -98,21 +105,6 @@ def test_tokens_that_were_added_are_refused(pairs, tmp_path):
     original.save_pretrained(tmp_path / "added")
     with pytest.raises(UserError, match=r"added to its tokenizer \(<2de>\), which are not kept"):
         marian_tokenizer(tmp_path / "added")
-
-
-def assert_slow_works(tokenizer, reference, sources: list[str], targets: list[str], saved: Path) -> None:
-    expected = reference(sources)["input_ids"]
-    labels = tokenizer(text_target=targets)["input_ids"]
-    assert tokenizer(sources)["input_ids"] == expected
-    assert tokenizer.side("source")(sources)["input_ids"] == expected
-    assert tokenizer.side("target")(targets)["input_ids"] == labels
-    assert tokenizer(sources, text_target=targets)["labels"] == labels
-    tokenizer.save_pretrained(saved)
-    assert type(AutoTokenizer.from_pretrained(saved)) is type(reference)
-    for copy in (pickle.loads(pickle.dumps(tokenizer)), AutoTokenizer.from_pretrained(saved)):
-        assert copy(sources)["input_ids"] == expected
-    decoded = [each.batch_decode(labels, skip_special_tokens=True) for each in (tokenizer, reference)]
-    assert decoded[0] == decoded[1]
 
 
 def test_without_sentencepiece_a_model_that_tokenizers_cannot_follow_is_refused(pairs, tmp_path, monkeypatch):

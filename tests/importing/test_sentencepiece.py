@@ -89,8 +89,7 @@ def test_ids_of_a_dictionary(texts, tmp_path):
     for text in (*texts, "ein Haus", "Mann", "<pad> </s>"):
         numbers = [ids.get(piece, ids["<unk>"]) for piece in reader.encode(text, out_type=str)]
         assert tokenizer(text)["input_ids"] == [*numbers, 0]
-        code = tokenizer(f">>fra<< {text}")["input_ids"]
-        assert code == [ids[">>fra<<"], *numbers, 0]
+        assert tokenizer(f">>fra<< {text}")["input_ids"] == [ids[">>fra<<"], *numbers, 0]
         assert tokenizer(f">>xyz<< {text}")["input_ids"] == [ids["<unk>"], *numbers, 0]
     for text in ("a >>fra<< b", " >>fra<<", ">>>fra<<"):
         numbers = [ids.get(piece, ids["<unk>"]) for piece in reader.encode(text, out_type=str)]

@@ -33,19 +33,6 @@ def learned(texts: list[str], size: int, version: str) -> str:
     return "".join(f"{line}\n" for line in ["#version: 0.2", *lines])
 
 
-def reference(word: str, merges: list[list[str]]) -> list[str]:
-    """The pieces of a word, by Algorithm 1 of Sennrich, Haddow and Birch (2016): the merges one after the other."""
-    symbols = [*word[:-1], word[-1] + "</w>"]
-    for left, right, *_ in merges:
-        place = 0
-        while place < len(symbols) - 1:
-            if symbols[place] == left and symbols[place + 1] == right:
-                symbols[place : place + 2] = [left + right]
-            place += 1
-    pieces = "\0".join(symbols).removesuffix("</w>").removesuffix("\0").split("\0")
-    return [f"{piece}@@" for piece in pieces[:-1]] + pieces[-1:]
-
-
 class Case:
     """Merges of a version, a dictionary that lacks some pieces, and the backend."""
 
@@ -61,7 +48,16 @@ class Case:
         self.backend = merges_backend(self.path, self.ids)
 
     def pieces(self, word: str) -> list[str]:
-        return reference(word, self.merges)
+        """The pieces of a word by Algorithm 1 of Sennrich, Haddow and Birch (2016): one merge after the other."""
+        symbols = [*word[:-1], word[-1] + "</w>"]
+        for left, right, *_ in self.merges:
+            place = 0
+            while place < len(symbols) - 1:
+                if symbols[place] == left and symbols[place + 1] == right:
+                    symbols[place : place + 2] = [left + right]
+                place += 1
+        pieces = "\0".join(symbols).removesuffix("</w>").removesuffix("\0").split("\0")
+        return [f"{piece}@@" for piece in pieces[:-1]] + pieces[-1:]
 
     def encode(self, text: str) -> list[int]:
         return [number if number < len(self.ids) else 3 for number in self.backend.encode(text).ids]
@@ -108,8 +104,7 @@ def test_multi30k_against_the_tokenizer_of_fsmt(shared_data, tmp_path, version):
     }
     for name in ("src", "tgt"):
         (tmp_path / f"{name}.json").write_text(json.dumps(names), encoding="utf-8")
-    merges = "".join(f"{left} {right}\n" for left, right, *_ in case.merges)
-    (tmp_path / "merges").write_text(merges, encoding="utf-8")
+    (tmp_path / "merges").write_text("".join(f"{left} {right}\n" for left, right, *_ in case.merges), encoding="utf-8")
     fsmt = FSMTTokenizer(["de", "en"], *(str(tmp_path / name) for name in ("src.json", "tgt.json", "merges")))
     for text in texts:
         pieces = [piece for word in text.split() for piece in fsmt.bpe(word).split(" ")]

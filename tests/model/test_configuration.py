@@ -20,11 +20,6 @@ def parameters_by_equations(config: VaswaniConfig) -> int:
     return config.vocab_size * d + layers + positions
 
 
-def counted(config: VaswaniConfig) -> int:
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in VaswaniForConditionalGeneration(config).parameters())
-
-
 class TestDefaults:
     def test_are_the_base_model(self):
         assert VaswaniConfig().to_diff_dict() == VaswaniConfig.from_preset("base").to_diff_dict()
@@ -58,10 +53,7 @@ class TestValidation:
             ({"activation_function": "tanh"}, "activation_function.*relu.*gelu.*silu.*tanh"),
             ({"position_offset": -1}, "position_offset is -1"),
             ({"decoder_vocab_size": 0}, "decoder_vocab_size is 0"),
-            (
-                {"vocab_size": 50, "decoder_vocab_size": 60, "pad_token_id": 50},
-                "pad_token_id is 50.*vocabulary size 50",
-            ),
+            ({"vocab_size": 5, "decoder_vocab_size": 6, "pad_token_id": 5}, "pad_token_id is 5.*vocabulary size 5"),
             (
                 {"vocab_size": 50, "decoder_vocab_size": 60, "share_encoder_decoder_embeddings": True},
                 "share_encoder_decoder_embeddings is True.*False.*50 and 60",
@@ -84,7 +76,9 @@ class TestPresets:
     @pytest.mark.parametrize("name", VaswaniConfig.preset_names())
     def test_parameters_match_the_equations(self, name):
         config = VaswaniConfig.from_preset(name)
-        assert counted(config) == parameters_by_equations(config)
+        with torch.device("meta"):
+            model = VaswaniForConditionalGeneration(config)
+        assert sum(parameter.numel() for parameter in model.parameters()) == parameters_by_equations(config)
 
     @pytest.mark.parametrize(
         ("name", "row"),  # N, d_model, d_ff, h, d_k, d_v, P_drop: the cells of Table 3

@@ -42,11 +42,9 @@ class TestGreedy:
         expected = model.generate(input_ids, attention_mask=attention_mask, max_new_tokens=9)
         encoded = model.get_encoder()(input_ids, attention_mask=attention_mask)
         encoded = BaseModelOutput(last_hidden_state=encoded.last_hidden_state)
-        actual = model.generate(encoder_outputs=encoded, attention_mask=attention_mask, max_new_tokens=9)
-        assert torch.equal(actual, expected)
-        embeds = model.get_input_embeddings()(input_ids)
-        actual = model.generate(inputs_embeds=embeds, attention_mask=attention_mask, max_new_tokens=9)
-        assert torch.equal(actual, expected)
+        for source in ({"encoder_outputs": encoded}, {"inputs_embeds": model.get_input_embeddings()(input_ids)}):
+            actual = model.generate(**source, attention_mask=attention_mask, max_new_tokens=9)
+            assert torch.equal(actual, expected)
 
 
 def endless(model, *args, **options) -> int:

@@ -5,8 +5,6 @@ import torch
 from conftest import padded_batch, random_ids, tiny_model
 from every_output import END, START, without_padding
 
-WITH_SCORES = {"output_scores": True, "return_dict_in_generate": True}
-
 
 @torch.no_grad()
 def log_probability(model, source: torch.Tensor, output: list[int], given: int = 1) -> float:
@@ -20,7 +18,7 @@ def log_probability(model, source: torch.Tensor, output: list[int], given: int =
 def test_with_two_vocabularies_the_steps_of_the_best_hypothesis_add_up(decoder_vocab_size):
     model = tiny_model(scale=1.5, decoder_vocab_size=decoder_vocab_size)
     input_ids, attention_mask = padded_batch((6, 3))
-    options = {"num_beams": 3, "length_penalty": 0.0, **WITH_SCORES}
+    options = {"num_beams": 3, "length_penalty": 0.0, "output_scores": True, "return_dict_in_generate": True}
     outputs = model.generate(input_ids, attention_mask=attention_mask, **options)
     steps = model.compute_transition_scores(outputs.sequences, outputs.scores, outputs.beam_indices)
     for sentence, length in enumerate((6, 3)):

@@ -1,7 +1,4 @@
-"""What transformers and accelerate offer for every model, where their own common tests do not run it on a CPU.
-
-`make conformance` runs the common tests themselves.
-"""
+"""What transformers and accelerate offer for every model and their tests (`make conformance`) do not run on a CPU."""
 
 import io
 
@@ -79,9 +76,8 @@ def test_encoder_and_decoder_are_saved_and_loaded_alone(changes, tmp_path):
     encoder, decoder = model.get_encoder(), model.get_decoder()
     encoder.save_pretrained(tmp_path / "encoder")
     decoder.save_pretrained(tmp_path / "decoder")
-    encoder_again = type(encoder).from_pretrained(tmp_path / "encoder")
     decoder_again = type(decoder).from_pretrained(tmp_path / "decoder")
-    states = encoder_again(**inputs).last_hidden_state
+    states = type(encoder).from_pretrained(tmp_path / "encoder")(**inputs).last_hidden_state
     torch.testing.assert_close(states, encoder(**inputs).last_hidden_state, rtol=0, atol=0)
     outputs = decoder_again(targets, encoder_hidden_states=states, encoder_attention_mask=inputs["attention_mask"])
     expected = model.model(**inputs, decoder_input_ids=targets).last_hidden_state
@@ -102,8 +98,7 @@ def test_what_exceeds_the_memory_is_offloaded_to_disk(changes, share, tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits, rtol=0, atol=0)
     for num_beams in (1, 3):
-        tokens = tokens_generated(model, num_beams=num_beams)
-        assert torch.equal(tokens_generated(loaded, num_beams=num_beams), tokens)
+        assert torch.equal(*(tokens_generated(each, num_beams=num_beams) for each in (loaded, model)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -117,6 +112,5 @@ def test_loaded_in_half_precision(changes, dtype, tmp_path):
     assert logits.dtype == dtype
     # 8 (bfloat16) or 11 bits a number, over about twenty operations in a row on values around 1.
     tolerance = 40 * torch.finfo(dtype).eps
-    expected = model(**inputs_with_padding()).logits
-    torch.testing.assert_close(logits.float(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(logits.float(), model(**inputs_with_padding()).logits, rtol=tolerance, atol=tolerance)
     tokens_generated(half, num_beams=2)

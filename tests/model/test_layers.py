@@ -27,10 +27,6 @@ def test_a_padded_row_equals_the_row_alone(attn_implementation, with_decoder_mas
         torch.testing.assert_close(together[row : row + 1, :target_length], alone, rtol=1e-4, atol=1e-5)
 
 
-def tables(model) -> list[torch.Tensor]:
-    return [model.model.encoder.embed_positions.table, model.model.decoder.embed_positions.table]
-
-
 class TestSinusoids:
     FORMULA = torch.tensor(sinusoids_by_formula(32, 24), dtype=torch.float64)
 
@@ -38,7 +34,8 @@ class TestSinusoids:
     def test_table_after_loading(self, tmp_path, dtype):
         tiny_model().save_pretrained(tmp_path)
         loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path, dtype=dtype)
-        for table in tables(loaded):
+        for stack in (loaded.model.encoder, loaded.model.decoder):
+            table = stack.embed_positions.table
             assert table.dtype == dtype
             torch.testing.assert_close(table, self.FORMULA.to(dtype), rtol=1e-7, atol=1e-7)
 
@@ -113,9 +110,8 @@ class TestDropout:
         n = 400_000
         torch.manual_seed(1)
         dropped = dropout(torch.ones(n), p, training=True)
-        zeros = float((dropped == 0).double().mean())
         # Binomial: five standard errors, and the 1/65536 to which p is met.
-        assert abs(zeros - p) < 5 * math.sqrt(p * (1 - p) / n) + 1 / 65_536
+        assert abs(float((dropped == 0).double().mean()) - p) < 5 * math.sqrt(p * (1 - p) / n) + 1 / 65_536
         # A kept value is 1/(1-p), so the mean's standard error is sqrt(p/(1-p)/n), whatever p was met to.
         assert abs(float(dropped.double().mean()) - 1) < 5 * math.sqrt(p / (1 - p) / n) + 1e-6
 

@@ -18,11 +18,8 @@ def test_is_written_with_the_model_and_read_again(tmp_path):
     assert json.loads((tmp_path / "gnmt" / "generation_config.json").read_text())["length_normalization"] == "gnmt"
     model.generation_config.length_normalization = "power"
     model.save_pretrained(tmp_path / "power")
-    sources = random_ids(8, 6, vocab_size=9)
-    outputs = {
-        rule: VaswaniForConditionalGeneration.from_pretrained(tmp_path / rule).generate(sources)
-        for rule in ("gnmt", "power")
-    }
+    sources, load = random_ids(8, 6, vocab_size=9), VaswaniForConditionalGeneration.from_pretrained
+    outputs = {rule: load(tmp_path / rule).generate(sources) for rule in ("gnmt", "power")}
     assert torch.equal(outputs["power"], model.generate(sources))
     assert torch.equal(outputs["gnmt"], model.generate(sources, length_normalization="gnmt"))
     assert not torch.equal(outputs["gnmt"], outputs["power"])

@@ -43,10 +43,9 @@ def test_equals_the_label_smoother_of_transformers(epsilon, dtype, items):
 
 @pytest.mark.parametrize("epsilon", [-0.1, 1.0, 1.5, float("nan")])
 def test_smoothing_out_of_range(epsilon):
-    with pytest.raises(ValueError, match="at least 0 and below 1"):
-        label_smoothed_cross_entropy(*example(), epsilon)
-    with pytest.raises(ValueError, match="at least 0 and below 1"):
-        projected_cross_entropy(*projection_example(), epsilon)
+    for loss, inputs in ((label_smoothed_cross_entropy, example()), (projected_cross_entropy, projection_example())):
+        with pytest.raises(ValueError, match="at least 0 and below 1"):
+            loss(*inputs, epsilon)
 
 
 TOKENS, WIDTH, ENTRIES = 37, 6, 23

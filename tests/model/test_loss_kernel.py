@@ -23,8 +23,7 @@ def check_projected(vocab_size, dtype, tolerance, epsilon, with_bias, items=50, 
     """Loss and gradients against torch's in float64, in several blocks of tokens of which a fifth is ignored."""
     generator = torch.Generator().manual_seed(vocab_size)
     hidden, weight, bias = (torch.randn(size, generator=generator) for size in ((37, 8), (vocab_size, 8), vocab_size))
-    labels = torch.randint(0, vocab_size, (37,), generator=generator)
-    labels = labels.to(device)
+    labels = torch.randint(0, vocab_size, (37,), generator=generator).to(device)
     labels[::5] = -100
     inputs = [tensor.to(device, dtype).requires_grad_() for tensor in (hidden, weight, bias)[: 2 + with_bias]]
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
@@ -71,8 +70,7 @@ def test_a_matrix_filled_up_to_a_multiple_of_64_rows_is_seen_by_nobody(vocab_siz
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton, part of torch for CUDA, is not installed")
 def test_the_kernel_as_triton_interprets_it():
     """In a process of its own: Triton reads the variable at its import."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, __file__], check=True, env=environment, timeout=300)
+    subprocess.run([sys.executable, __file__], check=True, env={**os.environ, "TRITON_INTERPRET": "1"}, timeout=300)
 
 
 def check_kernel(dtype, tolerance, device="cpu"):

@@ -33,7 +33,6 @@ def both_batches(with_filling: bool, target_vocabulary: int = 29) -> tuple[dict,
     sources, targets = sentences(SOURCES, 0), sentences(TARGETS, 50, target_vocabulary)
     targets[0][2] = -100  # a label may be left out in the middle of a sentence too
     input_ids, labels = padded(sources, 1), padded(targets, -100)
-    mask = (torch.arange(max(SOURCES)) < torch.tensor(SOURCES)[:, None]).long()
     filling = ((3, 2), (4, 1)) if with_filling else ((), ())
     empty = (0, 0) if with_filling else ()
     packed = {
@@ -43,7 +42,7 @@ def both_batches(with_filling: bool, target_vocabulary: int = 29) -> tuple[dict,
         "target_offsets": offsets_of((*TARGETS, *filling[1], *empty)),
         "max_length": 12,
     }
-    return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}, packed
+    return {"input_ids": input_ids, "attention_mask": input_ids.ne(1).long(), "labels": labels}, packed
 
 
 def in_a_row(states: torch.Tensor, lengths=TARGETS) -> torch.Tensor:

@@ -14,13 +14,6 @@ model = pipeline_models.model
 LIMIT = 40  # positions of the model that has a table
 
 
-def long_text(tokenizer, tokens: int) -> str:
-    """A text of exactly so many tokens, the end token counted."""
-    text = "q" * (tokens - 2)  # in none of the texts, so one token each, after one for the space
-    assert len(tokenizer(text)["input_ids"]) == tokens
-    return text
-
-
 class TestCalls:
     @pytest.fixture(scope="class")
     def expected(self, model, tokenizer):
@@ -46,8 +39,7 @@ class TestCalls:
         assert translator(TEXTS[0], num_return_sequences=3) == nested[0]
 
     def test_token_ids(self, model, tokenizer, translator):
-        inputs = tokenizer(TEXTS[0], return_tensors="pt")
-        ids = model.generate(**inputs, **SHORT)[0]
+        ids = model.generate(**tokenizer(TEXTS[0], return_tensors="pt"), **SHORT)[0]
         (record,) = translator(TEXTS[0], return_tensors=True)
         assert list(record) == ["translation_token_ids"]
         assert record["translation_token_ids"].tolist() == ids.tolist()
@@ -114,11 +106,11 @@ def limited(tokenizer):
 
 @pytest.mark.parametrize(("kind", "batch_size"), [(list, 1), (iter, 3), (KeyDataset, 3)])
 def test_beyond_a_table_of_positions_is_one_line(limited, tokenizer, batch_size, kind, caplog):
-    texts = ["red", long_text(tokenizer, LIMIT + 10), "red"]
-    rows = [{"en": text} for text in texts]
+    texts = ["red", "q" * (LIMIT + 8), "red"]  # q is in none of TEXTS: a token each, besides the space and the end
+    assert len(tokenizer(texts[1])["input_ids"]) == LIMIT + 10
 
     def inputs():
-        return KeyDataset(rows, "en") if kind is KeyDataset else kind(texts)
+        return KeyDataset([{"en": text} for text in texts], "en") if kind is KeyDataset else kind(texts)
 
     with pytest.raises(ValueError, match=r"a text has 50 tokens and the model 40 positions.*split_sent"):
         list(limited(inputs(), batch_size=batch_size))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import tiny_model
 from passes import batch_of_three, relative_difference
+from test_incremental_decoding import Doubled
 from torch import nn
 
 from vaswani_transformer.model import layers_vaswani, linear_vaswani
@@ -36,13 +37,8 @@ def test_equals_separate_products(bias):
     torch.testing.assert_close(*gradients)
 
 
-class DoubledLinear(nn.Linear):
-    def forward(self, states):
-        return 2 * super().forward(states)
-
-
 def replaced(modules) -> None:
-    module = DoubledLinear(6, 4, dtype=torch.float64)
+    module = Doubled(6, 4, dtype=torch.float64)
     module.load_state_dict(modules[1].state_dict())
     modules[1] = module
 
@@ -52,13 +48,13 @@ def hooked(modules) -> None:
 
 
 def parametrized(modules) -> None:
-    class Doubled(nn.Module):
+    class DoubledWeight(nn.Module):
         def forward(self, weight):
             return 2 * weight
 
     with torch.no_grad():
         modules[1].bias.zero_()
-    nn.utils.parametrize.register_parametrization(modules[1], "weight", Doubled())
+    nn.utils.parametrize.register_parametrization(modules[1], "weight", DoubledWeight())
 
 
 @pytest.mark.parametrize("change", [replaced, hooked, parametrized])
@@ -70,8 +66,7 @@ def test_calls_changed_layers_one_by_one(change):
         plain[1].bias.detach().zero_()
     actual, count = products(modules, states)
     assert count == 0
-    expected = [plain[0](states), 2 * plain[1](states), plain[2](states)]
-    torch.testing.assert_close(list(actual), expected)
+    torch.testing.assert_close(list(actual), [plain[0](states), 2 * plain[1](states), plain[2](states)])
 
 
 def test_one_product_for_each_attention_in_training_alone():

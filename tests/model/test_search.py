@@ -31,8 +31,7 @@ KINDS = {
 @cache
 def model_of(kind: str, seed: int = 0, **changes) -> VaswaniForConditionalGeneration:
     """In double precision, so that no rounding decides between hypotheses."""
-    sizes = {"vocab_size": VOCAB, "scale": 1.4, **KINDS[kind], **changes}
-    return tiny_model(seed=seed, dtype=torch.float64, **sizes)
+    return tiny_model(seed=seed, dtype=torch.float64, **{"vocab_size": VOCAB, "scale": 1.4, **KINDS[kind], **changes})
 
 
 def ours(model, *args, **options):
@@ -176,12 +175,6 @@ class Nothing(LogitsProcessor):
         return scores
 
 
-def subclass(model, **methods):
-    twin = type("Derived", (type(model),), methods)(model.config)
-    twin.load_state_dict(model.state_dict())
-    return twin.eval()
-
-
 class EvenRowsEndAtSix(StoppingCriteria):
     """Looks at tokens, at scores and at the rows."""
 
@@ -279,7 +272,9 @@ def test_methods_of_ones_own_are_called(num_beams):
         outputs.logits = outputs.logits * 0 + torch.nn.functional.one_hot(torch.tensor(5), VOCAB)
         return outputs
 
-    found = subclass(model, forward=forward).generate(source, num_beams=num_beams, max_new_tokens=4)
+    twin = type("Derived", (type(model),), {"forward": forward})(model.config).eval()
+    twin.load_state_dict(model.state_dict())
+    found = twin.generate(source, num_beams=num_beams, max_new_tokens=4)
     assert found[:, 1:].tolist() == [[5] * 4] * 2
     with patch.object(Search, "step", None):
         model._update_model_kwargs_for_generation = model._update_model_kwargs_for_generation
@@ -345,8 +340,7 @@ def test_sentences_that_are_given_up_do_not_change_the_others(num_beams, given_u
     assert {id(one) for one in kept} <= {id(one) for one in finished}
     places = [place for place in range(5) if place not in given_up] + [*range(5)]
     for place, sentence in zip(places, kept, strict=True):
-        length = int(attention_mask[place].sum())
-        expected = ours(model, input_ids[place : place + 1, :length], **options)
+        expected = ours(model, input_ids[place : place + 1, : attention_mask[place].sum()], **options)
         assert [START, *sentence.outputs()[0].tokens] == expected.sequences[0].tolist()
 
 

@@ -1,6 +1,7 @@
 """A saved model in the hands of a user who has transformers and torch, and not this package."""
 
 import hashlib
+import inspect
 import json
 import os
 import subprocess
@@ -19,7 +20,20 @@ from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, 
 SENTENCES = ["a small sentence", "words", "another sentence of more words, some of them long"]
 MODEL = ROOT / "vaswani_transformer" / "model"
 
-# What such a user does; `BLOCK` is "1" where the package is installed and has to be hidden.
+
+def results(folder, **options):
+    """A model, its tokenizer, and what they compute for these sentences."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, **options)
+    tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+    inputs = tokenizer(SENTENCES, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        logits = model(**inputs, decoder_input_ids=inputs["input_ids"]).logits
+    outputs = model.generate(**inputs)
+    computed = {"logits": hashlib.sha256(logits.numpy().tobytes()).hexdigest(), "generated": outputs.tolist()}
+    return model, tokenizer, computed | {"texts": tokenizer.batch_decode(outputs, skip_special_tokens=True)}
+
+
+# What such a user does, besides; `BLOCK` is "1" where the package is installed and has to be hidden.
 USER = r"""
 import hashlib, importlib.util, json, os, sys
 if os.environ.get("BLOCK") == "1":
@@ -31,37 +45,23 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 torch.set_num_threads(1)
-sentences = json.loads(sys.argv[1])
-
-
-def results(folder):
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-    inputs = tokenizer(sentences, return_tensors="pt", padding=True)
-    with torch.no_grad():
-        logits = model(**inputs, decoder_input_ids=inputs["input_ids"]).logits
-    outputs = model.generate(**inputs)
-    return model, tokenizer, {
-        "logits": hashlib.sha256(logits.numpy().tobytes()).hexdigest(),
-        "generated": outputs.tolist(),
-        "texts": tokenizer.batch_decode(outputs, skip_special_tokens=True),
-    }
+SENTENCES = json.loads(sys.argv[1])
 
 
 def everything(folder):
-    model, tokenizer, found = results(folder)
+    model, tokenizer, found = results(folder, trust_remote_code=True)
     assert "transformers_modules" in type(model).__module__
     found["base model"] = type(AutoModel.from_pretrained(folder, trust_remote_code=True)).__name__
     found["config"] = AutoConfig.from_pretrained(folder, trust_remote_code=True).to_diff_dict()["model_type"]
     translator = pipeline("translation", model=folder, trust_remote_code=True)
-    found["pipeline"] = [row["translation_text"] for row in translator(sentences, batch_size=len(sentences))]
+    found["pipeline"] = [row["translation_text"] for row in translator(SENTENCES, batch_size=len(SENTENCES))]
     try:
         AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=False)
     except ValueError as error:
         found["without trust"] = str(error)
     model.save_pretrained(folder + "_again")
     tokenizer.save_pretrained(folder + "_again")
-    found["saved again"] = results(folder + "_again")[2]
+    found["saved again"] = results(folder + "_again", trust_remote_code=True)[2]
     return found
 
 
@@ -82,33 +82,19 @@ def model_folder(folder: Path, two_sides: bool = False, **changes) -> Path:
     return folder
 
 
-def expected(folder: Path) -> dict:
-    """What the installed package computes from the same folder."""
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    inputs = tokenizer(SENTENCES, return_tensors="pt", padding=True)
-    with torch.no_grad():
-        logits = model(**inputs, decoder_input_ids=inputs["input_ids"]).logits
-    outputs = model.generate(**inputs)
-    return {
-        "logits": hashlib.sha256(logits.numpy().tobytes()).hexdigest(),
-        "generated": outputs.tolist(),
-        "texts": tokenizer.batch_decode(outputs, skip_special_tokens=True),
-    }
-
-
 def check_as_a_user(python: str, folders: list[Path], tmp_path: Path, block: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
     environment |= {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "BLOCK": str(int(block))}
-    command = [python, "-c", USER, json.dumps(SENTENCES), *map(str, folders)]
+    command = [python, "-c", inspect.getsource(results) + USER, json.dumps(SENTENCES), *map(str, folders)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    results = json.loads(done.stdout.rpartition("RESULT")[2])
+    of_user = json.loads(done.stdout.rpartition("RESULT")[2])
     for folder in folders:
-        check(results[str(folder)], folder)
+        check(of_user[str(folder)], folder)
 
 
 def check(found: dict, folder: Path) -> None:
-    reference = expected(folder)
+    *_, reference = results(folder)  # by the installed package
     assert len(set(reference["texts"])) > 1  # outputs that depend on their inputs
     for name, value in reference.items():
         assert found[name] == value == found["saved again"][name], name

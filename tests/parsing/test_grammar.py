@@ -28,8 +28,7 @@ def unwritten(*counts: int) -> list[list[list[int]]]:
 
 def may_follow(processor: BracketProcessor, names: dict[int, str], rows: list[list[str]]) -> list[set[str]]:
     numbers = {token: number for number, token in names.items()}
-    ids = torch.tensor([[START, *(numbers[token] for token in row)] for row in rows])
-    allowed, forced = processor.allowed(ids)
+    allowed, forced = processor.allowed(torch.tensor([[START, *(numbers[token] for token in row)] for row in rows]))
     found = [{names[int(number)] for number in processor.grammar.ids[row]} for row in allowed]
     for row, number in zip(found, forced.tolist(), strict=True):
         assert (number >= 0) == (not row)  # one or the other

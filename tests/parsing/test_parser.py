@@ -77,8 +77,7 @@ def test_evaluation_of_a_model(model, trees, run, tmp_path):
     assert record["generation"]["constrained"] is True and record["generation"]["num_beams"] == 2
     assert record["command"] == "vaswani parse evaluate run --trees dev.trees --beams 2"
     assert {"bracket_f1", "bracket_precision", "bracket_recall", "exact_match"} <= METRICS.keys() & record.keys()
-    rows = dict(re.findall(r"^([\w-]+) +([\d.]+)", out, re.MULTILINE))
-    assert rows["run"] == f"{record['bracket_f1']:.2f}"
+    assert dict(re.findall(r"^([\w-]+) +([\d.]+)", out, re.MULTILINE))["run"] == f"{record['bracket_f1']:.2f}"
     # The predicted file scored by itself has the same scores.
     again = tmp_path / "again.json"
     run("evaluate", "--predicted", tmp_path / "out.trees", "--trees", trees / "dev.trees", "--json", again)

@@ -20,8 +20,7 @@ def same_outline(one: Tree, other: Tree) -> bool:
 def test_parts_come_from_the_trees_and_stand_where_their_kind_stands(trees, seed):
     versions = Exchange(trees, seed, shares=(0.5, 0.5)).version()
     assert all(same_outline(one, other) for one, other in zip(trees, versions, strict=True))
-    leaves = {leaf for tree in trees for leaf in tree.leaves()}
-    assert {leaf for tree in versions for leaf in tree.leaves()} <= leaves
+    assert {leaf for tree in versions for leaf in tree.leaves()} <= {leaf for tree in trees for leaf in tree.leaves()}
 
     def places(given: list[Tree]) -> set:
         nodes = [node for tree in given for node, is_end in tree.walk() if not is_end]

@@ -20,10 +20,6 @@ def read(text: str) -> list[Tree]:
     return list(parse_trees(iter(text.split("\n")), "file"))
 
 
-def leaf(tag: str, word: str) -> Tree:
-    return Tree(tag, word=word)
-
-
 @given(st.lists(constituents() | clean_trees()))
 def test_what_is_written_is_read_again(trees):
     assert read("\n".join(map(str, trees))) == trees
@@ -47,9 +43,9 @@ def test_a_tree_of_several_lines_and_two_on_one(tmp_path):
     plain, packed = tmp_path / "a.mrg", tmp_path / "a.mrg.gz"
     plain.write_text(text)
     packed.write_bytes(gzip.compress(text.encode()))
-    subject = Tree("NP-SBJ-1", (leaf("PRP", "We"),))
-    first = Tree("", (Tree("S", (subject, Tree("VP", (leaf("VBP", "agree"),)))),))
-    expected = [first, Tree("ROOT", (leaf("UH", "Yes"),)), Tree("NP=2", (leaf("NN", "x"),))]
+    subject, verb = Tree("NP-SBJ-1", (Tree("PRP", word="We"),)), Tree("VP", (Tree("VBP", word="agree"),))
+    others = [Tree("ROOT", (Tree("UH", word="Yes"),)), Tree("NP=2", (Tree("NN", word="x"),))]
+    expected = [Tree("", (Tree("S", (subject, verb)),)), *others]
     assert list(parse_trees(read_lines(plain), "")) == expected == list(parse_trees(read_lines(packed), ""))
 
 
@@ -83,8 +79,7 @@ def test_any_text_is_trees_or_a_mistake_that_is_told(text):
     try:
         left = read(text)
     except UserError as error:
-        line = re.match(r"file, line (\d+): ", str(error))[1]
-        assert 1 <= int(line) <= text.count("\n") + 1
+        assert 1 <= int(re.match(r"file, line (\d+): ", str(error))[1]) <= text.count("\n") + 1
         return
     assert "".join(text.split()) == "".join("".join(map(str, left)).split())
     assert read("\n".join(map(str, left))) == left
@@ -141,4 +136,4 @@ def test_cleaning_twice_changes_no_more(tree):
 
 def test_round_brackets_in_words():
     assert [escape(word) for word in ("(", ")", ":-)", "a", "[")] == ["-LRB-", "-RRB-", ":--RRB-", "a", "["]
-    assert str(Tree("S", (leaf("-LRB-", "("), leaf("NN", "a(b")))) == "(S (-LRB- -LRB-) (NN a-LRB-b))"
+    assert str(Tree("S", (Tree("-LRB-", word="("), Tree("NN", word="a(b")))) == "(S (-LRB- -LRB-) (NN a-LRB-b))"

@@ -11,15 +11,8 @@ from hypothesis import strategies as st
 
 from vaswani_transformer import Recipe, VaswaniConfig, load_recipe
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.recipes.recipe import (
-    AUTO,
-    CHOSEN,
-    convert,
-    field_type,
-    model_config,
-    read_recipe,
-    recipe_names,
-)
+from vaswani_transformer.recipes import recipe as recipes
+from vaswani_transformer.recipes.recipe import AUTO, CHOSEN, convert, field_type, model_config, read_recipe
 
 FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 
@@ -37,7 +30,7 @@ def write(tmp_path):
 AUTOMATIC = (*("tokens_per_device", "padding_free", "data_workers"), *CHOSEN)
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", recipes.recipe_names())
 def test_shipped_recipes(name):
     recipe = load_recipe(name)
     assert recipe.output == f"runs/{name}"
@@ -230,8 +223,7 @@ def test_missing_files_and_names(tmp_path):
 
 def test_a_recipe_written_out_is_read_back(write):
     recipe = load_recipe("multi30k-en-de", {"seed": 7})
-    text = yaml.safe_dump(dataclasses.asdict(recipe), sort_keys=False, allow_unicode=True)
-    assert load_recipe(write(text)) == recipe
+    assert load_recipe(write(yaml.safe_dump(dataclasses.asdict(recipe), sort_keys=False, allow_unicode=True))) == recipe
 
 
 def test_model_config_starts_from_the_preset():

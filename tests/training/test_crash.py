@@ -1,8 +1,4 @@
-"""Runs that are killed, told to stop, or find the disk full: they end as undisturbed ones.
-
-Most runs here are forked from the test's own process, which has imported everything and has no threads of its own:
-starting Python anew for each would take most of the time. The slow tests start the real command.
-"""
+"""Runs that are killed, told to stop, or find the disk full: they end as undisturbed ones."""
 
 import dataclasses
 import json
@@ -12,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -77,11 +74,8 @@ def check_same_end(folder, undisturbed):
 @pytest.mark.slow
 def test_deterministic_kernels_change_nothing_on_a_cpu(recipe, undisturbed, tmp_path, monkeypatch):
     modes, select = [], training.select_weights
-    monkeypatch.setattr(
-        training,
-        "select_weights",
-        lambda *arguments: (modes.append(torch.are_deterministic_algorithms_enabled()), select(*arguments))[1],
-    )
+    noting = lambda *a: modes.append(torch.are_deterministic_algorithms_enabled()) or select(*a)  # noqa: E731
+    monkeypatch.setattr(training, "select_weights", noting)
     train(dataclasses.replace(recipe, output=str(tmp_path / "run"), deterministic=True), progress=False)
     assert modes == [True] and not torch.are_deterministic_algorithms_enabled()
     check_same_end(tmp_path / "run", undisturbed)
@@ -163,10 +157,7 @@ def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_later(recipe, undistur
 
 
 def _leave_before_the_end() -> None:
-    def leave(*_):
-        raise KeyboardInterrupt
-
-    training.select_weights = leave
+    training.select_weights = Mock(side_effect=KeyboardInterrupt)
 
 
 def test_another_tokenizer_or_other_data_is_refused_by_content(recipe, undisturbed, text, tmp_path):

@@ -1,10 +1,11 @@
 """How many tokens a device takes at once, by a device whose memory is counted here."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
-from test_trainer import BATCH_TOKENS, make_model, make_pairs, make_trainer, weights_of
+from test_trainer import BATCH_TOKENS, make_model, make_pairs, make_trainer, trained, weights_of
 
 from vaswani_transformer.training import device_memory
 
@@ -47,20 +48,16 @@ def test_trial_steps_leave_nothing_behind(tmp_path, device, padding_free):
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     trainer.train()
-    other = make_trainer(
-        tmp_path, make_pairs(300), make_model(dropout=0.3), tokens_per_device=trainer.tokens_per_device, **settings
-    )
-    other.train()
+    settings["tokens_per_device"] = trainer.tokens_per_device
+    other = trained(tmp_path, make_pairs(300), make_model(dropout=0.3), **settings)
     assert other.batches == trainer.batches
     assert all(torch.equal(weight, weights_of(trainer)[name]) for name, weight in weights_of(other).items())
 
 
 def test_padded_batches_are_tried_with_their_padding_beside_adams_averages(tmp_path, device, monkeypatch):
-    reserved = []
-    empty = torch.empty
-    monkeypatch.setattr(
-        torch, "empty", lambda *size, **options: (reserved.append((size, options)), empty(*size, **options))[1]
-    )
+    reserved, empty = [], torch.empty
+    noting = lambda *size, **options: reserved.append((size, options)) or empty(*size, **options)  # noqa: E731
+    monkeypatch.setattr(torch, "empty", noting)
     trainer = make_trainer(tmp_path, make_pairs(300), tokens_per_device=None, tokens_per_batch=300)
     assert 1.5 * trainer.tokens_per_device <= POSITIONS < 1.5 * 1.3 * trainer.tokens_per_device
     weights = sum(weight.nbytes for weight in make_model().parameters())
@@ -72,9 +69,7 @@ def test_no_more_than_the_batch_and_no_less_than_the_longest_sentence(tmp_path, 
         trainer = make_trainer(tmp_path, tokens_per_device=None, tokens_per_batch=BATCH_TOKENS // 2)
     assert trainer.tokens_per_device == BATCH_TOKENS // 2 and trainer.micro_batches == 1
     assert [line for line in caplog.messages if line.startswith("a device takes 64 tokens at once, its whole share")]
-    monkeypatch.setattr(
-        device_memory, "_step", lambda trainer, tokens: step_where_positions_are_limited(trainer, tokens, limit=1)
-    )
+    monkeypatch.setattr(device_memory, "_step", partial(step_where_positions_are_limited, limit=1))
     trainer = make_trainer(tmp_path, tokens_per_device=None, tokens_per_batch=BATCH_TOKENS // 2)
     assert trainer.tokens_per_device == trainer.longest_sentence
 

@@ -27,18 +27,21 @@ class CountingTrainer(VaswaniTrainer):
         return super().get_batch_samples(*args)
 
 
-def waiting_by_step(folder, monkeypatch, **settings) -> list[list[str]]:
-    """What waits for the device in each step of a training of two parts a step."""
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_grad_norm": 1.0, "fused_loss": False}, {"bf16": True, "padding_free": True}], ids=str
+)
+def test_no_step_waits_for_the_device_but_one_that_is_logged(tmp_path, monkeypatch, settings):
+    """In a training of two parts a step."""
     waiting = WaitingOperations()
     complete(monkeypatch, waiting)
     arguments = MetaArguments(
-        output_dir=str(folder), tokens_per_batch=128, tokens_per_device=64, max_steps=STEPS, logging_steps=LOGGED,
+        output_dir=str(tmp_path), tokens_per_batch=128, tokens_per_device=64, max_steps=STEPS, logging_steps=LOGGED,
         save_strategy="no", remove_unused_columns=False, report_to="none", disable_tqdm=True, use_cpu=True,
         optim="adamw_torch_fused", **settings,
     )  # fmt: skip
     model = make_model(dropout=0.1)
     model.set_attn_implementation("sdpa")
-    log = TrainingLogCallback(folder / "log.jsonl")
+    log = TrainingLogCallback(tmp_path / "log.jsonl")
     callbacks = [log, StopAndSaveCallback(log, max_minutes=60), TrainingProgressCallback(log)]
     trainer = CountingTrainer(model=model, args=arguments, train_dataset=make_pairs(60), callbacks=callbacks)
     trainer.accelerator.device_placement = False
@@ -47,14 +50,7 @@ def waiting_by_step(folder, monkeypatch, **settings) -> list[list[str]]:
     with waiting:
         trainer.train()
     assert trainer.state.global_step == STEPS
-    return [*trainer.by_step[1:], waiting.found]
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"max_grad_norm": 1.0, "fused_loss": False}, {"bf16": True, "padding_free": True}], ids=str
-)
-def test_no_step_waits_for_the_device_but_one_that_is_logged(tmp_path, monkeypatch, settings):
-    by_step = waiting_by_step(tmp_path, monkeypatch, **settings)
+    by_step = [*trainer.by_step[1:], waiting.found]
     quiet = by_step[: LOGGED - 1] + by_step[LOGGED:-1]  # the last one ends the training, which sums losses up
     assert list(itertools.chain(*quiet)) == []
     assert any("_local_scalar_dense" in line and ".py:" in line for line in by_step[LOGGED - 1])

@@ -4,17 +4,12 @@ import finetuning
 import numpy as np
 import pytest
 import torch
+import transformers
 from finetuning import assert_same, tokenized
+from test_trainer import logged
 from torch.nn.functional import cross_entropy
 from training_runs import weights_of
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    DataCollatorForSeq2Seq,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    TrainerCallback,
-)
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq, TrainerCallback
 
 import vaswani_transformer as vt
 from vaswani_transformer.data.synthetic import generate_corpus
@@ -41,9 +36,9 @@ def stock_trainer(folder, output, count=64, model=None, compute_metrics=None, co
         "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
     }  # fmt: skip
     pairs = tokenized(tokenizer, count)
-    return Seq2SeqTrainer(
+    return transformers.Seq2SeqTrainer(
         model=model,
-        args=Seq2SeqTrainingArguments(output_dir=str(output), **{**options, **settings}),
+        args=transformers.Seq2SeqTrainingArguments(output_dir=str(output), **{**options, **settings}),
         train_dataset=pairs,
         eval_dataset=pairs.select(range(min(count, 12))),
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
@@ -52,10 +47,6 @@ def stock_trainer(folder, output, count=64, model=None, compute_metrics=None, co
         compute_loss_func=compute_loss_func,
         callbacks=[Recorder()],
     )
-
-
-def logged(trainer, name: str = "loss") -> list[float]:
-    return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 def gradients(trainer) -> dict[str, torch.Tensor]:
@@ -97,12 +88,10 @@ def test_eight_accumulated_batches_give_the_gradient_of_one_large_batch(folder, 
     # Both are the gradient of the sum over tokens by their number, which weighs long pairs more than short ones.
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     batch = whole.data_collator([dict(row) for row in whole.train_dataset])
-    logits = model(**batch).logits.flatten(0, 1)
-    loss = cross_entropy(logits, batch["labels"].flatten(), label_smoothing=smoothing)
+    loss = cross_entropy(model(**batch).logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=smoothing)
     loss.backward()
-    expected = {name: p.grad for name, p in model.named_parameters()}
     assert logged(whole) == pytest.approx([loss.item()], rel=1e-5)
-    assert_same(expected, gradients(whole), 1e-5)
+    assert_same({name: p.grad for name, p in model.named_parameters()}, gradients(whole), 1e-5)
 
 
 @pytest.mark.slow
@@ -115,9 +104,6 @@ def test_compiled_training_has_the_losses_of_the_plain_one(folder, tmp_path):
     assert logged(compiled) == pytest.approx(logged(plain), rel=1e-4)
     compiled.save_model(tmp_path / "new")
     assert weights_of(tmp_path / "new").keys() == weights_of(folder).keys()
-
-
-# Label smoothing: the model's own, the Trainer's and that of a loss function, never two
 
 
 def test_smoothing_is_applied_once_in_every_way_to_ask_for_it(folder, tmp_path):

@@ -12,7 +12,8 @@ import pytest
 import torch
 import yaml
 from children import run_on_two_processes
-from conftest import TINY_RECIPE, TINY_SIZES, error_of, random_ids, tiny_config, tiny_model
+from conftest import TINY_RECIPE, TINY_SIZES, error_of, random_ids, tiny_model
+from model_folders import save
 from training_runs import equal, log_of, stop_after, weights_of
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
@@ -28,8 +29,6 @@ from vaswani_transformer.training.initial_model import ADAPTED
 pytestmark = pytest.mark.usefixtures("without_pictures")
 source = finetuning.folder  # a random model and its tokenizer
 EITHER = pytest.mark.parametrize("rank", [None, 2], ids=["weights", "adapters"])
-TINY_OF_NEW = {name: value for name, value in TINY_SIZES.items() if name != "vocab_size"}
-NO_STEP = 1e-12  # a rate at which nothing changes
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def logged(folder, name: str) -> list[float]:
 
 @EITHER
 def test_a_training_starts_from_the_given_weights_tokenizer_and_search(source, recipe, text, rank):
-    fields = {"lora_rank": rank, "learning_rate_scale": NO_STEP, "num_beams": 3, "max_steps": 2}
+    fields = {"lora_rank": rank, "learning_rate_scale": 1e-12, "num_beams": 3, "max_steps": 2}  # nothing changes
     result = train(changed(recipe, **fields), progress=False)
     before, after = weights_of(source), weights_of(result.folder)
     assert before.keys() == after.keys()
@@ -89,8 +88,7 @@ def test_a_model_that_becomes_worse_is_kept_as_it_was(source, recipe, rank, monk
     losses = logged(result.folder, "eval_loss")
     assert len(losses) == 3 and losses[0] == min(losses) == pytest.approx(result.metrics["eval_loss"], rel=1e-5)
     assert result.steps == 4 and result.kept == "best checkpoint (the model that training started from)"
-    before, after = weights_of(source), weights_of(result.folder)
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert equal(weights_of(source), weights_of(result.folder))
     fields |= {"keep_weights": "average", "output": f"{recipe.output}2"}
     assert train(changed(recipe, **fields), progress=False).averaged == 2
 
@@ -131,11 +129,9 @@ CONFIGURATIONS = {
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_adapters_alone_are_trained_merged_and_saved(source, recipe, tmp_path, name):
     peft = pytest.importorskip("peft")
-    base, _ = vt.load_model(source, device="cpu")
-    base = tiny_model(seed=3, vocab_size=base.config.vocab_size, **CONFIGURATIONS[name])
-    base.save_pretrained(tmp_path / "base")
-    for file in source.glob("tokenizer*"):
-        shutil.copy(file, tmp_path / "base")
+    _, tokenizer = vt.load_model(source, device="cpu")
+    base = tiny_model(seed=3, vocab_size=len(tokenizer), **CONFIGURATIONS[name])
+    save(tmp_path / "base", base, tokenizer)
     fields = {"from_model": str(tmp_path / "base"), "lora_rank": 4, "learning_rate_scale": 2.0, "max_steps": 2}
     fields["keep_weights"] = "last"  # the best may be the model as it was
     result = train(changed(recipe, **fields), progress=False)
@@ -164,8 +160,7 @@ def test_the_zero_vector_that_a_decoder_starts_from_stays_zero(source, recipe, t
     pad = tokenizer.pad_token_id
     base = tiny_model(vocab_size=len(tokenizer), decoder_start_token_id=pad)
     base.model.shared.weight.data[pad] = 0
-    base.save_pretrained(tmp_path / "base")
-    tokenizer.save_pretrained(tmp_path / "base")
+    save(tmp_path / "base", base, tokenizer)
     folder = train(changed(recipe, from_model=str(tmp_path / "base"), max_steps=2), progress=False).folder
     before, after = (weights_of(where)["model.shared.weight"] for where in (tmp_path / "base", folder))
     assert not after[pad].any() and (after != before).any(dim=1).sum() == len(before) - 1
@@ -212,7 +207,7 @@ def test_what_adapters_leave_is_no_model_and_is_removed_by_overwriting(recipe, t
     assert "missing weights" in error_of(vt.average_models, checkpoints, tmp_path / "mean")
     assert "missing weights" in error_of(vt.load_model, checkpoints[0])
     (folder / "adapter" / "mine.txt").write_text("mine")
-    train(changed(recipe, from_model=None, vocab_size=300, **TINY_OF_NEW, overwrite=True), progress=False)
+    train(changed(recipe, from_model=None, **TINY_SIZES | {"vocab_size": 300}, overwrite=True), progress=False)
     assert [path.name for path in (folder / "adapter").iterdir()] == ["mine.txt"]
     assert not (folder / "started_from.json").exists()
 
@@ -245,11 +240,9 @@ def test_folders_that_are_no_models_of_ours_are_refused(source, recipe, tmp_path
 
 def test_learned_positions_limit_the_length(source, recipe, tmp_path):
     _, tokenizer = vt.load_model(source, device="cpu")
-    config = tiny_config(vocab_size=len(tokenizer), position_encoding="learned", max_position_embeddings=40)
-    vt.VaswaniForConditionalGeneration(config).save_pretrained(tmp_path / "learned")
-    tokenizer.save_pretrained(tmp_path / "learned")
-    message = error_of(train, changed(recipe, from_model=str(tmp_path / "learned")), progress=False)
-    assert "max_length is 60" in message
+    learned = tiny_model(vocab_size=len(tokenizer), position_encoding="learned", max_position_embeddings=40)
+    base = save(tmp_path / "learned", learned, tokenizer)
+    assert "max_length is 60" in error_of(train, changed(recipe, from_model=str(base)), progress=False)
 
 
 def test_a_process_that_is_not_told_its_gpu_is_not_alone(monkeypatch):

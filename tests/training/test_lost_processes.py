@@ -28,9 +28,6 @@ from vaswani_transformer.model.modeling_vaswani import VaswaniForConditionalGene
 CONFIGS = ROOT / "scripts" / "accelerate"
 
 
-# What processes do together, here in threads.
-
-
 @pytest.fixture
 def processes():
     port = free_port()
@@ -89,9 +86,6 @@ def test_launch_files_load_and_say_what_their_names_say(path):
         assert config.fsdp_config["fsdp_version"] == 2
         assert config.fsdp_config["fsdp_state_dict_type"] == "FULL_STATE_DICT"
     assert f"scripts/accelerate/{path.name} " in path.read_text()  # the command
-
-
-# The command, with several processes.
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +154,7 @@ def start(recipe, tmp_path):
         ]  # fmt: skip
 
     def launched(*options, name="launched"):
-        settings = str(CONFIGS / "cpu.yaml")
-        launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", settings]
+        launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / "cpu.yaml")]
         return begin(name, launcher, *options)
 
     def on_two_machines(port, name, *options):
@@ -178,14 +171,9 @@ def start(recipe, tmp_path):
         process.wait()
 
 
-def steps_done(folder):
-    log = folder / "training_log.jsonl"
-    return log.read_text().count("\n") if log.is_file() else 0
-
-
 def wait_for_steps(folder, processes, number=30):
-    until = time.monotonic() + 90
-    while steps_done(folder) < number:
+    log, until = folder / "training_log.jsonl", time.monotonic() + 90
+    while not log.is_file() or log.read_text().count("\n") < number:
         assert time.monotonic() < until and all(process.poll() is None for process, _ in processes), said(processes)
         time.sleep(0.1)
 
@@ -313,8 +301,8 @@ def test_a_process_that_fails_says_so_alone(start, tmp_path, error):
 @pytest.mark.parametrize(("method", "rank"), [("save_model", 0), ("_save_rng_state", 1), ("_seal_checkpoint", 0)])
 def test_a_disk_that_is_full_for_one_process(start, tmp_path, method, rank):
     """All agree that there is no checkpoint; none is left in a sum that the other one has skipped."""
-    error = "OSError(28, 'No space left on device')"
-    processes = start.by_hand(2, *ENDLESS, program=failing(method, rank, 2, error))
+    program = failing(method, rank, 2, "OSError(28, 'No space left on device')")
+    processes = start.by_hand(2, *ENDLESS, program=program)
     assert [process.wait(timeout=60) for process, _ in processes] == [1, 1], said(processes)
     [line] = errors(processes)
     assert "checkpoint of step 40 could not be written" in line and "No space left" in line, said(processes)

@@ -39,8 +39,7 @@ def test_without_a_terminal_every_logged_step_is_a_line(recipe, capfd, caplog):
     caplog.set_level("INFO", "vaswani_transformer")
     folder = train(dataclasses.replace(recipe, **SEARCHED, bleu_tokenizer="char", average_checkpoints=2)).folder
     lines = capfd.readouterr().err.splitlines()
-    entries = log_of(folder)
-    steps = [entry for entry in entries if "loss" in entry]
+    steps = [entry for entry in log_of(folder) if "loss" in entry]
     assert [entry["step"] for entry in steps] == list(range(1, STEPS + 1))
     shown = [line for line in lines if re.match(r"step \d+ of 6: ", line)]
     assert len(shown) == STEPS

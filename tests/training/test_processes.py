@@ -76,10 +76,8 @@ def as_one(rank, folder, name, world_size, parts, more):
 
 
 def resume(rank, folder, name, world_size, parts, more):
-    start = more.pop("start")
-    more = {**more, "max_steps": 12}
     trainer = make_trainer(folder / name, make_pairs(PAIRS), make_model(seed=9), **settings(parts, more))
-    train_and_save(folder, name, rank, trainer, resume_from_checkpoint=str(folder / start / "checkpoint-5"))
+    train_and_save(folder, name, rank, trainer, resume_from_checkpoint=str(folder / "start" / "checkpoint-5"))
 
 
 def sharded(rank, folder, name, world_size, parts, more):
@@ -143,12 +141,9 @@ def beside_another_backend(rank, folder, name, world_size, parts, more):
     torch.distributed.init_process_group("gloo")
     reduced, timeouts = [], []
     all_reduce, new_group = torch.distributed.all_reduce, torch.distributed.new_group
+    noting = lambda timeout, **more: timeouts.append(timeout) or new_group(timeout=timeout, **more)  # noqa: E731
     with (
-        patch.object(
-            torch.distributed,
-            "new_group",
-            lambda timeout, **options: timeouts.append(timeout) or new_group(timeout=timeout, **options),
-        ),
+        patch.object(torch.distributed, "new_group", noting),
         patch.object(torch.distributed, "get_backend", lambda *_: "nccl"),
         patch.object(torch.distributed, "all_reduce", lambda *a, group: reduced.append(group) or all_reduce(*a, group)),
     ):
@@ -199,12 +194,8 @@ def asked_to_stop(rank, folder, name, world_size, parts, more):
     stopper = StopAndSaveCallback(log)
     for callback in (log, stopper, SignalIn(stopper, rank == 1)):
         trainer.add_callback(callback)
-    noting = patch.object(
-        torch.distributed,
-        "all_reduce",
-        lambda *args, **options: sums.append(trainer.state.global_step) or all_reduce(*args, **options),
-    )
-    with noting:
+    noting = lambda *args, **more: sums.append(trainer.state.global_step) or all_reduce(*args, **more)  # noqa: E731
+    with patch.object(torch.distributed, "all_reduce", noting):
         trainer.train()
     checkpoints = sorted(path.name for path in (folder / name).glob("checkpoint-*"))
     found = {"steps": trainer.state.global_step, "sums": sums, "received": stopper.received, "saved": checkpoints}
@@ -236,7 +227,7 @@ def run_all(folder):
     fork(choose_together, folder, "chosen", 2, 1, dict(SGD))
     fork(as_one, folder, "start", 2, 1, {**SGD, "max_steps": 5, "save_strategy": "steps", "save_steps": 5})
     for number in (2, 3):
-        fork(resume, folder, f"resumed-by-{number}", number, 1, {**SGD, "start": "start"})
+        fork(resume, folder, f"resumed-by-{number}", number, 1, dict(SGD))
 
 
 @pytest.fixture(scope="module")
@@ -259,8 +250,7 @@ def alone(tmp_path_factory):
     for name, more in (("sgd", SGD), ("adam", ADAM)):
         trainer = make_trainer(tmp_path_factory.mktemp(name), make_pairs(PAIRS), **settings(1, more))
         trainer.train()
-        weights = {key: tensor.clone() for key, tensor in trainer.model.state_dict().items()}
-        found[name] = record(trainer), weights
+        found[name] = record(trainer), {key: tensor.clone() for key, tensor in trainer.model.state_dict().items()}
     return found
 
 
@@ -299,21 +289,17 @@ def test_as_one_process_does(folder, alone, name):
 
 def test_resumed_by_another_number_of_processes(folder, alone, tmp_path):
     """Two processes until step 5, inside the second epoch; from there two, one, and three."""
-    straight = make_trainer(tmp_path / "straight", make_pairs(PAIRS), **settings(1, {**SGD, "max_steps": 12}))
-    straight.train()
-    weights = {key: tensor.clone() for key, tensor in straight.model.state_dict().items()}
-    resumed = make_trainer(
-        tmp_path / "one", make_pairs(PAIRS), make_model(seed=9), **settings(1, {**SGD, "max_steps": 12})
-    )
+    straight, weights = alone["sgd"]
+    resumed = make_trainer(tmp_path / "one", make_pairs(PAIRS), make_model(seed=9), **settings(1, SGD))
     resumed.train(resume_from_checkpoint=str(folder / "start" / "checkpoint-5"))
-    steps = pairs_of_steps(straight.batches, 1)
+    steps = pairs_of_steps(straight["batches"], 1)
     assert pairs_of_steps(resumed.batches, 1) == steps[5:]
     assert_same_training(weights, {key: tensor.clone() for key, tensor in resumed.model.state_dict().items()}, 1e-4)
     for number in (2, 3):
         found = reports(folder, f"resumed-by-{number}", number)
         assert together(found) == steps[5:]
         for report in found:
-            assert report["tokens"] == [list(tokens) for tokens in straight.tokens_of_steps[5:]]
+            assert report["tokens"] == [list(tokens) for tokens in straight["tokens"][5:]]
         assert_same_training(weights, load_file(folder / f"resumed-by-{number}.st"), 1e-4)
 
 

@@ -9,19 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import training_runs
 from conftest import tiny_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from test_schedule import equation_3
-from training_runs import (
-    complete_checkpoints,
-    equal,
-    kill_before_selection,
-    log_of,
-    stop_after,
-    weights_of,
-    without_clocks,
-)
+from training_runs import complete_checkpoints, equal, kill_before_selection, log_of, stop_after, weights_of
 from transformers import trainer, trainer_utils
 from transformers.trainer_callback import TrainerState
 
@@ -115,13 +108,12 @@ TRAJECTORIES = {
 def test_the_best_validation_and_how_long_there_was_none(scores, steps, stalled):
     """Also over a resume: what is known is the log, and the step of the best so far."""
     state, control = TrainerState(), SimpleNamespace(should_training_stop=False)
-    patience = stalled or len(scores)
     for number, (step, (loss, bleu, error)) in enumerate(zip(steps, scores, strict=True), 1):
         entry = {"step": number, "eval_loss": loss, "eval_bleu": bleu}
         state = dataclasses.replace(state, global_step=number)  # as it is read again
         state.log_history.append(entry if error is None else entry | {"eval_bleu_error": error})
         assert not control.should_training_stop
-        callbacks.BestValidationCallback(None, "bleu", patience).on_evaluate(None, state, control)
+        callbacks.BestValidationCallback(None, "bleu", stalled or len(scores)).on_evaluate(None, state, control)
         assert state.best_global_step == step
     assert callbacks.stalled_validations(state, "bleu") == stalled
     assert control.should_training_stop == (stalled > 0)
@@ -197,7 +189,7 @@ def test_workers_change_nothing_and_a_resume_is_exact_with_them(recipe):
     stop_after(3, recipe)
     stopped = train(recipe, progress=False)
     assert equal(weights_of(straight.folder), weights_of(stopped.folder))
-    assert without_clocks(straight.folder) == without_clocks(stopped.folder)
+    assert training_runs.without_clocks(straight.folder) == training_runs.without_clocks(stopped.folder)
 
 
 @pytest.mark.parametrize("evaluate_every", [7, 10**5])
@@ -224,9 +216,8 @@ def test_the_time_limit_includes_what_comes_after_training(recipe, monkeypatch, 
     assert log_of(result.folder)[-1]["step"] == result.steps
 
 
-@pytest.fixture
-def by_the_minute(monkeypatch):
-    """A clock, in a list, by which each step takes a minute."""
+def test_a_rate_that_declines_does_so_within_the_minutes(recipe, monkeypatch):
+    """Steps take a minute: of 40 that were thought to fit 22 do; and if it is resumed between two validations."""
     now, step = [0.0], training.VaswaniTrainer.training_step
 
     def slow(self, *arguments, **options):
@@ -235,11 +226,6 @@ def by_the_minute(monkeypatch):
 
     monkeypatch.setattr(training.VaswaniTrainer, "training_step", slow)
     monkeypatch.setattr(callbacks.TrainingLogCallback, "seconds", lambda self: now[0])
-    return now
-
-
-def test_a_rate_that_declines_does_so_within_the_minutes(recipe, by_the_minute):
-    """However many steps were thought to fit, here 40, of which 22 do; and if it is resumed between two validations."""
     fields = {"max_steps": 40, "decline_steps": 20, "warmup_steps": 2, "evaluate_every": 4, "validation_bleu": 0}
     recipe = dataclasses.replace(recipe, **fields, max_minutes=22.5, log_every=1, average_every=3)
     result = train(recipe, progress=False)

@@ -1,6 +1,5 @@
 """Settings that `auto` leaves to the text and the time, and the decline of the rate that goes with them."""
 
-import json
 import random
 from dataclasses import fields, replace
 
@@ -10,7 +9,7 @@ from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
 from test_schedule import equation_3
-from training_runs import stop_after
+from training_runs import log_of, stop_after
 from translating import run
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, load_recipe, prepare, train
@@ -211,7 +210,6 @@ def test_the_rate_declines_to_zero(data, tmp_path):
     steps = {"max_steps": 9, "warmup_steps": 3, "decline_steps": 4, "evaluate_every": 9, "log_every": 1}
     places = {"train_data": str(data), "output": str(tmp_path / "out")}
     train(load_recipe("auto", SMALL | steps | places | {"learning_rate_scale": 1}), progress=False)
-    log = map(json.loads, (tmp_path / "out" / "training_log.jsonl").read_text().splitlines())
-    rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
+    rates = [entry["learning_rate"] for entry in log_of(tmp_path / "out") if "learning_rate" in entry]
     decline = [1, 1, 1, 1, 1, 1, 3 / 4, 2 / 4, 1 / 4]
     assert rates == pytest.approx([equation_3(n, 16, 3) * share for n, share in enumerate(decline, 1)], rel=1e-9)

@@ -8,8 +8,9 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from conftest import error_of, tiny_model
+from conftest import TINY_SIZES, error_of, tiny_model
 from torch.nn.functional import cross_entropy
+from training_runs import equal
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani_transformer.data.batching import TokenBatchSampler
@@ -38,8 +39,7 @@ def make_pairs(number, seed=0):
 
 def make_model(dropout=0.0, seed=1):
     torch.manual_seed(seed)
-    sizes = {"vocab_size": 30, "d_model": 16, "d_ff": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-    model = VaswaniForConditionalGeneration(VaswaniConfig(**sizes, dropout=dropout))
+    model = VaswaniForConditionalGeneration(VaswaniConfig(**TINY_SIZES | {"vocab_size": 30}, dropout=dropout))
     model.set_attn_implementation("eager")
     return model
 
@@ -65,20 +65,9 @@ class RecordingTrainer(VaswaniTrainer):
 
 
 def make_trainer(folder, pairs=None, model=None, trainer_options=None, **settings):
-    defaults = {
-        "output_dir": str(folder),
-        "tokens_per_batch": BATCH_TOKENS,
-        "tokens_per_device": BATCH_TOKENS,
-        "max_steps": 3,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "per_device_eval_batch_size": 4,
-        "remove_unused_columns": False,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "seed": 3,
-    }
+    defaults = {"tokens_per_batch": BATCH_TOKENS, "tokens_per_device": BATCH_TOKENS, "per_device_eval_batch_size": 4}
+    defaults |= {"max_steps": 3, "logging_steps": 1, "save_strategy": "no", "remove_unused_columns": False, "seed": 3}
+    defaults |= {"output_dir": str(folder), "report_to": "none", "disable_tqdm": True, "use_cpu": True}
     return RecordingTrainer(
         model=make_model() if model is None else model,
         args=VaswaniTrainingArguments(**{**defaults, **settings}),
@@ -87,7 +76,14 @@ def make_trainer(folder, pairs=None, model=None, trainer_options=None, **setting
     )
 
 
-def logged(trainer, name):
+def trained(*args, **settings):
+    """A trainer that has trained."""
+    trainer = make_trainer(*args, **settings)
+    trainer.train()
+    return trainer
+
+
+def logged(trainer, name="loss"):
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
@@ -113,11 +109,9 @@ ADAM = {"learning_rate_scale": 0.1, "warmup_steps": 4, "adam_epsilon": 1e-4}
 
 @pytest.mark.parametrize(("optimizer", "parts"), [(SGD, 2), (SGD, 4), (ADAM, 2)])
 def test_accumulated_parts_train_as_the_whole_batch_does(tmp_path, optimizer, parts):
-    whole = make_trainer(tmp_path, **optimizer)
-    whole.train()
-    dealt = make_trainer(tmp_path, tokens_per_device=BATCH_TOKENS // parts, **optimizer)
+    whole = trained(tmp_path, **optimizer)
+    dealt = trained(tmp_path, tokens_per_device=BATCH_TOKENS // parts, **optimizer)
     assert dealt.args.gradient_accumulation_steps == parts
-    dealt.train()
     assert len(dealt.batches) == parts * len(whole.batches) == 3 * parts
     assert_same_training(weights_of(whole), weights_of(dealt))
     assert logged(dealt, "loss") == pytest.approx(logged(whole, "loss"), rel=1e-5)
@@ -140,8 +134,7 @@ def test_the_loss_is_fused_with_the_projection_unless_somebody_reads_logits(tmp_
     fused, heard = [], []
     counted = lambda *inputs: fused.append(inputs) or projected_cross_entropy(*inputs)  # noqa: E731
     monkeypatch.setattr(modeling_vaswani, "projected_cross_entropy", counted)
-    whole = make_trainer(tmp_path, fused_loss=False, **SGD)
-    whole.train()
+    whole = trained(tmp_path, fused_loss=False, **SGD)
     assert not fused
     trainer = make_trainer(tmp_path, **SGD)
     if listener is not None:
@@ -209,14 +202,11 @@ def test_evaluation_loss_is_the_exact_mean_over_tokens(tmp_path, generate, metri
 def test_evaluation_during_training(tmp_path):
     """The model is in training mode before and after; validation is not smoothed, training is."""
     options = {"eval_dataset": evaluation_pairs().select_columns(["input_ids", "labels"])}
-    trainer = make_trainer(tmp_path, trainer_options=options, eval_strategy="steps", eval_steps=1, max_steps=2, **SGD)
-    trainer.train()
+    trainer = trained(tmp_path, trainer_options=options, eval_strategy="steps", eval_steps=1, max_steps=2, **SGD)
     assert len(logged(trainer, "eval_loss")) == 2
     assert logged(trainer, "eval_loss")[-1] == pytest.approx(exact_loss(trainer.model, evaluation_pairs()), rel=1e-5)
-    plain = make_trainer(tmp_path, max_steps=2, **SGD)
-    plain.train()
-    for name, weight in weights_of(plain).items():
-        assert torch.equal(weight, trainer.model.state_dict()[name])  # validation leaves training alone
+    plain = trained(tmp_path, max_steps=2, **SGD)
+    assert equal(weights_of(plain), weights_of(trainer))  # validation leaves training alone
 
 
 def steps_an_epoch(source_lengths, target_lengths, parts):
@@ -239,11 +229,9 @@ def test_a_resumed_run_goes_on_bit_by_bit(tmp_path, epoch_steps, parts):
     """Stopped after step 3: inside the first epoch, at its end, and inside the second."""
     pairs = pairs_of_an_epoch(epoch_steps, parts)
     settings = ADAM | {"max_steps": 6, "tokens_per_device": BATCH_TOKENS // parts}
-    straight = make_trainer(tmp_path / "a", pairs, make_model(dropout=0.3), **settings)
-    straight.train()
+    straight = trained(tmp_path / "a", pairs, make_model(dropout=0.3), **settings)
     stop = {"max_steps": 3, "save_strategy": "steps", "save_steps": 3}
-    first = make_trainer(tmp_path / "b", pairs, make_model(dropout=0.3), **settings | stop)
-    first.train()
+    first = trained(tmp_path / "b", pairs, make_model(dropout=0.3), **settings | stop)
     assert first.state.global_step == 3
     torch.manual_seed(12345)
     np.random.seed(1)
@@ -252,17 +240,14 @@ def test_a_resumed_run_goes_on_bit_by_bit(tmp_path, epoch_steps, parts):
     assert resumed.state.global_step == 6
     assert straight.batches == first.batches + resumed.batches
     assert straight.tokens_of_steps == first.tokens_of_steps + resumed.tokens_of_steps
-    weights = weights_of(resumed)
-    for name, weight in weights_of(straight).items():
-        assert torch.equal(weight, weights[name]), name
+    assert equal(weights_of(straight), weights_of(resumed))
     assert logged(resumed, "loss")[-3:] == logged(straight, "loss")[-3:]
 
 
 def test_every_pair_is_trained_on_once_an_epoch(tmp_path):
     pairs = make_pairs(70)
     steps = steps_an_epoch(pairs["source_length"], pairs["target_length"], 1)
-    trainer = make_trainer(tmp_path, pairs, max_steps=2 * steps)
-    trainer.train()
+    trainer = trained(tmp_path, pairs, max_steps=2 * steps)
 
     def rows(batches):
         return sorted([label for label in row if label >= 0] for batch in batches for row in batch)
@@ -297,9 +282,7 @@ def test_a_dataset_of_ones_own_is_told_what_it_lacks(tmp_path, form):
 
 
 def test_bf16(tmp_path):
-    exact, rounded = make_trainer(tmp_path, **SGD), make_trainer(tmp_path, bf16=True, **SGD)
-    exact.train()
-    rounded.train()
+    exact, rounded = trained(tmp_path, **SGD), trained(tmp_path, bf16=True, **SGD)
     assert logged(rounded, "loss") == pytest.approx(logged(exact, "loss"), rel=0.02)
     assert logged(rounded, "loss") != logged(exact, "loss")
     assert rounded.model.lm_head.weight.dtype == torch.float32
@@ -310,10 +293,8 @@ def test_gradients_lie_in_the_buckets_that_are_sent(tmp_path):
 
 
 def test_batches_without_padding_train_as_padded_ones_do(tmp_path):
-    padded = make_trainer(tmp_path, tokens_per_device=BATCH_TOKENS // 2, **SGD)
-    padded.train()
-    packed = make_trainer(tmp_path, tokens_per_device=BATCH_TOKENS // 2, padding_free=True, **SGD)
-    packed.train()
+    padded = trained(tmp_path, tokens_per_device=BATCH_TOKENS // 2, **SGD)
+    packed = trained(tmp_path, tokens_per_device=BATCH_TOKENS // 2, padding_free=True, **SGD)
     assert packed.tokens_of_steps == padded.tokens_of_steps
     assert logged(packed, "loss") == pytest.approx(logged(padded, "loss"), rel=1e-5)
     assert set(logged(packed, "padding")) == {0.0} and max(logged(padded, "padding")) > 0

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from .errors import reading
 
+WINDOWS = os.name == "nt"
 WRITING, REMOVING = ".writing-", ".removing-"  # before the names of what is not finished
 
 
@@ -54,7 +55,9 @@ def is_local(path: Path) -> bool:
 
 def sync(path: Path) -> None:
     """Wait until a file's content, or a folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if WINDOWS and path.is_dir():  # it opens none, and keeps its lists whole itself
+        return
+    descriptor = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)  # there only what may be written is flushed
     try:
         os.fsync(descriptor)
     finally:

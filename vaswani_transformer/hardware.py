@@ -75,8 +75,11 @@ def use_tf32() -> None:
 
 
 def default_num_workers() -> int:
-    """Return how many processes should make batches ahead of this one: none for a CPU, which would share itself."""
-    if on_cpu():
+    """Return how many processes should make batches ahead of this one.
+
+    None for a CPU, which would share itself, and on a Mac, where processes that were forked crash.
+    """
+    if on_cpu() or accelerator().type == "mps":
         return 0
     return min(4, max(1, len(available_cpus()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1))
 

@@ -58,7 +58,8 @@ def locked(folder: str | Path, name: str = LOCK) -> Iterator[None]:
         yield
     finally:
         if lock.lock_counter < 2:  # not within another body
-            (folder / name).unlink(missing_ok=True)  # while locked: whoever opens it now finds that it has no name
+            with contextlib.suppress(PermissionError):  # of Windows, where `release` removes it
+                (folder / name).unlink(missing_ok=True)  # while locked: whoever opens it now finds that it has no name
         lock.release()
         with contextlib.suppress(OSError):  # not empty
             for path in new:

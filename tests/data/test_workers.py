@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import preparing
 import pytest
@@ -44,8 +45,10 @@ def wait(folder):
 
 
 @pytest.mark.usefixtures("forked_workers")
-@pytest.mark.parametrize("workers", [1, 3])
-def test_results_come_in_the_order_of_the_numbers(tmp_path, workers):
+@pytest.mark.parametrize(("workers", "system"), [(1, "posix"), (3, "posix"), (3, "Windows")])
+def test_results_come_in_the_order_of_the_numbers(tmp_path, workers, system, monkeypatch):
+    if system == "Windows":  # where signals cannot be blocked
+        monkeypatch.setattr("vaswani_transformer.data.workers.signal", SimpleNamespace(SIGINT=signal.SIGINT))
     numbers = [7, 3, 11, 5]
     results = list(run_tasks(functools.partial(make_task, tmp_path), numbers, workers))
     assert [square for square, _ in results] == [number**2 for number in numbers]

@@ -98,9 +98,12 @@ def test_mistakes_in_options(model, source, tmp_path, fails):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_batch_too_large_for_the_memory(model, monkeypatch, fails):
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("MPS backend out of memory (9 MiB).")]
+)
+def test_a_batch_too_large_for_the_memory(model, monkeypatch, fails, error):
     def full(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory.")
+        raise error
 
     monkeypatch.setattr("vaswani_transformer.decoding.search.generate", full)
     assert "out of memory: lower --tokens-per-batch or --beams" in fails("translate", model, "A dog.", status=1)

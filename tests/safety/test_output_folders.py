@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -297,6 +298,28 @@ def test_a_file_system_without_locks(models, tmp_path, monkeypatch, caplog):
     assert main(["average", *map(str, models), "--output", str(tmp_path / "average")]) == 0
     assert any("has no locks" in record.message for record in caplog.records)
     assert not (tmp_path / "average" / LOCK).exists()
+
+
+def test_files_of_windows(models, tmp_path, monkeypatch):
+    """It opens no folder, flushes only what may be written, and removes nothing that is open."""
+    sync, unlink = os.fsync, Path.unlink
+
+    def fsync(descriptor):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        sync(descriptor)
+
+    def remove(path, **options):
+        if path.name == LOCK:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        unlink(path, **options)
+
+    monkeypatch.setattr("vaswani_transformer.files.WINDOWS", True)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "unlink", remove)
+    for options in ((), ("--overwrite",)):
+        assert main(["average", *map(str, models), "--output", str(tmp_path / "average"), *options]) == 0
+        unlink(tmp_path / "average" / LOCK)  # as filelock does there
 
 
 def test_two_processes_do_not_write_one_file_of_translations(models, tmp_path, fails):

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 import finetuning
 import pytest
+import torch
 from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from test_schedule import equation_3
 from training_runs import log_of, stop_after
 from translating import run
 
-from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, load_recipe, prepare, train
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, hardware, load_recipe, prepare, train
 from vaswani_transformer.data.prepared import check_recipe_matches, open_prepared
 from vaswani_transformer.json_and_yaml import read_yaml
 from vaswani_transformer.recipes.recipe import AUTO, CHOSEN, Recipe
@@ -204,6 +205,13 @@ def test_a_step_is_dealt_out_evenly_and_in_as_few_parts_as_fit(tokens, per_devic
     parts = micro_batches_of(Recipe(tokens_per_batch=tokens, tokens_per_device=per_device), processes)
     assert parts % processes == 0 and tokens / parts <= per_device
     assert parts == processes or tokens / (parts - processes) > per_device
+
+
+def test_of_a_mac_the_memory_is_not_known_and_no_process_is_forked(monkeypatch):
+    for module in (rules, hardware):
+        monkeypatch.setattr(module, "accelerator", lambda: torch.device("mps"))
+    assert micro_batches_of(Recipe(tokens_per_batch=25_000), 1) == 7  # of 4,096 tokens, as in training
+    assert hardware.default_num_workers() == 0
 
 
 def test_the_rate_declines_to_zero(data, tmp_path):

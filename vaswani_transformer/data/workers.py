@@ -63,11 +63,13 @@ def _in_processes(make: Callable[[], Task], numbers: Sequence[int], workers: int
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(workers, context, _start, (context.Value("i", 0), workers)) as pool:
         # Workers inherit the mask: a terminal sends Ctrl-C to all processes, and this one ends the others.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        has_masks = hasattr(signal, "pthread_sigmask")  # Windows has none
+        mask = has_masks and signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             futures = {number: pool.submit(_run, make, number) for number in numbers}
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if has_masks:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
             yield from (futures.pop(number).result() for number in numbers)
         except BrokenProcessPool as error:

@@ -49,7 +49,8 @@ def search_pieces(translator, pieces: list, window: int) -> Iterator[tuple[int, 
     With a seed it starts from the random state of that and of the window's number; afterwards torch's is what it was.
     """
     device, seed = translator.model.device, translator.seed
-    with torch.random.fork_rng([] if device.type == "cpu" else [device], enabled=seed is not None):
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, seed is not None, device_type=device.type):
         if seed is not None:
             torch.manual_seed((seed * 1_000_003 + window) % 2**63)
         asked = translator.setting("num_beams", 1)

@@ -13,7 +13,7 @@ from ..loading import load_model
 from ..model.checkpoint_vaswani import check_finite
 from ..output_folder import RECIPE, written_at_once
 from .checkpoints import WEIGHTS, check_contents, read_checkpoints, read_state, to_average
-from .run_folder import CHECKPOINTS, IMPORT
+from .run_folder import CHECKPOINTS, IMPORT, LOG
 
 # Of a configuration, what does not decide what a model computes from its weights.
 _NO_DIFFERENCE = {"_name_or_path", "transformers_version", "use_cache", "architectures", "auto_map", "custom_pipelines"}
@@ -73,7 +73,7 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
             finite, naming the weight, and for an output that is there.
     """
     folders = [Path(folder) for folder in items_of(folders)]
-    with written_at_once(output, overwrite, last=WEIGHTS) as staging:
+    with written_at_once(output, overwrite, last=WEIGHTS, no=LOG) as staging:
         _check_same_model(folders)
         model, tokenizer = load_model(folders[0], "cpu")
         model.load_state_dict(average_checkpoints(folders), strict=False)  # a file holds one of tied weights

@@ -32,7 +32,7 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import RECIPE
 from ..recipes.recipe import AUTO, CHOSEN, Recipe, augmentation_shares, check_recipe, field_type, model_config
-from .device_memory import count_tokens
+from .device_memory import count_tokens, free_memory
 from .initial_model import read_model_of, with_attention
 from .run_folder import CHECKPOINTS, check_output
 
@@ -212,8 +212,9 @@ class _Choice:
 def micro_batches_of(recipe: Recipe, processes: int) -> int:
     """Return the parts of an optimizer step, over all processes and accumulation."""
     per_device = recipe.tokens_per_device
-    if per_device == AUTO:  # on a GPU its share of a batch, if that fits
-        per_device = recipe.known_tokens_per_device if on_cpu() else math.ceil(recipe.tokens_per_batch / processes)
+    if per_device == AUTO:  # on a GPU whose memory is known its share of a batch, if that fits
+        is_known = (device := accelerator()) is not None and free_memory(device) is not None
+        per_device = math.ceil(recipe.tokens_per_batch / processes) if is_known else recipe.known_tokens_per_device
     return processes * math.ceil(math.ceil(recipe.tokens_per_batch / per_device) / processes)
 
 

@@ -1,6 +1,7 @@
 """Steps of the decoder in `generate()`: the same search as with the layers' own forward, whatever is asked of it."""
 
 import copy
+import inspect
 from unittest.mock import patch
 
 import pytest
@@ -208,22 +209,24 @@ def test_with_gradients_the_layers_own_forward():
     model = tiny_model()
     ids, mask = padded_batch(SOURCES)
     options = {"max_new_tokens": 4, "return_dict_in_generate": True, "output_logits": True}
-    output = GenerationMixin.generate.__wrapped__(model, ids, attention_mask=mask, **options)
+    output = inspect.unwrap(GenerationMixin.generate)(model, ids, attention_mask=mask, **options)
     assert not isinstance(output.past_key_values, DecodingCache)
     torch.stack(output.logits).sum().backward()
     assert model.lm_head.weight.grad.abs().sum() > 0
 
 
 @torch.no_grad()
-def test_a_cache_of_generate_goes_on_in_the_whole_model_and_nowhere_else():
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])  # until transformers 5.23, and since
+def test_a_cache_of_generate_goes_on_in_the_whole_model_and_nowhere_else(name):
     model = tiny_model(scale=2.0)
     ids, mask = padded_batch(SOURCES)
     found = search(model, min_new_tokens=3, max_new_tokens=3)
-    step = model(attention_mask=mask, decoder_input_ids=found.sequences[:, -1:], past_key_values=found.past_key_values)
+    cache = {name: found.past_key_values}
+    step = model(attention_mask=mask, decoder_input_ids=found.sequences[:, -1:], **cache)
     whole = model(input_ids=ids, attention_mask=mask, decoder_input_ids=found.sequences)
     torch.testing.assert_close(step.logits[:, -1], whole.logits[:, -1], rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="give the decoder a DynamicCache"):
-        model.model(input_ids=ids, decoder_input_ids=ids, past_key_values=found.past_key_values)
+        model.model(input_ids=ids, decoder_input_ids=ids, **cache)
 
 
 def test_weights_that_change_between_two_searches():

@@ -15,6 +15,7 @@ from ..data.tokenization import tokenizer_sha256
 from ..errors import UserError
 from ..loading import load_model
 from ..model.generation_vaswani import VaswaniGenerationMixin
+from ..model.layers_vaswani import CACHE
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 
 _SAME = ("vocab_size", "target_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
@@ -24,6 +25,7 @@ class _MemberCaches:
     """The caches of all members in one search, with the interface of one cache of transformers."""
 
     is_compileable = is_croppable = False
+    is_linear = (False,)
 
     def __init__(self, caches: list):
         self.caches = caches
@@ -97,14 +99,14 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
         return [BaseModelOutput(last_hidden_state=part.to(member.dtype)) for part, member in pairs]
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args):
-        if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
+        if model_kwargs.get(CACHE) is not None or generation_config.use_cache is False:
             return
         caches = []
         for member, part in zip(self.members, self._parts(model_kwargs["encoder_outputs"]), strict=True):
             kwargs = {**model_kwargs, "encoder_outputs": part}
             member._prepare_cache_for_generation(generation_config, kwargs, *args)
-            caches.append(kwargs["past_key_values"])
-        model_kwargs["past_key_values"] = _MemberCaches(caches)
+            caches.append(kwargs[CACHE])
+        model_kwargs[CACHE] = _MemberCaches(caches)
 
     def forward(
         self,
@@ -113,7 +115,6 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
         decoder_input_ids: torch.LongTensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: BaseModelOutput | None = None,
-        past_key_values: _MemberCaches | None = None,
         use_cache: bool | None = None,
         **kwargs,
     ) -> Seq2SeqLMOutput:
@@ -124,17 +125,17 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
         """
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(input_ids=input_ids, attention_mask=attention_mask)
-        caches = [None] * len(self.members) if past_key_values is None else past_key_values.caches
+        caches = [None] * len(self.members) if kwargs.get(CACHE) is None else kwargs[CACHE].caches
         inputs = {"attention_mask": attention_mask, "decoder_input_ids": decoder_input_ids, "use_cache": use_cache}
         inputs["decoder_attention_mask"] = decoder_attention_mask
         log_probs, caches_after = [], []
         for member, part, cache in zip(self.members, self._parts(encoder_outputs), caches, strict=True):
-            output = member(encoder_outputs=part, past_key_values=cache, **inputs)
+            output = member(encoder_outputs=part, cache=cache, **inputs)
             log_probs.append(output.logits.float().log_softmax(dim=-1))
-            caches_after.append(output.past_key_values)
+            caches_after.append(output.get(CACHE))
         return Seq2SeqLMOutput(
             logits=torch.stack(log_probs).logsumexp(dim=0) - math.log(len(log_probs)),
-            past_key_values=_MemberCaches(caches_after) if use_cache else None,
+            **{CACHE: _MemberCaches(caches_after) if use_cache else None},
             encoder_last_hidden_state=encoder_outputs[0],
         )
 

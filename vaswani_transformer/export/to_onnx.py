@@ -61,7 +61,7 @@ class _Decoder(nn.Module):
             input_ids=input_ids,
             encoder_hidden_states=states,  # read for its length alone, since keys and values are there
             encoder_attention_mask=encoder_attention_mask,
-            past_key_values=EncoderDecoderCache(*caches),
+            cache=EncoderDecoderCache(*caches),
             use_cache=True,
         )
         watch.remove()

@@ -112,7 +112,7 @@ class VaswaniConfig(PreTrainedConfig):
     """
 
     model_type = "vaswani"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (transformers' own form)
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012 (transformers' own form)
     attribute_map = {  # noqa: RUF012
         "hidden_size": "d_model",
         "intermediate_size": "d_ff",

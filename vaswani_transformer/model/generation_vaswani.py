@@ -29,6 +29,7 @@ from transformers.generation import (
 )
 
 from .incremental_decoding_vaswani import DecodingCache
+from .layers_vaswani import CACHE
 from .linear_vaswani import has_own_methods
 from .search_vaswani import ForwardSearch, OpenSearch, Search, SearchSettings, as_generated
 from .settings_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, SETTING_RANGES, broken_range
@@ -150,7 +151,7 @@ class VaswaniGenerationMixin:
             settings = model._own_search(input_ids, **prepared)
             if settings is None or input_ids.shape[1] > 1:
                 return None
-            decoder, start = prepared["past_key_values"].decoder, int(input_ids[0, 0])
+            decoder, start = prepared[CACHE].decoder, int(input_ids[0, 0])
             return OpenSearch(model, decoder, settings, prepared["generation_config"], start)
 
         if options.keys() & {"streamer", "assistant_model", "synced_gpus", "custom_generate"}:
@@ -246,11 +247,11 @@ class VaswaniGenerationMixin:
         super()._validate_generated_length(config, input_ids_length, has_default_max_length=False)
 
     def _own_search(
-        self, input_ids, logits_processor, stopping_criteria, generation_config, past_key_values=None, **call
+        self, input_ids, logits_processor, stopping_criteria, generation_config, **call
     ) -> SearchSettings | None:
         """Return the settings of a `Search` that gives what transformers' loop would; None if there are none."""
         config, prompt = generation_config, input_ids.shape[1]  # the tokens that outputs start from
-        is_new = isinstance(past_key_values, DecodingCache) and not past_key_values.source
+        is_new = isinstance(cache := call.get(CACHE), DecodingCache) and not cache.source
         # A class derived from the model's, or the object alone, may have methods that a `Search` would bypass.
         is_derived = VaswaniGenerationMixin not in type(self).__bases__ or has_own_methods(self)
         of_steps = config.return_dict_in_generate and (config.output_scores or config.output_logits)
@@ -281,17 +282,18 @@ class VaswaniGenerationMixin:
         tokens = settings.end_ids | settings.forced_end_ids | settings.forbidden_ids
         return settings if all(0 <= token < self.config.target_vocab_size for token in tokens) else None
 
-    def _search(self, settings: SearchSettings, input_ids, generation_config, past_key_values, **model_kwargs):
+    def _search(self, settings: SearchSettings, input_ids, generation_config, **model_kwargs):
         """Return the outputs of a `Search`, as transformers' loops do."""
         config, beams, mask = generation_config, settings.num_beams, model_kwargs.get("attention_mask")
-        search = Search(past_key_values.decoder, settings, past_key_values if config.return_dict_in_generate else None)
+        cache = model_kwargs[CACHE]
+        search = Search(cache.decoder, settings, cache if config.return_dict_in_generate else None)
         prompts = input_ids[::beams]
         states, mask = model_kwargs["encoder_outputs"][0][::beams], None if mask is None else mask[::beams]
         sentences = search.add(states, mask, _limits(config, prompts), prompts.to(self.device))
         while search.is_open:
             search.step()
         outputs = [output for sentence in sentences for output in sentence.outputs()]
-        return as_generated(outputs, prompts, settings, config, past_key_values=search.cache)
+        return as_generated(outputs, prompts, settings, config, **{CACHE: search.cache})
 
     def _sample(self, input_ids, **kwargs):
         # Since 4.42: greedy search is our own where nothing keeps it from that; limits are each sentence's own.

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from .layers_vaswani import VaswaniAttention, VaswaniDecoderLayer, attention
+from .layers_vaswani import CACHE, VaswaniAttention, VaswaniDecoderLayer, attention
 from .linear_vaswani import Projection, has_hooks, has_own_methods
 from .local_attention_vaswani import additive, reach
 
@@ -151,6 +151,8 @@ class DecodingCache(EncoderDecoderCache):
         copies: how often the encoder's output holds each sentence.
     """
 
+    is_linear = (False,)  # of its layers, of which transformers would find none
+
     def __init__(self, decoder: IncrementalDecoder, beams: int = 1, copies: int = 1):
         super().__init__(DynamicCache(), DynamicCache())
         self.decoder, self.beams, self.copies = decoder, beams, copies
@@ -186,7 +188,7 @@ class DecodingCache(EncoderDecoderCache):
             ValueError: where there are no beams, and so no rows to choose from.
         """
         if self.beams == 1 and not torch.equal(beam_idx.cpu(), torch.arange(len(beam_idx))):
-            raise ValueError("this cache has no beams to reorder: give past_key_values=EncoderDecoderCache(...)")
+            raise ValueError(f"this cache has no beams to reorder: give {CACHE}=EncoderDecoderCache(...)")
         if self.beams > 1:
             index = (beam_idx.to(self.past.device) % self.beams).view(-1, self.beams, 1).expand(-1, -1, self.room)
             self.past = self.past.gather(1, index)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
@@ -20,6 +21,8 @@ from .linear_vaswani import has_hooks, project_together
 from .local_attention_vaswani import NeighbourMask, restricted_attention
 from .packed_sentences_vaswani import PackedSentences, gather, packed_attention, spread
 
+# How transformers calls a cache of keys and values among arguments and outputs: since 5.24 by another name.
+CACHE = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
 Mask = torch.Tensor | NeighbourMask | PackedSentences | None  # what each position sees
 
 
@@ -191,12 +194,11 @@ class VaswaniAttention(nn.Module):
         hidden_states: torch.Tensor,
         key_value_states: torch.Tensor | None = None,
         attention_mask: Mask = None,
-        past_key_values: EncoderDecoderCache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from `hidden_states` to itself, or to `key_value_states`, the encoder's output.
 
-        The mask has the form that the attention implementation takes; `past_key_values` is read and extended.
+        The mask has the form that the attention implementation takes; a cache, named `CACHE`, is read and extended.
 
         Returns:
             the output, `(batch_size, query_length, d_model)`, and the weights,
@@ -204,11 +206,11 @@ class VaswaniAttention(nn.Module):
         """
         is_cross_attention = key_value_states is not None
         states = key_value_states if is_cross_attention else hidden_states
-        if self.training and past_key_values is None:
+        if (own := kwargs.pop(CACHE, None)) is None and self.training:
             query, key, value = self._project_together(hidden_states, key_value_states)
         else:
             query = self._split_heads(self.q_proj(hidden_states), self.d_k)
-            key, value = self._keys_and_values(states, past_key_values, is_cross_attention)
+            key, value = self._keys_and_values(states, own, is_cross_attention)
         p = self.dropout if self.training else 0.0
         if isinstance(attention_mask, NeighbourMask):
             output = restricted_attention(query, key, value, attention_mask, self.scaling, p)
@@ -313,7 +315,7 @@ class VaswaniDecoderLayer(VaswaniLayer):
     ) -> torch.Tensor:
         """`(batch_size, target_length, d_model)` to the same shape, attending to the encoder's output if given.
 
-        `past_key_values` among the further arguments serves both attentions.
+        A cache, named `CACHE`, among the further arguments serves both attentions.
         """
         attended, _ = self.self_attn(hidden_states, attention_mask=attention_mask, **kwargs)
         hidden_states = self.add_and_norm(self.self_attn_layer_norm, hidden_states, attended)

@@ -70,9 +70,9 @@ def block_mask(padding_mask: torch.Tensor, window: int, is_causal: bool) -> Neig
 
 
 def restricted_mask(
-    config, hidden_states: torch.Tensor, padding_mask: torch.Tensor | None, is_causal: bool, past_key_values
+    config, hidden_states: torch.Tensor, padding_mask: torch.Tensor | None, is_causal: bool, cache
 ) -> NeighbourMask | torch.Tensor | None:
-    """Return the mask of a self-attention within `config.attention_window`, where `past_key_values` is its cache.
+    """Return the mask of a self-attention within `config.attention_window`, where `cache` is its own.
 
     `padding_mask` is `(batch_size, cached + length)`, 0 for padding.
 
@@ -82,10 +82,10 @@ def restricted_mask(
         axes is the caller's own: it has to say all that is seen.
     """
     kind, window, length = config._attn_implementation, config.attention_window, hidden_states.shape[1]
-    is_static = past_key_values is not None and past_key_values.is_compileable
+    is_static = cache is not None and cache.is_compileable
     if kind not in ("sdpa", "eager") or is_static or (padding_mask is not None and padding_mask.dim() != 2):
         return None
-    past = 0 if past_key_values is None else past_key_values.get_seq_length()
+    past = 0 if cache is None else cache.get_seq_length()
     if padding_mask is None:
         padding_mask = torch.ones(hidden_states.shape[0], past + length, device=hidden_states.device)
     # An exported program must work for every length, so it gets the mask that does.

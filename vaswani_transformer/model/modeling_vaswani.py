@@ -31,6 +31,7 @@ from .configuration_vaswani import VaswaniConfig
 from .generation_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, VaswaniGenerationMixin
 from .incremental_decoding_vaswani import DecodingCache, IncrementalDecoder, can_decode_incrementally
 from .layers_vaswani import (
+    CACHE,
     VaswaniAttention,
     VaswaniDecoderLayer,
     VaswaniEncoderLayer,
@@ -170,18 +171,18 @@ class VaswaniStack(VaswaniPreTrainedModel):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None,
         is_causal: bool = False,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
     ):
         """Return what each position sees, in the form that the attention implementation takes.
 
         `attention_mask` is `(batch_size, cached + length)`, 0 for padding.
         """
-        config, options = self.config, {"past_key_values": past_key_values}
+        config, options = self.config, {CACHE: cache}
         # A kernel of the Hub, which would take the source's mask for the target's.
         if is_flash_attention_requested(config):
             raise ValueError("attn_implementation cannot be flash attention: choose sdpa, eager or flex_attention")
         if config.attention_window is not None:
-            mask = restricted_mask(config, hidden_states, attention_mask, is_causal, past_key_values)
+            mask = restricted_mask(config, hidden_states, attention_mask, is_causal, cache)
             if mask is not None:
                 return mask
             options["and_mask_function"] = in_window(config.attention_window)
@@ -271,6 +272,7 @@ class VaswaniDecoder(VaswaniStack):
         source_offsets: torch.Tensor | None = None,
         target_offsets: torch.Tensor | None = None,
         max_length: int | None = None,
+        cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode a target prefix; position t sees positions up to t only.
@@ -279,15 +281,16 @@ class VaswaniDecoder(VaswaniStack):
         calls `decoder_...`; `encoder_hidden_states` is `(batch_size, source_length, d_model)`. A cache that is no
         `EncoderDecoderCache` holds the target's keys and values, and the source's are computed again.
         """
-        if isinstance(past_key_values, DecodingCache):
-            raise ValueError("past_key_values comes from generate(): give the decoder a DynamicCache")
+        cache = past_key_values if cache is None else cache
+        if isinstance(cache, DecodingCache):
+            raise ValueError(f"{CACHE} comes from generate(): give the decoder a DynamicCache")
         embeddings = self.token_embeddings(input_ids, inputs_embeds, "decoder_input")
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
+        if cache is not None and not isinstance(cache, EncoderDecoderCache):
             # Without a cache of its own the source would be added to the target's.
-            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
-        self_attention_cache = None if past_key_values is None else past_key_values.self_attention_cache
+            cache = EncoderDecoderCache(cache, DynamicCache(config=self.config))
+        self_attention_cache = None if cache is None else cache.self_attention_cache
         if target_offsets is None:
             length = embeddings.shape[1]
             past = self_attention_cache.get_seq_length() if self_attention_cache is not None else 0
@@ -295,7 +298,7 @@ class VaswaniDecoder(VaswaniStack):
             end = self_attention_cache.get_max_length() if isinstance(past, torch.Tensor) else past + length
             hidden_states = self.embed(embeddings, torch.arange(length, device=embeddings.device) + past, end)
             causal_mask = self.self_attention_mask(
-                hidden_states, attention_mask, is_causal=True, past_key_values=self_attention_cache
+                hidden_states, attention_mask, is_causal=True, cache=self_attention_cache
             )
             encoder_attention_mask = create_bidirectional_mask(
                 config=self.config,
@@ -315,11 +318,11 @@ class VaswaniDecoder(VaswaniStack):
                 causal_mask,
                 encoder_hidden_states,  # positional, so that gradient checkpointing sees it
                 encoder_attention_mask=encoder_attention_mask,
-                past_key_values=past_key_values,
+                **{CACHE: cache},
                 **kwargs,
             )
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.output_of(hidden_states), past_key_values=past_key_values
+            last_hidden_state=self.output_of(hidden_states), **{CACHE: cache}
         )
 
 
@@ -363,16 +366,17 @@ class VaswaniModel(VaswaniPreTrainedModel):
         decoder_inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         target_offsets: torch.Tensor | None = None,
+        cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """Compute the decoder's output, `(batch_size, target_length, d_model)`.
 
         Arguments and errors as in [`VaswaniForConditionalGeneration`]'s `forward`, without those about the loss.
         """
-        source_offsets = kwargs.get("source_offsets")
+        cache, source_offsets = past_key_values if cache is None else cache, kwargs.get("source_offsets")
         if source_offsets is not None or target_offsets is not None:
             wants_weights = kwargs.get("output_attentions", self.config.output_attentions) or None
-            others = attention_mask, decoder_attention_mask, past_key_values, wants_weights
+            others = attention_mask, decoder_attention_mask, cache, wants_weights
             check_packed(self.config, (source_offsets, target_offsets), others)
             use_cache = False
         if encoder_outputs is None:
@@ -386,7 +390,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
             attention_mask=decoder_attention_mask,
             encoder_hidden_states=encoder_outputs.last_hidden_state,
             encoder_attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             target_offsets=target_offsets,
@@ -394,7 +398,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
+            **{CACHE: decoder_outputs.get(CACHE)},
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -442,6 +446,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         source_offsets: torch.Tensor | None = None,
         target_offsets: torch.Tensor | None = None,
         max_length: int | None = None,
+        cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Compute logits of the next token at every position and, given `labels`, the loss.
@@ -453,7 +458,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
                 made from `labels` when not given.
             decoder_attention_mask: `(batch_size, cached + target_length)`; not needed for padding on the right.
             encoder_outputs: what the encoder returned for this source.
-            past_key_values: keys and values of earlier decoding steps.
+            past_key_values: keys and values of earlier decoding steps; transformers calls it `cache` since 5.24.
             inputs_embeds: `(batch_size, source_length, d_model)` in place of `input_ids`, not yet scaled.
             decoder_inputs_embeds: `(batch_size, target_length, d_model)` in place of `decoder_input_ids`.
             labels: `(batch_size, target_length)` target token ids, the end token included; -100 is left out.
@@ -477,15 +482,16 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
                 of ids and embeddings is given, for more tokens than learned positions, for flash attention, for
                 `skip_logits` without labels, and for what cannot be beside offsets.
         """
-        if isinstance(past_key_values, DecodingCache):
-            decoder = past_key_values.decoder
-            if not past_key_values.source:
-                once = slice(None, None, past_key_values.copies)
+        cache = past_key_values if cache is None else cache
+        if isinstance(cache, DecodingCache):
+            decoder = cache.decoder
+            if not cache.source:
+                once = slice(None, None, cache.copies)
                 mask = None if attention_mask is None else attention_mask[once]
-                decoder.read_source(encoder_outputs[0][once], mask, past_key_values)
+                decoder.read_source(encoder_outputs[0][once], mask, cache)
             return Seq2SeqLMOutput(
-                logits=decoder.logits(decoder_input_ids, past_key_values),
-                past_key_values=past_key_values,
+                logits=decoder.logits(decoder_input_ids, cache),
+                **{CACHE: cache},
                 encoder_last_hidden_state=None if encoder_outputs is None else encoder_outputs[0],
             )
         if skip_logits and labels is None:
@@ -503,7 +509,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
@@ -523,28 +529,27 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=None if skip_logits else logits, **others)
 
-    def prepare_inputs_for_generation(self, input_ids, next_sequence_length=None, past_key_values=None, **kwargs):
+    def prepare_inputs_for_generation(self, input_ids, next_sequence_length=None, **kwargs):
         """Prepare as `GenerationMixin` does; for our own steps, only what they need."""
-        if not isinstance(past_key_values, DecodingCache):
-            return super().prepare_inputs_for_generation(
-                input_ids, next_sequence_length=next_sequence_length, past_key_values=past_key_values, **kwargs
-            )
+        cache = kwargs.get(CACHE)
+        if not isinstance(cache, DecodingCache):
+            return super().prepare_inputs_for_generation(input_ids, next_sequence_length=next_sequence_length, **kwargs)
         inputs = {name: kwargs.get(name) for name in ("encoder_outputs", "attention_mask")}
         new = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
-        return {**inputs, "decoder_input_ids": new.to(self.device), "past_key_values": past_key_values}
+        return {**inputs, "decoder_input_ids": new.to(self.device), CACHE: cache}
 
     def keep_decoder(self):
         """Let all `generate()` to come share one `IncrementalDecoder`, while no weight of the decoder is trained."""
         self._decoder = IncrementalDecoder(self.requires_grad_(False))
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, generation_mode, *sizes):
-        own = model_kwargs.get("past_key_values") is None
+        own = model_kwargs.get(CACHE) is None
         as_built = type(self.model) is VaswaniModel and type(self.model.decoder) is VaswaniDecoder
         if own and as_built and can_decode_incrementally(self, generation_config, generation_mode, model_kwargs):
             beams, returned = generation_config.num_beams, generation_config.num_return_sequences
             is_trained = any(weight.requires_grad for weight in self.parameters())
             decoder = IncrementalDecoder(self) if is_trained or self._decoder is None else self._decoder
-            model_kwargs["past_key_values"] = DecodingCache(decoder, beams, max(beams, returned))
+            model_kwargs[CACHE] = DecodingCache(decoder, beams, max(beams, returned))
         else:
             super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *sizes)
 

@@ -20,6 +20,7 @@ from transformers.generation import (
 )
 
 from .incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
+from .layers_vaswani import CACHE
 from .settings_vaswani import LENGTH_NORMALIZATIONS, length_normalization
 
 NO_SCORE = -1.0e8  # beams without a hypothesis have less; no log-probability comes near
@@ -440,7 +441,7 @@ class ForwardSearch(_Search):
         for name in ("attentions", "hidden_states"):
             if f"decoder_{name}" in fields:
                 fields[f"encoder_{name}"] = self._model_kwargs["encoder_outputs"].get(name)
-        return fields | {"past_key_values": self._model_kwargs.get("past_key_values")}
+        return fields | {CACHE: self._model_kwargs.get(CACHE)}
 
     def _constrain(self, scores: torch.Tensor) -> torch.Tensor:
         scores = self._processors(self._sequences, scores)
@@ -464,7 +465,7 @@ class ForwardSearch(_Search):
         beams = self.settings.num_beams
         rows = origins + torch.arange(len(self.sentences), device=origins.device).repeat_interleave(beams) * beams
         self._sequences = torch.cat((self._sequences[rows], tokens[:, None]), dim=1)
-        if (cache := self._model_kwargs.get("past_key_values")) is not None:
+        if (cache := self._model_kwargs.get(CACHE)) is not None:
             cache.reorder_cache(rows)
 
 
@@ -490,7 +491,7 @@ class OpenSearch(Search):
 def as_generated(outputs: list[Output], prompts: torch.LongTensor, settings: SearchSettings, generation_config, **more):
     """Return outputs as transformers' loops do, after the prompts of their sentences, `(sentences, prompt_length)`.
 
-    `generation_config` is the prepared one of the call, `more` are further fields, such as `past_key_values`.
+    `generation_config` is the prepared one of the call, `more` are further fields, such as the cache.
     """
     longest, device = max(len(output.tokens) for output in outputs), prompts.device
     pad = generation_config._pad_token_tensor

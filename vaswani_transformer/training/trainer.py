@@ -199,8 +199,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
         # Filled in there: a number that is copied to a device may wait for it.
         items = counts[1] if self.args.average_tokens_across_devices else here[1]
         items = torch.full((), int(items), dtype=torch.float32, device=device)
-        # Only CUDA's are pinned, and Metal may read others after they are gone (pytorch#189690).
-        return [send_to_device(sample, device, non_blocking=device.type == "cuda") for sample in samples], items
+        non_blocking = device.type != "mps"  # Metal may read them after they are gone (pytorch#189690)
+        return [send_to_device(sample, device, non_blocking=non_blocking) for sample in samples], items
 
     # Loss (Section 5.4)
 

@@ -4,12 +4,13 @@ Axis names in shapes: `batch_size`, `source_length` and `target_length` in token
 either, `num_heads` (the paper's h), `d_model`, `d_k`, `d_v`, `d_ff` and `vocab_size` as in the configuration.
 """
 
+import warnings
 from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import nn
-from transformers.cache_utils import EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -24,6 +25,13 @@ from .packed_sentences_vaswani import PackedSentences, gather, packed_attention,
 # How transformers calls a cache of keys and values among arguments and outputs: since 5.24 by another name.
 CACHE = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
 Mask = torch.Tensor | NeighbourMask | PackedSentences | None  # what each position sees
+
+
+def either_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
+    """Return what was given by either name, with transformers' warning where it has given the older one up."""
+    if past_key_values is not None and CACHE == "cache" and not torch.compiler.is_compiling():
+        warnings.warn("`past_key_values` is deprecated: give it as `cache`", FutureWarning, stacklevel=3)
+    return past_key_values if cache is None else cache
 
 
 def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:

@@ -38,6 +38,7 @@ from .layers_vaswani import (
     VaswaniLearnedPositions,
     VaswaniSinusoidalPositions,
     dropout,
+    either_cache,
     normalized,
 )
 from .linear_vaswani import product_dtype
@@ -281,7 +282,7 @@ class VaswaniDecoder(VaswaniStack):
         calls `decoder_...`; `encoder_hidden_states` is `(batch_size, source_length, d_model)`. A cache that is no
         `EncoderDecoderCache` holds the target's keys and values, and the source's are computed again.
         """
-        cache = past_key_values if cache is None else cache
+        cache = either_cache(cache, past_key_values)
         if isinstance(cache, DecodingCache):
             raise ValueError(f"{CACHE} comes from generate(): give the decoder a DynamicCache")
         embeddings = self.token_embeddings(input_ids, inputs_embeds, "decoder_input")
@@ -373,7 +374,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
 
         Arguments and errors as in [`VaswaniForConditionalGeneration`]'s `forward`, without those about the loss.
         """
-        cache, source_offsets = past_key_values if cache is None else cache, kwargs.get("source_offsets")
+        cache, source_offsets = either_cache(cache, past_key_values), kwargs.get("source_offsets")
         if source_offsets is not None or target_offsets is not None:
             wants_weights = kwargs.get("output_attentions", self.config.output_attentions) or None
             others = attention_mask, decoder_attention_mask, cache, wants_weights
@@ -482,7 +483,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
                 of ids and embeddings is given, for more tokens than learned positions, for flash attention, for
                 `skip_logits` without labels, and for what cannot be beside offsets.
         """
-        cache = past_key_values if cache is None else cache
+        cache = either_cache(cache, past_key_values)
         if isinstance(cache, DecodingCache):
             decoder = cache.decoder
             if not cache.source:

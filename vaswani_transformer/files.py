@@ -55,9 +55,9 @@ def is_local(path: Path) -> bool:
 
 def sync(path: Path) -> None:
     """Wait until a file's content, or a folder's list of names, is on the disk."""
-    if WINDOWS and path.is_dir():  # it opens none, and keeps its lists whole itself
+    if WINDOWS and path.is_dir():  # which cannot be opened there
         return
-    descriptor = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)  # there only what may be written is flushed
+    descriptor = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)  # Windows flushes only what may be written
     try:
         os.fsync(descriptor)
     finally:

@@ -77,7 +77,7 @@ def use_tf32() -> None:
 def default_num_workers() -> int:
     """Return how many processes should make batches ahead of this one.
 
-    None for a CPU, which would share itself, and on a Mac, where processes that were forked crash.
+    None for a CPU, which would share itself, and on a Mac, where forked processes may crash.
     """
     if on_cpu() or accelerator().type == "mps":
         return 0

@@ -167,6 +167,11 @@ class Recipe:
         return CPU_TOKENS if self.tokens_per_device == AUTO else self.tokens_per_device
 
     @property
+    def save_every(self) -> int:
+        """Return the steps between the checkpoints that are averaged."""
+        return self.average_every or self.evaluate_every
+
+    @property
     def tokenizer_folder(self) -> str | None:
         """Return the tokenizer's folder; None if it is trained on the data."""
         return self.tokenizer if self.from_model is None else self.from_model

@@ -140,7 +140,7 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         logging_steps=recipe.log_every,
         eval_strategy="steps",
         eval_steps=recipe.evaluate_every,
-        save_steps=recipe.average_every or recipe.evaluate_every,  # the stopper leaves out those long before the end
+        save_steps=recipe.save_every,  # the stopper leaves out those long before the end
         save_total_limit=max(recipe.keep_checkpoints, averaged) + 1,  # with the best
         predict_with_generate=recipe.validation_bleu > 0,
         generation_num_beams=1,

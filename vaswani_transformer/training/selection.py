@@ -34,8 +34,7 @@ def _candidates(recipe: Recipe, checkpoints: list[Checkpoint], state: TrainerSta
             unchanged.append(checkpoint)
         except (UserError, OSError) as error:
             logger.warning("not considered: %s", error)
-    every = recipe.average_every or recipe.evaluate_every
-    averaged = to_average(unchanged, recipe.average_checkpoints, every, state.global_step)
+    averaged = to_average(unchanged, recipe.average_checkpoints, recipe.save_every, state.global_step)
     candidates = {
         BEST: [checkpoint for checkpoint in unchanged if checkpoint.step == state.best_global_step],
         AVERAGE: averaged if len(averaged) > 1 else [],

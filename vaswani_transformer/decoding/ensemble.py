@@ -15,7 +15,7 @@ from ..data.tokenization import tokenizer_sha256
 from ..errors import UserError
 from ..loading import load_model
 from ..model.generation_vaswani import VaswaniGenerationMixin
-from ..model.layers_vaswani import CACHE
+from ..model.layers_vaswani import CACHE, either_cache
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 
 _SAME = ("vocab_size", "target_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
@@ -125,7 +125,8 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
         """
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(input_ids=input_ids, attention_mask=attention_mask)
-        caches = [None] * len(self.members) if kwargs.get(CACHE) is None else kwargs[CACHE].caches
+        given = either_cache(kwargs.get("cache"), kwargs.get("past_key_values"))
+        caches = [None] * len(self.members) if given is None else given.caches
         inputs = {"attention_mask": attention_mask, "decoder_input_ids": decoder_input_ids, "use_cache": use_cache}
         inputs["decoder_attention_mask"] = decoder_attention_mask
         log_probs, caches_after = [], []

@@ -140,9 +140,11 @@ class PreparedData:
 def open_prepared(folder: str | Path) -> PreparedData:
     """Open a prepared folder; its shards are not read. Its manifest has JSON values.
 
-    Raises `UserError` for a folder or a file that is missing, not finished, or not as the manifest says. In the manifest
     `parts` has `train` and `validation`, each with `pairs`, `source_tokens`, `target_tokens` (`</s>` included), the
     `counts` of `FilterCounts`, `shards` and `index`; `tokenizer` has `sha256` and `entries`; `recipe` what decided it.
+
+    Raises:
+        UserError: for a folder or a file that is missing, not finished, or not as the manifest says.
     """
     folder = to_path(folder)
     with reading(folder / MANIFEST):  # which is written last

@@ -116,6 +116,7 @@ def test_pairs_are_changed_by_their_number_alone(tokens):
         assert text == (choose_change(shares, 4, number) or (lambda *pair: pair))(*PAIRS[number % len(PAIRS)])
     epochs = texts[: len(rows)], texts[len(rows) :]
     counts = [sum(text != pair for text, pair in zip(epoch, PAIRS, strict=True)) for epoch in epochs]
+    assert texts_of(tokenizer, pairs.__getitems__(range(-len(rows), 0))) == PAIRS  # before the changes start
     assert epochs[0] != epochs[1] and all(100 < count < 200 for count in counts)  # 150 of 300, in three deviations
     arrays = [{name: np.array(ids, np.uint16) for name, ids in row.items()} for row in rows]  # as of prepared data
     copy = pickle.loads(pickle.dumps(AugmentedPairs(arrays, tokenizer, shares, seed=4)))
@@ -139,12 +140,16 @@ def test_a_batch_keeps_its_limits_and_what_is_not_text_stays(tokens):
 
 def test_numbers_of_pairs_count_on_from_epoch_to_epoch():
     lengths = [list(range(2, 30))] * 2
-    plain, counting = (TokenBatchSampler(*lengths, 60, counts_on=counts_on) for counts_on in (False, True))
+    plain, counting = (TokenBatchSampler(*lengths, 60, counts_from=step) for step in (None, 0))
+    later = TokenBatchSampler(*lengths, 60, counts_from=3 * len(plain) + 2)
     for epoch in (0, 3):
-        plain.set_epoch(epoch)
-        counting.set_epoch(epoch)
+        for sampler in (plain, counting, later):
+            sampler.set_epoch(epoch)
         assert [[28 * epoch + index for index in batch] for batch in plain] == list(counting)
-    assert counting.statistics() == plain.statistics()
+        start = len(plain) if epoch == 0 else 2  # batches before it have negative numbers, by which no pair is changed
+        assert [[index - 28 for index in batch] for batch in plain][:start] == list(later)[:start]
+        assert list(counting)[start:] == list(later)[start:]
+    assert later.statistics() == counting.statistics() == plain.statistics()
 
 
 def test_the_default_has_every_kind():

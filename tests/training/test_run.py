@@ -181,9 +181,8 @@ def test_stops_do_not_push_out_what_is_averaged(recipe):
 
 def test_workers_change_nothing_and_a_resume_is_exact_with_them(recipe):
     """Over the end of an epoch, with validations: what starts workers must not draw from dropout's generator."""
-    recipe = dataclasses.replace(
-        recipe, max_steps=8, evaluate_every=4, dropout=0.3, augmentation="upper:0.2,typos:0.3,repeat:0.2"
-    )
+    changes = {"augmentation": "upper:0.2,typos:0.3,repeat:0.2", "augmentation_start": 5}
+    recipe = dataclasses.replace(recipe, max_steps=8, evaluate_every=4, dropout=0.3, **changes)
     straight = train(recipe, progress=False)
     recipe = dataclasses.replace(recipe, data_workers=1, output=recipe.output + "2")
     stop_after(3, recipe)

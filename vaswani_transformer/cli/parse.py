@@ -16,7 +16,7 @@ from . import files, options
 from .files import Writing
 from .options import Computing, Path_, Quiet, RecipeName, Search, Together, within
 
-_NOT_OF_TREES = ("tokenizer", "tokenizer_kind", "from_model", "lora_rank")
+_NOT_OF_TREES = ("tokenizer", "tokenizer_kind", "from_model", "lora_rank", "augmentation_start")
 _LIMITS = ("max_length", "max_length_ratio")  # the fields for data that apply to trees, too
 TreeOptions = options.recipe_options(
     lambda field: (field.metadata["group"] != DATA or field.name in _LIMITS) and field.name not in _NOT_OF_TREES

@@ -110,8 +110,8 @@ class AugmentedPairs:
     """Tokenized pairs, a share of which is changed as they are read; other ones in each epoch.
 
     Batches are read by numbers that count on from epoch to epoch, `epoch * len(pairs) + index`. The text that tokens
-    stand for is changed. A pair stays as it is where its tokens do not come back from its text, where nothing would be
-    left of a side, and where a limit would be exceeded.
+    stand for is changed. A pair stays as it is where its number is negative, where its tokens do not come back from its
+    text, where nothing would be left of a side, and where a limit would be exceeded.
     """
 
     pairs: Any  # rows with `input_ids` and `labels`, lists or arrays
@@ -127,7 +127,8 @@ class AugmentedPairs:
         """Return a batch."""
         read = getattr(self.pairs, "__getitems__", lambda indices: [self.pairs[index] for index in indices])
         rows = [(row["input_ids"], row["labels"]) for row in read([number % len(self) for number in numbers])]
-        changes = {row: choose_change(self.shares, self.seed, number) for row, number in enumerate(numbers)}
+        is_changed = [(row, number) for row, number in enumerate(numbers) if number >= 0]
+        changes = {row: choose_change(self.shares, self.seed, number) for row, number in is_changed}
         if changes := {row: change for row, change in changes.items() if change}:
             sides = zip(SIDES, zip(*map(rows.__getitem__, changes), strict=True), strict=True)
             texts = [side_of(self.tokenizer, side).batch_decode(ids, skip_special_tokens=True) for side, ids in sides]

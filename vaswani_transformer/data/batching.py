@@ -10,6 +10,7 @@ import torch
 from ..errors import UserError
 from ..model.loss_vaswani import IGNORE_INDEX
 
+PAD_UP_TO = 1.15  # positions a token up to which padding is quicker than packing, on a CPU
 MOST_PADDED = 1.5  # most positions of a padded batch, as a share of its limit of tokens; 1.1 are usual
 _MEASURED_BATCHES = 2048  # batches of which padding is measured, where there are more
 _GOLDEN = 0.6180339887498949  # its multiples, taken modulo 1, are spread evenly however many there are
@@ -43,7 +44,8 @@ class TokenBatchSampler:
         max_tokens: the most source, and target, tokens in a batch, padding not counted (paper: about 25,000).
         micro_batches: parts that each batch is dealt out in.
         seed: with the epoch, determines the shuffle.
-        counts_on: whether to number pairs on from epoch to epoch, as `AugmentedPairs` takes them.
+        counts_from: the step from which pairs are numbered on from epoch to epoch, as `AugmentedPairs` takes them, with
+            negative numbers before it; none: their indices.
 
     Raises:
         UserError: for no pairs, a pair longer than the limit, or so many parts that one may have fewer than four pairs.
@@ -59,11 +61,11 @@ class TokenBatchSampler:
         max_tokens: int,
         micro_batches: int = 1,
         seed: int = 0,
-        counts_on: bool = False,
+        counts_from: int | None = None,
     ):
         self.lengths = [np.asarray(side) for side in (source_lengths, target_lengths)]
         self._limit, self._pairs = max_tokens, len(self.lengths[0])
-        self.micro_batches, self.seed, self.epoch, self._counts_on = micro_batches, seed, 0, counts_on
+        self.micro_batches, self.seed, self.epoch, self._counts_from = micro_batches, seed, 0, counts_from
         self._check()
         shares = np.maximum(*self.lengths)  # of the budget
         self._capacity = (MOST_PADDED * max_tokens / np.sort(shares)[::-1]).astype(np.int32)
@@ -184,9 +186,10 @@ class TokenBatchSampler:
             order = self._order()
             self._ordered = self._arranged(order, self._sums(order))
         _, order, edges, sequence = self._ordered
-        for number in sequence:
+        for step, number in enumerate(sequence, self.epoch * self._number):
+            epoch = 0 if self._counts_from is None else self.epoch if step >= self._counts_from else -1
             for part in self._parts(order[edges[number] : edges[number + 1]]):
-                yield (part + self._counts_on * self.epoch * np.int64(self._pairs)).tolist()
+                yield (part + epoch * np.int64(self._pairs)).tolist()
 
     def statistics(self) -> str:
         """Describe the epoch's batches in words; padding is that of the first 2,048, which are in random order."""
@@ -255,12 +258,15 @@ class PackedCollator:
     max_length: int  # most tokens that a sentence of any batch may have
     source_size: int | None = None  # of every batch, in tokens with filling; if none, a batch has its own without
     target_size: int | None = None  # the same of the target side; given if `source_size` is
+    pad_up_to: float = 0.0  # a batch that padded has at most so many positions a token is padded, as by `PairCollator`
 
     def __call__(self, pairs: Sequence[dict]) -> dict[str, torch.Tensor | int]:
         """Make a batch of pairs with `input_ids` and `labels`, lists or arrays."""
         sides = [[pair[name] for pair in pairs] for name in ("input_ids", "labels")]
         lengths = np.array([[len(row) for row in rows] for rows in sides])
         tokens = lengths.sum(axis=1)
+        if np.all(lengths.max(axis=1) * len(pairs) <= self.pad_up_to * tokens):
+            return PairCollator(self.pad_token_id)(pairs)
         sizes = tokens if self.source_size is None else np.array([self.source_size, self.target_size])
         room = sizes - tokens
         number = -(-int(room.max()) // self.max_length)  # sentences of filling

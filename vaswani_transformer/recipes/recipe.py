@@ -99,6 +99,7 @@ class Recipe:
     padding_free: bool | Literal["auto"] = _batches(
         AUTO, "train on sentences one after the other, without padding; in a recipe also auto: where it is quicker"
     )
+    augmentation_start: AutoInt = _batches(0, "steps before augmentation changes any pair")
     data_workers: AutoInt = _batches(AUTO, "processes that make batches; 0: the training's own; auto: some for a GPU")
     ddp_timeout: int = _batches(1800, "seconds to wait for an unresponsive process before giving up")
 
@@ -179,8 +180,8 @@ class Recipe:
 
 #: Fields that `auto` leaves to the text and the time (`training/settings.py`).
 CHOSEN = (
-    "validation_size", "augmentation", "vocab_size", "d_model", "d_ff", "num_heads", "encoder_layers",
-    "decoder_layers", "dropout", "tokens_per_batch", "max_steps", "warmup_steps", "decline_steps",
+    "validation_size", "augmentation", "augmentation_start", "vocab_size", "d_model", "d_ff", "num_heads",
+    "encoder_layers", "decoder_layers", "dropout", "tokens_per_batch", "max_steps", "warmup_steps", "decline_steps",
     "learning_rate_scale", "evaluate_every", "validation_bleu",
 )  # fmt: skip
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
@@ -305,7 +306,7 @@ _RULES = (
     ("lora_rank tokens_per_batch tokens_per_device ddp_timeout max_steps warmup_steps evaluate_every"
      " log_every keep_checkpoints", lambda value: value >= 1, "1 or more"),
     ("validation_size max_minutes max_gradient_norm validation_bleu early_stopping average_checkpoints"
-     " average_every decline_steps seed", lambda value: value >= 0, "0 or more"),
+     " average_every decline_steps seed augmentation_start", lambda value: value >= 0, "0 or more"),
     ("data_workers", lambda number: 0 <= number <= MOST_WORKERS, f"from 0 to {MOST_WORKERS}"),
     ("max_length", lambda length: length >= 2, "2 or more, since </s> counts"),
     ("max_length_ratio", lambda ratio: ratio == 0 or ratio >= 1, "1 or more, or 0 for no limit"),

@@ -123,7 +123,7 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
     """Return the recipe in the Trainer's terms; `longest` is the tokens of the longest validation sentence."""
     workers = default_num_workers() if recipe.data_workers == AUTO else recipe.data_workers
     same = ("tokens_per_batch", "max_steps", "warmup_steps", "decline_steps", "learning_rate_scale", "fused_loss")
-    same += ("adam_beta1", "adam_beta2", "adam_epsilon", "seed", "ddp_timeout", "augmentation")
+    same += ("adam_beta1", "adam_beta2", "adam_epsilon", "seed", "ddp_timeout", "augmentation", "augmentation_start")
     averaged = recipe.average_checkpoints
     if recipe.average_every:  # validations between them have checkpoints too
         averaged += averaged * recipe.average_every // recipe.evaluate_every + 1

@@ -64,7 +64,7 @@ ROWS = (
 )
 WARMUP, DECLINE = 0.2, 0.5  # shares of the steps
 PLAIN = 0.4  # the same: those before pairs are changed, which are a third quicker on a CPU
-SPARE_STEPS = 1.5  # times those that fit by the trial, should a step take less; the clock lowers the number
+SPARE_STEPS = 2.0  # times those that fit by the trial, should a step take less; the clock lowers the number
 LEAST_WARMUP = 400  # steps, or 40%: with 208 of 1,039 two models of three never attended to the source
 TRAINED = 0.95  # share of the minutes for steps; validations say how many really fit, and the rate declines by that
 SENTENCES = 0.33  # share of sources with a final mark from which a text is one of sentences

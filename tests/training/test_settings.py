@@ -60,7 +60,7 @@ def test_a_text_of_sentences_is_changed_in_training_and_no_other(data, tmp_path)
     assert (recipe.augmentation, recipe.augmentation_start) == (None, 0)
     pairs = [(words(6, number) + ".", words(6)) for number in range(60)]
     recipe = chosen(write_pairs(tmp_path / "sentences.tsv", pairs), tmp_path / "out")
-    assert (recipe.augmentation, recipe.augmentation_start) == ("default", round(0.4 * recipe.max_steps))
+    assert (recipe.augmentation, recipe.augmentation_start) == ("default", round(0.6 * recipe.max_steps))
 
 
 def test_every_open_field_is_chosen_and_no_other(data, tmp_path):

@@ -63,7 +63,7 @@ ROWS = (
     Row(math.inf, 512, 2048, 8, 6, 6, 0.1, 25_000, 7e-4, 10),
 )
 WARMUP, DECLINE = 0.2, 0.5  # shares of the steps
-PLAIN = 0.4  # the same: those before pairs are changed, which are a third quicker on a CPU
+PLAIN = 0.6  # the same: those before pairs are changed, which are a third quicker on a CPU
 SPARE_STEPS = 2.0  # times those that fit by the trial, should a step take less; the clock lowers the number
 LEAST_WARMUP = 400  # steps, or 40%: with 208 of 1,039 two models of three never attended to the source
 TRAINED = 0.95  # share of the minutes for steps; validations say how many really fit, and the rate declines by that

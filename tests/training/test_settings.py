@@ -56,11 +56,9 @@ def test_more_text_has_no_smaller_a_vocabulary_nor_model(sizes):
 
 
 def test_a_text_of_sentences_is_changed_in_training_and_no_other(data, tmp_path):
-    recipe = chosen(data, tmp_path / "out")
-    assert (recipe.augmentation, recipe.augmentation_start) == (None, 0)
+    assert chosen(data, tmp_path / "out").augmentation is None
     pairs = [(words(6, number) + ".", words(6)) for number in range(60)]
-    recipe = chosen(write_pairs(tmp_path / "sentences.tsv", pairs), tmp_path / "out")
-    assert (recipe.augmentation, recipe.augmentation_start) == ("default", round(0.6 * recipe.max_steps))
+    assert chosen(write_pairs(tmp_path / "sentences.tsv", pairs), tmp_path / "out").augmentation == "default"
 
 
 def test_every_open_field_is_chosen_and_no_other(data, tmp_path):
@@ -138,9 +136,10 @@ def test_few_times_through_the_text_make_a_smaller_model(tmp_path, monkeypatch):
     widths = []
     for seconds in (1e-9, 0.02, 0.1):
         monkeypatch.setattr(rules, "trial_seconds", lambda *_, seconds=seconds: seconds)
-        recipe = chosen(data, tmp_path / "out", max_minutes=1)
-        widths.append((recipe.d_model, recipe.dropout, recipe.max_steps > 1140))
-    assert widths == [(256, 0.3, True), (256, 0.1, True), (128, 0.1, False)]
+        recipe = chosen(data, tmp_path / "out", max_minutes=1, augmentation="default")
+        widths.append((recipe.d_model, recipe.dropout, recipe.max_steps > 1140, recipe.augmentation_start))
+    assert widths == [(256, 0.3, True, 0), (256, 0.1, True, 1710), (128, 0.1, False, 342)]  # 60% of those that fit
+    assert chosen(data, tmp_path / "out", max_minutes=1).augmentation_start == 0  # nothing is changed
     assert chosen(data, tmp_path / "out", max_minutes=1, d_model=64, num_heads=2).d_model == 64
     monkeypatch.setattr(rules, "ROWS", [row._replace(words=row.words / 10) for row in ROWS])
     assert chosen(data, tmp_path / "out", max_minutes=1).d_model == 128  # two rows less, where steps are few, too

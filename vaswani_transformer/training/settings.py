@@ -194,8 +194,9 @@ class _Choice:
         rate = min(each.rate for each in ROWS if each.d_model <= max(width, ROWS[0].d_model))  # of the model as it is
         scale = rate * (width * self.recipe.warmup_steps) ** 0.5  # of Equation 3 at the end of the warmup
         self.choose("learning_rate_scale", scale, f"for a highest rate of {rate:g}")
-        plain = PLAIN if augmentation_shares(self.recipe.augmentation) else 0
-        self.choose("augmentation_start", plain * steps, f"{plain:.0%} of the steps: unchanged pairs are quicker")
+        is_short = bool(augmentation_shares(self.recipe.augmentation)) and steps / epoch < SOME_PASSES
+        reason = f"{PLAIN:.0%} of the steps where passes are few: unchanged pairs are quicker"
+        self.choose("augmentation_start", is_short * PLAIN * steps, reason)
         self.choose("decline_steps", DECLINE * self.recipe.max_steps, "the rate ends at zero")
         number = np.clip(minutes / MINUTES_APART if minutes else VALIDATIONS, 3, VALIDATIONS)
         self.choose("evaluate_every", max(1, math.ceil(steps / number)), f"{number:.0f} validations")

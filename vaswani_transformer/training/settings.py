@@ -63,7 +63,7 @@ ROWS = (
     Row(math.inf, 512, 2048, 8, 6, 6, 0.1, 25_000, 7e-4, 10),
 )
 WARMUP, DECLINE = 0.2, 0.5  # shares of the steps
-PLAIN = 0.6  # the same: those before pairs are changed, which are a third quicker on a CPU
+PLAIN = 0.6  # the same: those before pairs are changed, which take three quarters of the time (on an EPYC)
 SPARE_STEPS = 2.0  # times those that fit by the trial, should a step take less; the clock lowers the number
 LEAST_WARMUP = 400  # steps, or 40%: with 208 of 1,039 two models of three never attended to the source
 TRAINED = 0.95  # share of the minutes for steps; validations say how many really fit, and the rate declines by that
@@ -194,9 +194,9 @@ class _Choice:
         rate = min(each.rate for each in ROWS if each.d_model <= max(width, ROWS[0].d_model))  # of the model as it is
         scale = rate * (width * self.recipe.warmup_steps) ** 0.5  # of Equation 3 at the end of the warmup
         self.choose("learning_rate_scale", scale, f"for a highest rate of {rate:g}")
-        is_short = bool(augmentation_shares(self.recipe.augmentation)) and steps / epoch < SOME_PASSES
+        is_late = bool(augmentation_shares(self.recipe.augmentation)) and steps / epoch < SOME_PASSES
         reason = f"{PLAIN:.0%} of the steps where passes are few: unchanged pairs are quicker"
-        self.choose("augmentation_start", is_short * PLAIN * steps, reason)
+        self.choose("augmentation_start", is_late * PLAIN * steps, reason)
         self.choose("decline_steps", DECLINE * self.recipe.max_steps, "the rate ends at zero")
         number = np.clip(minutes / MINUTES_APART if minutes else VALIDATIONS, 3, VALIDATIONS)
         self.choose("evaluate_every", max(1, math.ceil(steps / number)), f"{number:.0f} validations")

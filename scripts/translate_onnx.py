@@ -29,6 +29,7 @@ class OnnxTranslator:
         self.facts = json.loads((folder / "export.json").read_text(encoding="utf-8"))
         settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
         self.extra_tokens = settings.get("max_extra_tokens", 50)
+        self.never = settings.get("suppress_tokens") or []
         kind = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         if "auto_map" in kind or not (folder / "tokenizer.json").is_file():  # two vocabularies, Moses' rules, ...
             sys.exit(f"error: the tokenizer of {folder} needs more than tokenizers: take AutoTokenizer for the texts")
@@ -67,7 +68,9 @@ class OnnxTranslator:
         for step in range(1, int(limits.max()) + 1):
             given = {"input_ids": tokens, "encoder_attention_mask": mask, "encoder_hidden_states": states, **past}
             outputs = dict(zip(names, self.decoder.run(None, given), strict=True))
-            tokens = outputs["logits"][:, -1:].argmax(axis=-1)
+            logits = outputs["logits"][:, -1:].copy()
+            logits[..., self.never] = -np.inf
+            tokens = logits.argmax(axis=-1)
             for row in np.flatnonzero(running):
                 results[row].append(int(tokens[row, 0]))
             running &= (tokens[:, 0] != end) & (step < limits)
@@ -78,13 +81,8 @@ class OnnxTranslator:
 
     def translate(self, sentences: Iterator[str], batch_size: int = 32) -> Iterator[str]:
         """One translation a sentence, in order; an empty one for an empty one."""
-        batch = []
-        for sentence in sentences:
-            batch.append(sentence.strip())
-            if len(batch) == batch_size:
-                yield from self._translate_batch(batch)
-                batch = []
-        if batch:
+        lines = map(str.strip, sentences)
+        while batch := list(itertools.islice(lines, batch_size)):
             yield from self._translate_batch(batch)
 
     def _translate_batch(self, batch: list[str]) -> Iterator[str]:

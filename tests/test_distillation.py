@@ -275,7 +275,11 @@ def test_text_of_the_target_language_is_translated_back_and_learned_too(student,
     few[few.index("--dropout") + 1] = 0.1  # else a trial of the steps refuses it
     assert "give --max-minutes" in fails(*few, out)
     stop_after_step(1, monkeypatch)  # of the reverse model too, that has more minutes now
-    statuses = [main(list(map(str, [*command, out]))) for _ in range(3)]
+    statuses, times = [], set()
+    for _ in range(3):
+        statuses.append(main(list(map(str, [*command, out]))))
+        times.add((out / "parallel.de").stat().st_mtime_ns)
+    assert len(times) == 1  # by which an unfinished preparation of the text knows it
     assert statuses == [128 + signal.SIGTERM, 128 + signal.SIGTERM, 0]  # in the reverse training, and in the final one
     assert equal(weights_of(tmp_path / "straight"), weights_of(out))
     parallel, held_out, pairs = (pairs_of(out, name) for name in ("parallel", "validation", "back_translated"))
@@ -310,3 +314,4 @@ def test_few_minutes_take_few_lines_of_text_or_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"in 1 minutes .* alone 12\.0 times: .* --max-minutes 7 or more"):
         step(1)
     assert (step(30), step(0.75 * 7)) == (1, 3)  # the latter is what the message asks for
+    assert next(made._pairs(["<2fr> a"] * 14, 14)) == ("<2fr> <BT> a", "0")  # the tag of a language stays in front

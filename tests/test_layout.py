@@ -90,12 +90,12 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4029, "data": 3123, "training": 2538, "importing": 1220, "cli": 2012, "decoding": 1917,
-    "experiments": 679, "serving": 1500, "hub": 678, "export": 1071, "parsing": 841, "documents": 1706,
-    "attention": 393, "catalogues": 912, "recipes": 405, "evaluation": 326,
+    "model": 4047, "data": 3127, "training": 2543, "importing": 1220, "cli": 2008, "decoding": 1919,
+    "experiments": 681, "serving": 1501, "hub": 682, "export": 1073, "parsing": 841, "documents": 1721,
+    "attention": 395, "catalogues": 917, "recipes": 405, "evaluation": 326,
 }  # fmt: skip
-TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1570, 25000, 11.8
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19999
+TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1576, 25000, 11.8
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19852
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

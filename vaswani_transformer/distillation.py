@@ -38,6 +38,7 @@ from .files import written_whole
 from .hub.card_facts import known_languages
 from .json_and_yaml import parse_json, read_json
 from .loading import check_folder
+from .model.language_codes_vaswani import typed_code
 from .output_folder import OutputFolder, locked_together
 from .recipes.recipe import Recipe, languages_of
 from .training.forecast import train_once
@@ -177,9 +178,9 @@ def _write_parallel_text(recipe: Recipe, languages: Sequence[str]) -> None:
             for language, side in zip(languages, SIDES, strict=True):
                 text = "".join(" ".join(line.splitlines()) + "\n" for line in pairs[side])
                 (path := staging / f"{part}.{language}").write_text(text, encoding="utf-8")
-                is_used = any((output.path / name).exists() for name in (DISTILLATION, notes_path(Path(TRANSLATIONS))))
-                old = output.path / path.name
-                if is_used and not (old.is_file() and filecmp.cmp(path, old, shallow=False)):
+                if (old := output.path / path.name).is_file() and filecmp.cmp(path, old, shallow=False):
+                    path.unlink()  # an interrupted preparation knows the old one by its time
+                elif any((output.path / name).exists() for name in (DISTILLATION, notes_path(Path(TRANSLATIONS)))):
                     problem = f"{output.shown} has text that was made from other pairs or with another seed"
                     raise UserError(f"{problem}: give the same ones, or another --output")
 
@@ -317,6 +318,7 @@ class DistilledText:
         if self.parallel is None:
             yield from made
             return
-        yield from ((f"{TAG} {each}", text) for text, each in made)
+        made = ((text, *typed_code(source)) for text, source in made)  # a language's tag stays in front
+        yield from ((f"{code}{TAG} {rest}", text) for text, code, rest in made)
         pairs = list(self.parallel.stream())
         yield from pairs * max(1, min(MOST_REPEATS, round(number / len(pairs) / 2)))

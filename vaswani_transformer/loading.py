@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import RLock
 
+from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -90,6 +91,7 @@ def quiet_transformers() -> Iterator[None]:
     """Silence progress bars and warnings of transformers while the body runs, in one thread at a time."""
     with _one_at_a_time:
         progress, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+        downloads = not are_progress_bars_disabled()
         transformers_logging.disable_progress_bar()
         transformers_logging.set_verbosity_error()
         try:
@@ -98,6 +100,8 @@ def quiet_transformers() -> Iterator[None]:
             transformers_logging.set_verbosity(verbosity)
             if progress:
                 transformers_logging.enable_progress_bar()
+            if downloads:  # whose bars are switched off with the others
+                enable_progress_bars()
 
 
 def read_config(folder: Path) -> VaswaniConfig:

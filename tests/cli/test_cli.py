@@ -1,6 +1,7 @@
 """The commands on tiny data, and every kind of bad input: one clear line, a non-zero exit, nothing lost."""
 
 import dataclasses
+import io
 import json
 import os
 import shutil
@@ -11,11 +12,14 @@ import sys
 import pytest
 import yaml
 from conftest import TINY_RECIPE
+from huggingface_hub.utils import are_progress_bars_disabled
 from model_folders import write_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from vaswani_transformer.cli import translate
-from vaswani_transformer.cli.main import main
+from vaswani_transformer.cli.main import _prepare_libraries, main
+from vaswani_transformer.loading import quiet_transformers
 from vaswani_transformer.recipes.recipe import Recipe
 
 TINY = TINY_RECIPE | {"max_steps": 6, "evaluate_every": 3, "validation_bleu": 10, "average_checkpoints": 2}
@@ -59,6 +63,15 @@ def test_tokenizer_command(text, tmp_path, monkeypatch, fails):
     assert main([str(argument) for argument in arguments]) == 0
     assert len(AutoTokenizer.from_pretrained(tmp_path / "t")) == 300
     assert "--overwrite replaces what this command wrote there" in fails(*arguments)
+
+
+def test_downloads_have_a_bar_in_a_terminal_alone(monkeypatch):
+    for is_terminal in (True, False):
+        monkeypatch.setattr(sys, "stderr", type("Stream", (io.StringIO,), {"isatty": lambda _, its=is_terminal: its})())
+        _prepare_libraries()
+        with quiet_transformers():
+            pass
+        assert are_progress_bars_disabled() is not is_terminal and not transformers_logging.is_progress_bar_enabled()
 
 
 def test_lists(capsys):

@@ -30,6 +30,9 @@ def change(kind, source, target="", seed=0):
         ("upper", (">>deu<< a b", "c"), (">>deu<< A B", "C")),  # the code of a language stays
         ("title", ("the dog's  (old) 3rd McX.", "ein über-Hund"), ("The Dog's  (Old) 3rd McX.", "Ein Über-Hund")),
         ("upper", ("天气很好", "Nice weather"), ("天气很好", "Nice weather")),  # nothing to see in the source
+        ("upper", ("我昨天买了iPhone。", "An iPhone."), ("我昨天买了iPhone。", "An iPhone.")),  # a name says nothing
+        ("title", ("我昨天买了 iPhone。", "An iPhone."), ("我昨天买了 iPhone。", "An iPhone.")),
+        ("upper", ("my iPhone 天", "c"), ("MY IPHONE 天", "C")),
         ("lower", ("The EU", "Die EU"), ("the eu", "Die EU")),
         ("lower", (">>deu<< <BT> A b", "C"), (">>deu<< <BT> a b", "C")),
         ("punctuation", ("Who?", "谁？"), ("Who", "谁")),

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 
+import numpy as np
 import preparing
 import pytest
 from children import fork, limit_files, wait, wait_for
@@ -52,6 +53,7 @@ def test_prepared_pairs_equal_those_of_training_from_text_pair_by_pair(recipe, t
             assert lengths.tolist() == columns[f"{side}_length"][:].tolist()
             assert manifest["parts"][part][f"{side}_tokens"] == lengths.sum()
         assert mapped.as_dataset()[:] == expected[:]
+        assert mapped.as_dataset(np.array([1, 0]))[:] == expected.select([1, 0])[:]
     assert prepared.counts("train").too_long and prepared.counts("train").ratio and prepared.counts("train").empty == 2
 
 

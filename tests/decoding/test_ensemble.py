@@ -46,6 +46,8 @@ class TestSeveralMembers:
         logits = Ensemble(models)(source.expand(3, -1), decoder_input_ids=targets).logits
         expected = common_log_probs(models, source, targets)
         torch.testing.assert_close(logits.double().log_softmax(dim=-1), expected, rtol=1e-5, atol=1e-5)
+        as_tuple = Ensemble(models)(source.expand(3, -1), decoder_input_ids=targets, return_dict=False)
+        assert type(as_tuple) is tuple and torch.equal(as_tuple[0], logits)
 
     @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
     def test_beams_find_the_best_of_all_outputs(self, alpha):

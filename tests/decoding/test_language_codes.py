@@ -53,6 +53,7 @@ def test_only_codes_are_codes_and_unknown_ones_are_errors(loaded, typed):
         next(lines)
         with pytest.raises(ValueError, match=r"^line 2: '.*ita?.*' is no target language of the model: it has >>ell"):
             next(lines)
+        assert "line 2: '" in error_of(align, *loaded, [C, typed + C], [C, C])
         assert ">>fra<<" in error_of(Translator, *loaded, target_language=typed)
         assert codes.code("FRA") == FRENCH.strip() and codes.code("ell-Grek") == GREEK.strip()
     else:

@@ -55,8 +55,8 @@ class TestFactory:
             assert translator(TEXTS, **SHORT) == expected
 
     def test_dtype_and_device(self, tokenizer, saved):
-        for dtype in ("bfloat16", torch.bfloat16):
-            translator = pipeline("translation", model=saved, device="cpu", dtype=dtype)
+        for dtype in ({"dtype": "bfloat16"}, {"dtype": torch.bfloat16}, {"torch_dtype": torch.bfloat16}):
+            translator = pipeline("translation", model=saved, device="cpu", **dtype)
             assert translator.model.dtype == translator.dtype == torch.bfloat16
             model = AutoModelForSeq2SeqLM.from_pretrained(saved, dtype=torch.bfloat16)
             assert translator(TEXTS[0], **SHORT)[0][TRANSLATION] == by_hand(model, tokenizer, TEXTS[0])[0]

@@ -27,6 +27,7 @@ from vaswani_transformer.data.tokenized_pairs import tokenize_pairs
 from vaswani_transformer.decoding.scoring import score_pairs
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.recipes.recipe import Recipe
+from vaswani_transformer.training.settings import trial_seconds
 
 MODELS, VOCABULARIES = ("source.spm", "target.spm"), ("vocab.json", "target_vocab.json")
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -142,6 +143,10 @@ def test_pairs_tokenized_and_prepared(world, tmp_path):
     prepare(Recipe(data_dir=str(tmp_path), tokenizer=str(world.folder), **names), tmp_path / "p", workers=1)
     rows = open_prepared(tmp_path / "p").train.as_dataset()
     assert [rows["input_ids"][:], rows["labels"][:]] == expected
+    sizes = {"d_model": 8, "d_ff": 8, "num_heads": 1, "encoder_layers": 1, "decoder_layers": 1}
+    assert (
+        trial_seconds(Recipe(tokens_per_batch=4096, **sizes), rows, tokenizer, 1) > 0
+    )  # with room for the ids of either side
 
 
 def test_exported_to_ctranslate2(world, tmp_path):

@@ -134,6 +134,10 @@ def test_spans_of_an_alignment(text, translation, links, expected):
 def test_without_alignments_words_are_in_order():
     assert translated("a <b>big</b> dog", "html", louder, None) == "A <b>BIG</b> DOG"
     assert translated("a <b>big</b> dog", "html", lambda _: ["一大狗"], None) == "一<b>大</b>狗"
+    # Signs that have to be beside a space or punctuation, or they would be text.
+    links = lambda pairs, _: [[(int(place > 1), place) for place in range(6)] for _ in pairs]  # noqa: E731
+    assert translated("**Note:** this", "markdown", lambda _: ["注意：这很重要"], links) == "**注意：** 这很重要"
+    assert translated("_Open_ this", "markdown", lambda _: ["打开菜单"], links) == "_打开_ 菜单"
     # What a model writes beside markup is no reference in Markdown.
     assert translated("*A* dog", "markdown", lambda _: ["A &lt; &#39;"], None) == "*A \\&lt;* \\&#39;"
 

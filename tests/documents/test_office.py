@@ -2,11 +2,14 @@
 
 import io
 import re
+import tracemalloc
 import zipfile
 
 import pytest
+from conftest import error_of
 from document_files import body, run, word_file
 
+from vaswani_transformer.documents import office_file
 from vaswani_transformer.documents.formats import translate_document
 
 ODT = """<?xml version="1.0"?><office:document-content xmlns:office="urn:oasis:names:tc:opendocument:xmlns:office:1.0"
@@ -49,6 +52,32 @@ def test_words_change_and_nothing_else(format):
         assert (first.filename, first.compress_type) == ("mimetype", zipfile.ZIP_STORED)
         assert archive.read(picture) == b"\x89PNG"
     assert "a cat here." in seen or "Red birds sleep." in seen
+
+
+def test_a_file_that_unpacks_more_than_it_says_or_is_nested_without_end_is_refused():
+    bomb, louder = io.BytesIO(), lambda sentences: list(map(str.upper, sentences))
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("word/document.xml", "<a/>")
+    assert "packed in a way that office files are not" in error_of(translate_document, bomb.getvalue(), "docx", louder)
+    lying = io.BytesIO()
+    with zipfile.ZipFile(lying, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("word/document.xml", b"<a>" + b"<b/>" * 10**6 + b"</a>")
+    size = (4 * 10**6 + 7).to_bytes(4, "little")
+    data = lying.getvalue().replace(size, (10).to_bytes(4, "little"))
+    tracemalloc.start()
+    assert "CRC" in error_of(translate_document, data, "docx", louder)
+    assert tracemalloc.get_traced_memory()[1] < 10**6
+    tracemalloc.stop()
+    nested = word_file("<w:p>" + "<w:r>" * 300 + "</w:r>" * 300 + "</w:p>")
+    assert "more than 200 elements are within each other" in error_of(translate_document, nested, "docx", louder)
+
+
+def test_fields_that_begin_without_end_take_no_square_of_time(monkeypatch):
+    sought, end = [], office_file._end
+    monkeypatch.setattr(office_file, "_end", lambda events, number: sought.append(number) or end(events, number))
+    begins = '<w:r><w:fldChar w:fldCharType="begin"/></w:r>' * 1000
+    result = body(translate_document(word_file(f"<w:p>{begins}{run('a')}</w:p>"), "docx", lambda _: ["A"]))
+    assert ">A<" in result and len(sought) < 100_000
 
 
 def test_fields_formulas_and_deleted_text_are_points():

@@ -40,6 +40,8 @@ def test_recipes_of_table_3_are_the_papers_rows(scale):
     assert [recipes[f"d-dropout-{value}"].dropout for value in ("0.0", "0.2")] == [0.0, 0.2]
     assert recipes["big"].max_steps == 3 * base.max_steps and recipes["big"].dropout == 0.3
     assert [recipes[name].seed for name in ("base", "base-seed-1", "base-seed-2")] == [0, 1, 2]
+    others = [cell.recipe.seed for cell in Table3().cells(Setup(scale=scale, changes={"seed": "7"}))]
+    assert others[:3] == [7, 8, 9] and set(others[3:]) == {7}
     assert {(recipe.average_checkpoints, recipe.keep_weights) for recipe in recipes.values()} == {(0, "last")}
     if scale == "paper":
         for row in TABLE3:

@@ -272,7 +272,10 @@ class _Handler(BaseHTTPRequestHandler):
         ]
         private = self.hub.repositories[name].private
         name = name.removeprefix("datasets/").removeprefix("spaces/")
-        return self._json({"id": name, "sha": commit.oid, "private": private, "siblings": siblings, "tags": []})
+        config = json.loads(commit.files.get("config.json", "null"))
+        facts = {} if config is None else {"config": {"model_type": config.get("model_type")}}
+        facts |= {"id": name, "sha": commit.oid, "private": private, "siblings": siblings, "tags": []}
+        return self._json(facts)
 
     def tree(self, name, revision, folder=""):
         commit = self._commit(name, revision)

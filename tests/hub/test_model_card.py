@@ -194,6 +194,10 @@ def test_the_next_card_keeps_what_is_not_known_otherwise_and_no_scores(caplog, t
     known = facts(license="apache-2.0", languages=["fr", "nl"], datasets=["owner/more"], results=results_of(SCORES))
     (tmp_path / "README.md").write_text(render_card(known), encoding="utf-8")
     assert card_facts.known_languages(tmp_path) == ["fr", "nl"]
+    (tmp_path / "import.json").write_text('{"toolkit": "Marian", "source": "a", "languages": ["en", "fr"]}')
+    assert card_facts.known_languages(tmp_path) == ["en", "fr"]
+    (tmp_path / "recipe.yaml").write_text("train_source: a.en\ntrain_target: a.br\n")  # it was trained further
+    assert card_facts.known_languages(tmp_path) == ["en", "br"]
     assert model_card.carry_over(known, card) == known and not caplog.text
     assert model_card.carry_over(facts(), card + "Mine.") == facts() and not may_be_replaced(card + "Mine.")
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pushing
@@ -16,7 +17,9 @@ from model_folders import change
 from pushing import REPO
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from vaswani_transformer.exported import FACTS
 from vaswani_transformer.hub.model_card import is_sealed
+from vaswani_transformer.hub.push import publish_site
 
 model = pushing.model
 push = pushing.push
@@ -193,6 +196,19 @@ def test_a_card_that_someone_wrote_or_edited_stays(push, hub, edit):
     assert "written or edited by someone else" in done.err and hub.files(REPO)["README.md"] == own
     done = push("--language", "fr", "--overwrite-card")
     assert done.err == "" and b"- fr\n" in hub.files(REPO)["README.md"]
+
+
+def test_the_settings_of_a_space_that_someone_edited_stay(hub):
+    def write(site, text="Translate"):
+        site.mkdir()
+        for name in ("README.md", FACTS, "index.html"):
+            (site / name).write_text(text)
+
+    publish_site(write, "tester/page", token="hf_writer")
+    hub.repositories["spaces/tester/page"].find("main").files["README.md"] = b"Mine"
+    publish_site(partial(write, text="More"), "tester/page", token="hf_writer")
+    files = hub.files("spaces/tester/page")
+    assert (files["README.md"], files["index.html"]) == (b"Mine", b"More")
 
 
 @pytest.mark.slow

@@ -58,6 +58,18 @@ def test_a_bad_card_is_refused_before_anything_is_made(push, hub):
     assert written(hub) == [] and not hub.repositories
 
 
+def test_a_hub_that_cannot_check_a_card_may_be_asked_again(push, hub):
+    hub.faults.append(Fault("POST", "/api/validate-yaml", answer=Refusal(503, "busy").answer))
+    assert "push again, which is safe to repeat" in push(status=1).err
+
+
+def test_a_model_of_another_kind_stays(push, hub):
+    push()
+    files = hub.repositories[REPO].find("main").files
+    files["config.json"] = b'{"model_type": "gpt2"}'
+    assert f"{REPO} holds a gpt2 model: give another name" in push(status=2).err and hub.files(REPO) == files
+
+
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [

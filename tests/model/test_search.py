@@ -16,6 +16,7 @@ from transformers_loop import transformers_loop
 
 from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer.model.incremental_decoding_vaswani import IncrementalDecoder
+from vaswani_transformer.model.layers_vaswani import CACHE
 from vaswani_transformer.model.search_vaswani import ForwardSearch, Search, SearchSettings
 
 VOCAB = 9
@@ -247,6 +248,31 @@ def test_a_processor_of_ones_own_that_counts_otherwise(num_beams):
     options = {"num_beams": num_beams, "max_new_tokens": 9, "eos_token_id": ends, "logits_processor": [least]}
     options["decoder_input_ids"] = torch.tensor([[START, 3, 4, 5, 6]] * 2)
     assert_same(ours(model, source, **options), theirs(model, source, **options))
+
+
+@pytest.mark.parametrize("options", [{}, {"early_stopping": True}, {"num_return_sequences": 2}])
+def test_a_function_sees_no_token_that_it_has_not_allowed(options):
+    """Also not of a sentence that is done while others go on."""
+    model, (source, mask) = model_of("plain"), padded_batch((8, 3), vocab_size=VOCAB)
+    states = []
+
+    def even_then_odd(sentence: int, output: torch.Tensor) -> list[int]:
+        tokens = output[1:].tolist()
+        states.append([token % 2 for token in tokens] == [place % 2 for place in range(len(tokens))])
+        return list(range(4 - len(tokens) % 2, VOCAB, 2))  # never the end: each has its own limit
+
+    more = {"attention_mask": mask, "num_beams": 3, "max_extra_tokens": 2, "prefix_allowed_tokens_fn": even_then_odd}
+    assert model.generate(source, **more, **options).shape[1] > 6
+    assert len(states) > 9 and all(states)
+
+
+def test_a_loop_of_ones_own_gets_a_cache_of_transformers():
+    model, source = model_of("plain"), random_ids(2, 4, vocab_size=VOCAB)
+    seen = lambda model, input_ids, **inputs: type(inputs[CACHE])  # noqa: E731
+    assert model.generate(source, custom_generate=seen) is transformers.EncoderDecoderCache
+    mine = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+    same = lambda model, input_ids, **inputs: inputs[CACHE] is mine  # noqa: E731
+    assert model.generate(source, custom_generate=same, **{CACHE: mine})
 
 
 def test_streamers_and_assistants_are_transformers_loops(capsys):

@@ -42,6 +42,8 @@ def test_each_side_has_its_ids(tokenizer):
     assert tokenizer(text_target=["a dog barks", "dog"])["input_ids"] == target(["a dog barks", "dog"])["input_ids"]
     both = tokenizer(["ein Hund"], text_target=["a dog"], return_tensors="pt", padding=True)
     assert both["input_ids"].tolist() == [[4, 6, 2]] and both["labels"].tolist() == [[4, 7, 2]]
+    cut = tokenizer("ein Hund", text_target="a dog barks", max_length=3, max_target_length=2, truncation=True)
+    assert (cut["input_ids"], cut["labels"]) == ([4, 6, 2], [4, 2])
     assert tokenizer.decode([4, 7, 2], skip_special_tokens=True) == "a dog"
     assert tokenizer.batch_decode([[4, 2], [7, 8, 2, 1]], skip_special_tokens=True) == ["a", "dog barks"]
     assert tokenizer.convert_ids_to_tokens([4, 7, 2]) == ["a", "dog", "</s>"]

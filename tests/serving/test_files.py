@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ from served import LANGUAGES, SENTENCES, ask, client_of, running
 
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.documents.formats import aligner, translate_document
+from vaswani_transformer.serving.service import Limits
 
 folder, loaded, make = served.folder, served.loaded, served.make
 
@@ -34,6 +36,16 @@ def test_a_document_and_a_catalogue(make, loaded):
                 translate = lambda texts: list(Translator(*loaded).translate(texts))  # noqa: E731
                 assert got.content == translate_document(page, "html", translate, aligner(*loaded))
         assert client.get("/download_file/x/de.po").status_code == 404
+
+
+def test_a_file_may_have_more_characters_than_a_request_and_its_language_at_its_root(make):
+    app, text = make(limits=Limits(characters=60)), "\n".join(SENTENCES[:6])
+    assert len(text) > 100
+    for name, data in (("a.txt", text), ("en.json", '{"en": {"a": "' + SENTENCES[0] + '"}}')):
+        status, answer = ask(app, "POST", "/translate_file", data=LANGUAGES, files={"file": (name, data.encode())})
+        assert status == 200, answer
+    [(_, result)] = list(app.state.files.values())[1:]
+    assert list(json.loads(result)) == ["de"]
 
 
 @pytest.mark.parametrize(

@@ -200,14 +200,14 @@ def test_its_clients(make, loaded):
 
 
 def test_keys(make):
-    app = make(keys=["first", "second", "clé"])
+    app = make(keys=["first", "second", "clé", "voilà"])
     body = {"q": "A dog.", **LANGUAGES}
     assert ask(app, "POST", "/translate", json=body | {"api_key": "second"})[0] == 200
     for key in ("third", "firs", "first2", 7, ["first"], "\ud800"):
         wrong = ask(app, "POST", "/translate", content=json.dumps(body | {"api_key": key}).encode(),
                     headers={"content-type": "application/json"})  # fmt: skip
         assert wrong == (403, {"error": "Invalid API key"})
-    for header in ("bearer first", "BEARER  second ", b"Bearer cl\xc3\xa9"):
+    for header in ("bearer first", "BEARER  second ", b"Bearer cl\xc3\xa9", b"Bearer voil\xc3\xa0"):
         assert ask(app, "POST", "/translate", json=body, headers={"Authorization": header})[0] == 200
     assert error_of(ask(app, "POST", "/translate", json=body)) == "Please contact the server operator to get an API key"
     wanted = {"text": "A dog.", "target": "de"}

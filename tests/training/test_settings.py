@@ -140,7 +140,10 @@ def test_few_times_through_the_text_make_a_smaller_model(tmp_path, monkeypatch):
         widths.append((recipe.d_model, recipe.dropout, recipe.max_steps > 1140, recipe.augmentation_start))
     assert widths == [(256, 0.3, True, 0), (256, 0.1, True, 1710), (128, 0.1, False, 342)]  # 60% of those that fit
     assert chosen(data, tmp_path / "out", max_minutes=1).augmentation_start == 0  # nothing is changed
-    assert chosen(data, tmp_path / "out", max_minutes=1, d_model=64, num_heads=2).d_model == 64
+    given = {"d_model": 64, "num_heads": 2}
+    assert chosen(data, tmp_path / "out", max_minutes=1, **given).d_model == 64
+    given |= {"dropout": 0.1, "max_steps": 10**6, "warmup_steps": 9, "evaluate_every": 9, "augmentation": "default"}
+    assert chosen(data, tmp_path / "out", max_minutes=1, **given).augmentation_start == 342  # it needs the trial, too
     monkeypatch.setattr(rules, "ROWS", [row._replace(words=row.words / 10) for row in ROWS])
     assert chosen(data, tmp_path / "out", max_minutes=1).d_model == 128  # two rows less, where steps are few, too
 

@@ -10,7 +10,7 @@ from ..data.batching import PairCollator
 from ..data.tokenization import SIDES, has_two_sides, side_of
 from ..data.words import word_places, words_at
 from ..decoding.scoring import batches_by_length, check_length
-from ..errors import UserError, texts_in
+from ..errors import UserError, reading, texts_in
 from ..model.language_codes_vaswani import LanguageCodes
 from ..model.sentencepiece_vaswani import SEPARATOR
 from .weights import attention_of_batch, forming_attention
@@ -41,7 +41,7 @@ def align(
     Raises:
         IndexError: for a layer that the decoder does not have.
         ValueError: for lists of different lengths.
-        UserError: for a sentence that the model has no positions for, naming its line.
+        UserError: for a sentence that the model has no positions for, or with an unknown code, naming its line.
     """
     sources, targets = texts_in(sources, "source"), texts_in(targets, "target")
     links: list[Links] = [[] for _ in sources]
@@ -49,8 +49,10 @@ def align(
     filled = [index for index, pair in enumerate(zip(sources, targets, strict=True)) if all(map(str.strip, pair))]
     if not filled:
         return links
-    codes, collator = LanguageCodes(tokenizer), PairCollator(model.config.pad_token_id)
-    starts = [len(sources[index]) - len(codes.split(sources[index])[1]) for index in filled]
+    codes, collator, starts = LanguageCodes(tokenizer), PairCollator(model.config.pad_token_id), []
+    for index in filled:
+        with reading(f"line {1 + index}"):
+            starts.append(len(sources[index]) - len(codes.split(sources[index])[1]))
     sides = [  # ids and words of each text
         tokens_and_words(side_of(tokenizer, name), [texts[index] for index in filled], begins)
         for name, texts, begins in zip(SIDES, (sources, targets), (starts, repeat(0)), strict=True)

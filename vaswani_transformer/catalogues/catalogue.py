@@ -99,8 +99,7 @@ class Catalogue:
         self.missing = dict(source or {})  # entries that have not been found yet
         with reading(path), path.open("rb") as stream:
             head = stream.read(1 << 16)
-            named = self.declaration.search(head)
-            named = named[1].decode() if named else self.encoding
+            named = match[1].decode() if (match := self.declaration.search(head)) else self.encoding
             self.encoding = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}.get(head[:2], named)
             self.head = head.decode(errors="ignore")  # of a file in UTF-8; of others all is read
             if codecs.lookup(self.encoding).name != "utf-8":

@@ -56,6 +56,8 @@ class JsonFile(Catalogue):
             is_plural = "other" in nodes
             forms = nodes if not is_plural else ("one", "other") if self.source is None else self.plurals
             texts = tuple(nodes[form].text if form in nodes else "" for form in forms)
+            if is_plural and self.source is None:  # of a language with one form
+                texts = (texts[0] or texts[1], texts[1])
             self._count_lines(text, next(iter(nodes.values())).start)
             entries.append(self._own(key, texts, nodes, is_plural))
         # What a list lacks is not added, but lists of texts alone are.
@@ -72,7 +74,12 @@ class JsonFile(Catalogue):
             yield from self._texts(value, (*path, name))
             if key.start < 0 and len(names) == len(node.members):
                 name, form = "[]", name
-            elif plural and f"{plural[1]}other" in names and (plural[2] != "zero" or "zero" in self.plurals):
+            elif (
+                plural
+                and f"{plural[1]}other" in names
+                and (plural[1] or names <= {*CATEGORIES})  # beside other keys it is a word
+                and (plural[2] != "zero" or "zero" in self.plurals)
+            ):
                 name, form = f"{plural[1]}*", plural[2]
             is_ordinal = plural and plural[1].endswith("ordinal_") and f"{plural[1]}other" in names
             if value.text is not None and not is_ordinal:  # which is kept

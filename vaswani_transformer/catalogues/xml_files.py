@@ -247,6 +247,5 @@ class AndroidFile(_XmlFile):
         return unescaped("".join(shown).strip(" ")).replace("\0", " ")
 
     def _xml(self, text: str, codes: tuple[str, ...] = ()) -> str:
-        """Return text with Android's escapes."""
         text, is_plain = re.sub(r"^[@?]", r"\\\g<0>", text.translate(_IN_ANDROID)), text == " ".join(text.split())
         return super()._xml(text if is_plain else f'"{text}"', codes)

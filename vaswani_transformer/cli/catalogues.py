@@ -4,6 +4,7 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -49,20 +50,16 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
         translator.glossary = Glossary(terms | own.terms)
     translator.is_exact = False  # messages look for these, by their contexts
     translator.generate_options["num_return_sequences"] = translator.setting("num_beams", 1)
-    coded = lambda texts: list(map(translator.codes.coded, texts))  # noqa: E731
 
     def translate(texts: list[str]) -> list[list[str]]:
         return [[each.text for each in ranked] for ranked in translator.hypotheses(texts, window)]
 
-    def place(documents: list) -> list[str]:
-        align = aligner(translator.model, translator.tokenizer)
-        links = lambda sources, targets: align(coded(sources), targets)  # noqa: E731
-        return translate_parts(documents, translator.translate, links, language)
-
     def confidence(sources: list[str], targets: list[str]) -> list[float]:
-        words = word_confidences(translator.model, translator.tokenizer, coded(sources), targets)
-        return list(map(mean_confidence, words))
+        coded = list(map(translator.codes.coded, sources))
+        return list(map(mean_confidence, word_confidences(translator.model, translator.tokenizer, coded, targets)))
 
+    align = aligner(translator.model, translator.tokenizer, translator.codes.coded)
+    place = partial(translate_parts, translate=translator.translate, align=align, language=language)
     messages = Messages(translate, place, confidence, Path(model).resolve().name, translator.memory, target)
     rows, stopped, catalogue = [], False, open_catalogue(files.input, **given)
 

@@ -68,10 +68,18 @@ def _prepare_libraries() -> None:
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     warnings.filterwarnings("ignore")
+    is_terminal = bool(sys.stderr and sys.stderr.isatty())
+
+    def quieten(module) -> None:
+        module.set_verbosity_error()
+        module.disable_progress_bar()
+        if is_terminal:  # downloads and uploads keep theirs
+            module.hf_hub_utils.enable_progress_bars()
+
     quiet = {
-        "transformers.utils.logging": lambda module: (module.set_verbosity_error(), module.disable_progress_bar()),
+        "transformers.utils.logging": quieten,
         "datasets.utils.logging": lambda module: module.set_verbosity(logging.CRITICAL),  # errors are raised too
-        "datasets.utils.tqdm": lambda module: (sys.stderr and sys.stderr.isatty()) or module.disable_progress_bars(),
+        "datasets.utils.tqdm": lambda module: is_terminal or module.disable_progress_bars(),
         "torch": lambda _: limit_threads(),
     }
     for module, hook in quiet.items():
@@ -160,17 +168,14 @@ def _plain(value: Any) -> Any:
 
 
 def _run(words: list[str]) -> None:
-    """Run the command of a command line."""
     options = words[: words.index("--")] if "--" in words else words
     # Shells leave the home folder of `--output=~/x` as it is.
     options = [re.sub("^(--[^=]+=)~(?=/|$)", lambda start: f"{start[1]}{Path.home()}", word) for word in options]
     escaped = [_ESCAPE + word if word[:1] == "-" and " " in word and "=" not in word else word for word in options]
     app = make_app()
     if words[:1] in ([], ["--help"], ["-h"], ["parse"]):  # what each command does is in its module
-        for name in _COMMANDS:
-            app[name]
-        for name in _PARSING:
-            app["parse"][name]
+        app.resolved_commands()
+        app["parse"].resolved_commands()
     command, bound, _ = app.parse_args(escaped + words[len(options) :], exit_on_error=False, print_error=False)
     _prepare_libraries()
     command(*map(_plain, bound.args), **{name: _plain(value) for name, value in bound.kwargs.items()})

@@ -154,12 +154,8 @@ def import_(
             have, or those of transformers, for a model that was trained or fine-tuned there (default: marian, or
             transformers where its Trainer has left training_args.bin or trainer_state.json)
     """
-    from huggingface_hub.utils import disable_progress_bars
-
     from ..importing.importing import import_model
 
-    if not sys.stderr.isatty():
-        disable_progress_bars()  # of downloads
     print(f"importing {source}", file=sys.stderr)
     options = {"bpe_codes": bpe_codes, "positions": positions, "overwrite": overwrite}
     result = import_model(source, output, vocabularies=vocabulary or [], **options)

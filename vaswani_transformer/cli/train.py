@@ -53,7 +53,6 @@ def train(
 
 
 def _print_trained(result: Any) -> None:
-    """Print what came of a training."""
     if not is_first_process():
         return
     from ..training.callbacks import SHOWN

@@ -166,8 +166,7 @@ def _translate_document(model: str, request: Request) -> None:
         return timed("translating", decode, len(sentences))[0]
 
     def align(sources: list[str], targets: list[str]) -> list:
-        coded = list(map(translator().codes.coded, sources))
-        return aligner(translator().model, translator().tokenizer)(coded, targets)
+        return aligner(translator().model, translator().tokenizer, translator().codes.coded)(sources, targets)
 
     with reading(files.input or "standard input"):
         data = Path(files.input).read_bytes() if files.input is not None else sys.stdin.buffer.read()

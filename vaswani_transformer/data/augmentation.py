@@ -17,7 +17,7 @@ import regex
 from ..model.language_codes_vaswani import typed_code
 from .memory import Memory
 from .tokenization import SIDES, side_of
-from .words import LETTER, title_case
+from .words import LETTER, title_case, words_of
 
 TAG = "<BT>"  # before each source that a model of the reverse direction wrote
 ROOM = 1.15  # most tokens of a batch of changed pairs, as a share of the limit that it was made for
@@ -94,7 +94,10 @@ def changed(kind: str, source: str, target: str, random: Random) -> tuple[str, s
         code, source = f"{code}{TAG} ", source[len(TAG) + 1 :]
     source, *match = source.split(tag)
     new = CHANGES[kind](source, target, random)
-    source, target = (source, target) if new[0] == source and new[1] else new  # many scripts have no capitals
+    cased = [word.upper() != word.lower() for word in words_of(source) if any(map(str.isalpha, word))]
+    # Many scripts have no capitals: a Latin name among them says nothing of the sentence.
+    is_same = new[0] == source or (kind in ("upper", "title") and 2 * sum(cased) < len(cased))
+    source, target = (source, target) if is_same and new[1] else new
     return code + tag.join([source, *match]), target
 
 

@@ -90,11 +90,12 @@ class PreparedPairs:
         shard = self._shard(number).items()
         return {name: values[offsets[row] : offsets[row + 1]] for name, (offsets, values) in shard}
 
-    def as_dataset(self) -> datasets.Dataset:
-        """Return all pairs in memory, with the columns of `tokenize_pairs`; for a part that is small."""
-        rows = [self[index] for index in range(len(self))]
+    def as_dataset(self, numbers: np.ndarray | None = None) -> datasets.Dataset:
+        """Return the pairs of these numbers in memory, or all of a small part, with the columns of `tokenize_pairs`."""
+        numbers = np.arange(len(self)) if numbers is None else numbers
+        rows = [self[index] for index in numbers]
         columns = {name: [row[name].astype(np.int32) for row in rows] for name in ("input_ids", "labels")}
-        columns |= zip(("source_length", "target_length"), self.lengths.astype(np.int32), strict=True)
+        columns |= zip(("source_length", "target_length"), self.lengths[:, numbers].astype(np.int32), strict=True)
         return datasets.Dataset.from_dict(columns, features=TOKEN_FEATURES)
 
 

@@ -43,7 +43,7 @@ def pipeline(
             has no tokenizer, or where a device or option is wrong.
     """
     kind = "translation" if task is None or task.startswith("translation_") else task
-    loading = {"device_map": device_map, "dtype": dtype}
+    loading = {"device_map": device_map, "dtype": options.pop("torch_dtype", None) or dtype}  # its name before
     # None would have transformers ask on the terminal.
     hub = {"trust_remote_code": bool(trust_remote_code)}
     hub |= {name: options.pop(name) for name in _OF_HUB if name in options}

@@ -59,8 +59,8 @@ def translate_parts(
     return work.written((align or _in_order)(*pairs) if pairs[0] else [])
 
 
-def aligner(model: Any, tokenizer: Any) -> Align:
-    """Return what aligns words by a model's attention, for `translate_document`.
+def aligner(model: Any, tokenizer: Any, coded: Callable[[str], str] = str) -> Align:
+    """Return what aligns words by a model's attention, for `translate_document`; `coded` puts codes before sources.
 
     Where that is not possible (exports, slow tokenizers, too long a sentence), words are taken to be in the same order.
     """
@@ -70,7 +70,7 @@ def aligner(model: Any, tokenizer: Any) -> Align:
 
     def links(sources: list[str], targets: list[str]) -> list[list[tuple[int, int]]]:
         try:
-            return align(model, tokenizer, sources, targets)
+            return align(model, tokenizer, list(map(coded, sources)), targets)
         except UserError:
             if len(sources) == 1:
                 return _in_order(sources, targets)

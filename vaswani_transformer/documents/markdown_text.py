@@ -76,7 +76,6 @@ class _Reader:
         self.is_broken = False
 
     def read(self, name: str, value: Any, start: int, end: int) -> None:
-        """Read the next event."""
         element = next(iter(value)) if isinstance(value, dict) else value if name in ("Start", "End") else ""
         if end <= self.opaque_end:
             return

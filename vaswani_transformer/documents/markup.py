@@ -18,6 +18,7 @@ from ..data.words import ends_a_sentence, is_inner, word_places
 Links = list[tuple[int, int]]  # source and target word, both from 0, as `vaswani_transformer.align` gives them
 Stack = tuple[Any, ...]  # the spans around a position, as their first tags, the outermost first
 LINE_BREAK = "\u2028"  # stands for a line break that is kept
+_FLANKED = {"Emphasis", "Strong", "Strikethrough"}  # of Markdown
 _SIGNS = r"([[\W_]--\p{N}]*)"
 _WORD = regex.compile(rf"{_SIGNS}(.*?){_SIGNS}", regex.DOTALL | regex.V1)  # punctuation, the rest, punctuation
 
@@ -79,7 +80,7 @@ def project(
     for place, parts in enumerate(targets):
         if place:
             space = line_breaks.get(place) or translation[places[place - 1][1] : places[place][0]]
-            fragments.append(Fragment(space, runs_of(stacks[place - 1][2])))
+            fragments += [Fragment(space, runs_of(stacks[place - 1][2]))] if space else []
         for seam in range(4):
             fragments += placed.get((place, seam), [])
             if seam < 3 and parts[seam]:
@@ -160,11 +161,15 @@ def _joined(fragments: Sequence[Fragment]) -> list[Stack]:
 
 def written(fragments: Sequence[Fragment], before: Stack, after: Stack, closes: Mapping[Any, Any]) -> str:
     """Return fragments with the tags between them, from the spans open before them to those open after them."""
-    parts, stack = [], before
+    parts, stack, last = [], before, ""
     fragments = [Fragment("", before), *fragments, Fragment("", after)]
     for fragment, wanted in zip(fragments, _joined(fragments), strict=True):
         shared = _shared(stack, wanted)
-        parts += [closes[span].again or closes[span].raw for span in reversed(stack[shared:])]
-        parts += [*(span.again or span.raw for span in wanted[shared:]), fragment.raw]
-        stack = wanted
+        ends, starts, text = stack[shared:], wanted[shared:], fragment.text
+        parts += [closes[span].again or closes[span].raw for span in reversed(ends)]
+        signs = [span.raw[0] for span in (*ends, *starts) if span.name in _FLANKED]
+        if signs and last and text and is_inner(text[0] if ends else last):
+            parts += " " * ("_" in signs or not is_inner(last if ends else text[0]))
+        parts += [*(span.again or span.raw for span in starts), fragment.raw]
+        stack, last = wanted, text[-1:] or last
     return "".join(parts)

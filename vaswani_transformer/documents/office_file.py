@@ -17,6 +17,7 @@ from .pieces import Document, Kind, Piece, text_piece
 
 _PARTS = re.compile(r"(header|footer)\d*\.xml|(footnotes|endnotes|comments)\.xml")  # beside the main one
 _MOST_BYTES = 1 << 28  # of a part
+_DEEPEST, _MOST_FIELDS = 200, 50  # elements, and fields, within each other: time and memory grow with the square
 _SLIDES = re.compile(r"ppt/(?:slides/slide|notesSlides/notesSlide|diagrams/data)\d+\.xml")
 _OPEN_DOCUMENT = {"content.xml", "styles.xml"}
 # Namespaces of the elements that count; the runs of slides have the names of Word's.
@@ -48,7 +49,7 @@ def translate_office_file(data: bytes, translate: Callable[[list[Document]], lis
         parts = [entry for entry in archive.infolist() if entry.filename in names]
         if large := [entry for entry in parts if entry.file_size > _MOST_BYTES]:
             raise UserError(f"{large[0].filename} of the file has {large[0].file_size:,} bytes: divide the file")
-        contents = {entry: archive.read(entry) for entry in archive.infolist()}
+        contents = {entry: _content(archive, entry) for entry in archive.infolist()}
     translated = translate([_read_part(contents[entry], entry.filename) for entry in parts])
     changed = contents | {entry: _put_back(xml).encode() for entry, xml in zip(parts, translated, strict=True)}
     if changed == contents:
@@ -60,6 +61,14 @@ def translate_office_file(data: bytes, translate: Callable[[list[Document]], lis
     return result.getvalue()
 
 
+def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """Return what is packed, no more bytes than it announces; only deflate unpacks so few."""
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise UserError(f"{entry.filename} of the file is packed in a way that office files are not")
+    with archive.open(entry) as stream:
+        return stream.read(entry.file_size)
+
+
 def _parts(archive: zipfile.ZipFile) -> set[str]:
     """Return the names of the parts with text; of Word's the main one is named by relations, others are beside it."""
     names, main = archive.namelist(), "word/document.xml"
@@ -68,7 +77,7 @@ def _parts(archive: zipfile.ZipFile) -> set[str]:
     if "mimetype" in names:
         return _OPEN_DOCUMENT.intersection(names)
     if "_rels/.rels" in names:
-        relations = ElementTree.fromstring(archive.read("_rels/.rels"))
+        relations = ElementTree.fromstring(_content(archive, archive.getinfo("_rels/.rels")))
         kinds = {relation.get("Type").rpartition("/")[2]: relation.get("Target") for relation in relations}
         named = kinds.get("officeDocument", main).lstrip("/")
         main = main if named.startswith("xl/") else named  # a spreadsheet of Excel has none
@@ -158,14 +167,16 @@ def _events(data: bytes) -> list[_Event]:
         depth -= kind == ">"
         starts.append((parser.CurrentByteIndex, kind, _NAMESPACE.sub("", name), depth))
         depth += kind == "<"
+        if depth > _DEEPEST:
+            refuse(f"more than {_DEEPEST} elements are within each other")
 
-    def refuse(*_) -> None:
-        raise expat.ExpatError("it declares a document type, which is not read")
+    def refuse(reason: str) -> None:
+        raise expat.ExpatError(reason)
 
     parser.StartElementHandler, parser.EndElementHandler = lambda name, _: add("<", name), lambda name: add(">", name)
     parser.CharacterDataHandler = lambda text: add("text", text)
     parser.DefaultHandler = lambda text: add("")  # comments, processing instructions, signs of CDATA sections
-    parser.StartDoctypeDeclHandler = refuse
+    parser.StartDoctypeDeclHandler = lambda *_: refuse("it declares a document type, which is not read")
     parser.Parse(data, True)
     raws = (data[start:end].decode() for start, end in pairwise([0, *(place for place, *_ in starts[1:]), len(data)]))
     return [_Event(raw, *event) for raw, (_, *event) in zip(raws, starts, strict=True)]
@@ -181,7 +192,7 @@ def _end_of_whole(events: list[_Event], number: int) -> int:
         last = _end(events, first) if events[first].kind == "<" else first
         ends = _FIELD.findall(_raw(events[first : last + 1]))
         depth, first = depth + ends.count("begin") - ends.count("end"), last + 1
-        if depth <= 0:
+        if not 0 < depth < _MOST_FIELDS:
             break
     raw = _raw(events[number : last + 1])
     is_whole = (name != "r" or (depth == 0 and _FIELD.search(raw))) and not _TEXT_FIELD.search(raw)

@@ -239,11 +239,13 @@ class Table3(TranslationExperiment):
             label = f"({row.group}) {label}" if len(row.group) == 1 else label
             paper = {key: getattr(row, key) for key in ("perplexity", "bleu", "millions") if getattr(row, key)}
             for seed in range(SEEDS if row.preset == "base" else 1):
+                own = setup
                 if seed:
                     name, label = f"base-seed-{seed}", f"base, seed {seed}"
+                    first = int(setup.changes.get("seed", Recipe.seed))
+                    own = replace(setup, changes=setup.changes | {"seed": first + seed})
                 cells.append(training(
-                    setup, f"wmt14-en-de-{size}", LAST | changes | {"seed": seed}, name=name, label=label,
-                    group=row.group, paper=paper,
+                    own, f"wmt14-en-de-{size}", LAST | changes, name=name, label=label, group=row.group, paper=paper,
                 ))  # fmt: skip
         return cells
 

@@ -120,15 +120,12 @@ class CTranslate2Model:
                         unsettled.append(index)
                 pending = unsettled
 
-    def _source_tokens(self, sentences: Sequence[Sequence[int]]) -> list[list[str]]:
-        return [[self._source_vocabulary[number] for number in ids] for ids in sentences]
-
     def _ask(
         self, sources: list[Sequence[int]], least: int, longest: int, beams: int, patience: float
     ) -> Iterator[list[tuple[list[int], float]]]:
         """Yield token ids and log-probabilities of the outputs of one search of CTranslate2 for each source."""
         searched = self.engine.translate_batch(
-            self._source_tokens(sources),
+            [[self._source_vocabulary[number] for number in ids] for ids in sources],
             beam_size=beams,
             patience=patience,
             # Rounded down, and by less than half a hypothesis, since CTranslate2 rounds in a way of its own.
@@ -152,7 +149,7 @@ class CTranslate2Model:
         scores: list[list[float]] = [[] for _ in targets]
         lengths = [max(map(len, pair)) for pair in zip(sources, targets, strict=True)]
         for batch in batches_by_length(lengths, tokens_per_batch):
-            source_tokens = self._source_tokens([sources[index] for index in batch])
+            source_tokens = [[self._source_vocabulary[number] for number in sources[index]] for index in batch]
             target_tokens = [[self.vocabulary[number] for number in targets[index]] for index in batch]
             for target in target_tokens:
                 if target[-1:] == [self.vocabulary[self._end]]:  # CTranslate2 appends an end token itself

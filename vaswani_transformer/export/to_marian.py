@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 
 from .. import __version__
 from ..data.tokenization import side_of
@@ -59,7 +60,7 @@ def write(model, tokenizer, output: Path, quantization: str = "float32") -> None
     with torch.no_grad():
         arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in _arrays(model, type).items()}
     sizes = [len(arrays.get("Wemb", arrays.get(name))) for name in ("encoder_Wemb", "decoder_Wemb")]
-    options = _yaml(_options(model.config, type, sizes)).encode("utf-8") + b"\0"
+    options = yaml.safe_dump(_options(model.config, type, sizes), sort_keys=False).encode("utf-8") + b"\0"
     arrays[CONFIG] = np.frombuffer(options.ljust(-(-len(options) // _BLOCK) * _BLOCK, b"\0"), dtype=np.int8)
     # As Marian's reader knows archives: numpy.savez would write headers of 64 bits, which it does not.
     with zipfile.ZipFile(output / _MODEL, "w", zipfile.ZIP_STORED, allowZip64=False) as archive:
@@ -67,13 +68,13 @@ def write(model, tokenizer, output: Path, quantization: str = "float32") -> None
             content = io.BytesIO()
             np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
             archive.writestr(f"{name}.npy", content.getvalue())
-    sides = (side_of(tokenizer, name).get_vocab() for name in ("source", "target"))
-    texts = [_vocabulary(words, tokenizer, model.config, size) for words, size in zip(sides, sizes, strict=True)]
+    sides = [side_of(tokenizer, name) for name in ("source", "target")]
+    texts = [_vocabulary(side, model.config, size) for side, size in zip(sides, sizes, strict=True)]
     names = [_JOINT] * 2 if texts[0] == texts[1] else _SIDES
     for name, text in zip(names, texts, strict=True):
         (output / name).write_text(text, encoding="utf-8")
     settings = {"relative-paths": True, "models": [_MODEL], "vocabs": names} | _settings(model, tokenizer, type)
-    (output / _SETTINGS).write_text(_yaml(settings), encoding="utf-8")
+    (output / _SETTINGS).write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
 
 
 def _arrays(model, type: str) -> dict[str, torch.Tensor]:
@@ -154,7 +155,6 @@ def _options(config: VaswaniConfig, type: str, sizes: list[int]) -> dict[str, An
 def _settings(model, tokenizer, type: str) -> dict[str, Any]:
     """Return the settings of marian-decoder: as much of our search as it has."""
     generation = model.generation_config
-    unknown = side_of(tokenizer, "target").unk_token_id
     # In Marian, a table of positions has `max-length` rows, and ends the program where a sentence is longer.
     rows = len(model.model.encoder.embed_positions.weight)
     limits = {"max-length": rows, "max-length-crop": True} if type == NEW else {}
@@ -162,7 +162,7 @@ def _settings(model, tokenizer, type: str) -> dict[str, Any]:
         "beam-size": generation.num_beams or 1,
         "normalize": 1.0 if (alpha := getattr(generation, "length_penalty", None)) is None else float(alpha),
         "word-penalty": 0,
-        "allow-unk": unknown not in (getattr(generation, "suppress_tokens", None) or ()),
+        "allow-unk": side_of(tokenizer, "target").unk_token_id not in (generation.suppress_tokens or ()),
         "mini-batch": 16,
         "maxi-batch": 100,
         "maxi-batch-sort": "src",
@@ -170,9 +170,9 @@ def _settings(model, tokenizer, type: str) -> dict[str, Any]:
     }
 
 
-def _vocabulary(words: dict[str, int], tokenizer, config: VaswaniConfig, size: int) -> str:
+def _vocabulary(tokenizer, config: VaswaniConfig, size: int) -> str:
     """Return the tokens by id in YAML, with Marian's names for the end and the unknown token."""
-    tokens = dict(sorted((index, token) for token, index in words.items() if index < size))
+    tokens = dict(sorted((index, token) for token, index in tokenizer.get_vocab().items() if index < size))
     unknown = tokenizer.unk_token_id
     if unknown is None or unknown >= size:  # every text has ids; padding is in none
         unknown = config.pad_token_id
@@ -180,7 +180,3 @@ def _vocabulary(words: dict[str, int], tokenizer, config: VaswaniConfig, size: i
     names = {index: token.translate(_SIGNS) for index, token in tokens.items()}
     text = "".join(f"{json.dumps(name, ensure_ascii=False)}: {index}\n" for index, name in names.items())
     return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
-
-
-def _yaml(values: dict[str, Any]) -> str:
-    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in values.items())

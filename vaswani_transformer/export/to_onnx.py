@@ -150,30 +150,32 @@ def _quantize(path: Path, output: Path) -> None:
     onnx.save(model, output)
 
 
-def largest_difference(output: Path, sample: dict[str, torch.Tensor], logits: torch.Tensor) -> float:
-    """Return the largest difference of a logit from the model's; arguments as of that of `to_ctranslate2`."""
-    theirs = decode_in_parts(output, **{name: tensor.numpy() for name, tensor in sample.items()})
+def largest_difference(output: Path, sample: dict[str, torch.Tensor], logits: torch.Tensor, kind: str = "") -> float:
+    """Return the largest difference of a logit from the model's; arguments as of that of `to_ctranslate2`.
+
+    The graphs are those of this `kind`, the end of their names.
+    """
+    theirs = decode_in_parts(output, kind=kind, **{name: tensor.numpy() for name, tensor in sample.items()})
     return float((logits - torch.from_numpy(theirs))[sample["attention_mask"].bool()].abs().max())
 
 
 def decode_in_parts(
-    folder: Path, input_ids: np.ndarray, attention_mask: np.ndarray, decoder_input_ids: np.ndarray
+    folder: Path, input_ids: np.ndarray, attention_mask: np.ndarray, decoder_input_ids: np.ndarray, kind: str = ""
 ) -> np.ndarray:
     """Return the logits of a target by onnxruntime, `(batch_size, target_length, vocab_size)`.
 
     Those of its first half come at once, the rest token by token on the cache.
     """
-    paths, providers = [str(folder / f"{name}.onnx") for name in (ENCODER, DECODER)], ["CPUExecutionProvider"]
+    paths, providers = [str(folder / f"{name}{kind}.onnx") for name in (ENCODER, DECODER)], ["CPUExecutionProvider"]
     encoder, decoder = (onnxruntime.InferenceSession(path, providers=providers) for path in paths)
     [encoded] = encoder.run(None, {"input_ids": input_ids, "attention_mask": attention_mask})
     feed = {"encoder_attention_mask": attention_mask, "encoder_hidden_states": encoded}
-    names = [value.name for value in decoder.get_inputs()[3:]]
-    for value in decoder.get_inputs()[3:]:  # the keys and values, (batch_size, num_heads, length, width) each
-        feed[value.name] = np.zeros((len(input_ids), value.shape[1], 0, value.shape[3]), dtype=np.float32)
+    past = decoder.get_inputs()[3:]  # the keys and values, (batch_size, num_heads, length, width) each
+    feed |= {x.name: np.zeros((len(input_ids), x.shape[1], 0, x.shape[3]), dtype=np.float32) for x in past}
     half = (decoder_input_ids.shape[1] + 1) // 2
     logits = []
     for part in np.split(decoder_input_ids, range(half, decoder_input_ids.shape[1]), axis=1):
         new, *present, _ = decoder.run(None, {"input_ids": part, **feed})
-        feed.update(zip(names, present, strict=True))
+        feed.update(zip((value.name for value in past), present, strict=True))
         logits.append(new)
     return np.concatenate(logits, axis=1)

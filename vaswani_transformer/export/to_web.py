@@ -10,10 +10,12 @@ from importlib import resources
 from pathlib import Path
 from urllib.request import urlopen
 
+from ..data.tokenization import load_tokenizer
 from ..errors import UserError, reading
 from ..exported import FACTS
 from ..files import cache_folder
 from ..json_and_yaml import read_json
+from ..model.language_codes_vaswani import LanguageCodes
 from ..output_folder import written_at_once
 from .exporting import TRANSFORMERS_JS, Export, export_model, size_of
 
@@ -58,7 +60,10 @@ def export_site(
                 graph.unlink()
         if (size := size_of(staging)) > _LARGEST:
             raise UserError(f"{model} takes {size / 1e6:,.0f} MB, and a page at most {_LARGEST / 1e6:,.0f}: too large")
-        _add_page(staging, languages, result.positions, dtype)
+        codes = LanguageCodes(load_tokenizer(model))
+        with reading(model):
+            code = f"{codes.code(languages[1])} " if codes.known else ""
+        _add_page(staging, languages, result.positions, dtype, code)
         for package, (integrity, names) in _PACKAGES.items():
             _add_package(staging / "lib", package, integrity, names)
         files = sorted(path.relative_to(staging).as_posix() for path in staging.rglob("[!.]*") if path.is_file())
@@ -74,10 +79,10 @@ def export_site(
     return result._replace(folder=output.absolute(), bytes=size_of(output))
 
 
-def _add_page(folder: Path, languages: tuple[str, str], positions: int, dtype: str) -> None:
+def _add_page(folder: Path, languages: tuple[str, str], positions: int, dtype: str, code: str) -> None:
     """Write the page, with the worker in a server's place, and what both have to know."""
     extra = read_json(folder / "model" / "generation_config.json").get("max_extra_tokens", 50)
-    site = {"characters": 20_000, "positions": positions, "dtype": dtype, "extra": extra}
+    site = {"characters": 20_000, "positions": positions, "dtype": dtype, "extra": extra, "code": code}
     site |= zip(("source", "target"), languages, strict=True)
     (folder / "site.json").write_text(json.dumps(site), "utf-8")
     serving, own = resources.files("vaswani_transformer.serving"), resources.files(__package__) / "web"

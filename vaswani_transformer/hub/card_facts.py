@@ -184,7 +184,8 @@ def metadata(text: str) -> dict[str, Any]:
 
 def known_languages(folder: str | Path) -> list[str]:
     """Return source, perhaps blank, and target language that an import, training, export or card noted, or none."""
-    noted, folder = read_import(folder).get("languages") or languages_of(read_run_recipe(folder)), Path(folder)
+    # An import's are not those of what it was trained further on.
+    noted, folder = languages_of(read_run_recipe(folder)) or read_import(folder).get("languages", []), Path(folder)
     for name in ("verdict.json", FACTS):
         with contextlib.suppress(OSError, UserError, KeyError, TypeError):
             noted = noted or list(map(str, read_json(folder / name)["languages"]))

@@ -123,6 +123,9 @@ def publish(
                 api.whoami()  # raises for a token that is missing or refused
                 head = _find_head(api, repo_id, revision)
                 existing = head and _read_card(api, head)
+                kind = (getattr(head, "config", None) or {}).get("model_type")
+                if kind not in (None, VaswaniConfig.model_type):
+                    raise UserError(f"{repo_id} holds a {kind} model: give another name")
         # An option counts most, then what the run says, then the card on the Hub.
         options = {"languages": languages, "license": license, "datasets": datasets, "results": results}
         facts = replace(facts_of(model, repo_id, model_folder), **{name: x for name, x in options.items() if x})
@@ -139,8 +142,7 @@ def publish(
         if dry_run:
             return plan
         with _hub_errors(repo_id, token):
-            with reading("the Hub refuses the card"):  # by its own check, before anything is created there
-                ModelCard(text).validate(repo_type="model")
+            ModelCard(text).validate(repo_type="model")  # by the Hub's own check, before anything is created there
             return _push(api, plan, head, staging, private)
 
 
@@ -168,6 +170,8 @@ def publish_site(
             there = {sibling.rfilename for sibling in (head and head.siblings) or []}
             if FACTS not in there and there - {CARD, ".gitattributes"}:
                 raise UserError(f"the Space {repo_id} has another program: give another name")
+            if {FACTS, CARD} <= there:  # which may have been edited since
+                del files[CARD]
             return _push(api, plan, head, site, private)
 
 
@@ -224,7 +228,6 @@ def _find_head(api: HfApi, repo_id: str, revision: str | None = None, kind="mode
 
 
 def _read_card(api: HfApi, head: ModelInfo) -> str | None:
-    """Return the card of a commit, or None if there is none."""
     if CARD not in {sibling.rfilename for sibling in head.siblings or []}:
         return None
     with tempfile.TemporaryDirectory() as folder:
@@ -258,9 +261,8 @@ def _push(api: HfApi, plan: Published, head: ModelInfo | SpaceInfo | None, stagi
     if missing := sorted(name for name, size in plan.files.items() if sizes.get(name) != size):
         # The client skips what the repository ignores, silently.
         raise UserError(f"{repo_id} did not accept {', '.join(missing)}: remove them from its .gitignore")
-    changed = commit.oid != head.sha
     url = f"{api.endpoint}/{'spaces/' if kind == 'space' else ''}{repo_id}"
-    return replace(plan, url=url, commit=commit.oid, changed=changed, removed=removed)
+    return replace(plan, url=url, commit=commit.oid, changed=commit.oid != head.sha, removed=removed)
 
 
 @contextlib.contextmanager
@@ -277,7 +279,8 @@ def _hub_errors(repo_id: str, token: str | None) -> Iterator[None]:
         words = one_line(cause, 300) or type(cause).__name__
         words = re.sub(r"hf_\w+", "***", words.replace(token or "hf_", "***"))
         status = cause.response.status_code if isinstance(cause, errors_of_hub.HfHubHTTPError) else 0
+        is_of_card = type(cause) is ValueError
         # The chain of errors may hold request headers.
-        if isinstance(cause, of_user) or (400 <= status < 500 and status not in (408, 429)):
+        if isinstance(cause, of_user) or is_of_card or (400 <= status < 500 and status not in (408, 429)):
             raise UserError(f"the Hub refuses the push to {repo_id}: {words}") from None
         raise ConnectionError(f"the Hub failed ({words}); push again, which is safe to repeat") from None

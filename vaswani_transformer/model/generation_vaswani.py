@@ -139,6 +139,8 @@ class VaswaniGenerationMixin:
             ValueError: for an unknown `length_normalization`, and numbers of a search beyond their range.
         """
         self._unset_trainer_defaults()
+        if callable(kwargs.get("custom_generate")) and not kwargs.keys() & {CACHE, "past_key_values"}:
+            kwargs.setdefault("cache_implementation", "dynamic")  # of which others can do more than with ours
         return super().generate(*args, **kwargs)
 
     def open_search(self, **options) -> OpenSearch | None:
@@ -158,7 +160,8 @@ class VaswaniGenerationMixin:
             return None
         source = torch.zeros(1, 1, dtype=torch.long, device=self.device)  # only for what is checked and prepared
         mask = torch.ones_like(source)
-        return self.generate(source, attention_mask=mask, custom_generate=open_prepared, **options)
+        self._unset_trainer_defaults()
+        return super().generate(source, attention_mask=mask, custom_generate=open_prepared, **options)
 
     def compute_transition_scores(self, *args, **kwargs) -> torch.Tensor:
         """Compute as `GenerationMixin` does, which reads only a model's configuration; by the target's vocabulary."""

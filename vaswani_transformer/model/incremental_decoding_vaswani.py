@@ -377,7 +377,7 @@ def can_decode_incrementally(model, generation_config, generation_mode: str, mod
         and generation_config.use_cache
         and not (model.training or decoder.training)
         and not torch.is_grad_enabled()  # writing into buffers cannot be differentiated
-        and generation_config.cache_implementation in (None, "dynamic")
+        and generation_config.cache_implementation is None
         and not any(getattr(generation_config, f"output_{name}", None) for name in ("attentions", "hidden_states"))
         and model_kwargs.get("decoder_attention_mask") is None
         and model_kwargs.get("decoder_inputs_embeds") is None

@@ -88,6 +88,12 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
             init.zeros_(module.weight[padding])
 
     @property
+    def dummy_inputs(self) -> dict[str, torch.Tensor]:
+        """Return inputs for a trial, `(2, 4)` ids of both sides, as other encoder-decoder models have them."""
+        ids = torch.zeros(2, 4, dtype=torch.long, device=self.device)
+        return {"input_ids": ids, "decoder_input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    @property
     def device(self) -> torch.device:
         """Return where the model computes, which is not where weights are kept that accelerate has offloaded."""
         if (device := super().device).type != "meta":
@@ -295,8 +301,12 @@ class VaswaniDecoder(VaswaniStack):
         if target_offsets is None:
             length = embeddings.shape[1]
             past = self_attention_cache.get_seq_length() if self_attention_cache is not None else 0
+            end = past + length
             # A static cache counts in a tensor; its capacity bounds the positions without waiting for the device.
-            end = self_attention_cache.get_max_length() if isinstance(past, torch.Tensor) else past + length
+            if isinstance(past, torch.Tensor):
+                end = self_attention_cache.get_max_length()
+                if self.config.position_encoding == "learned":
+                    end = min(end, self.config.max_position_embeddings)
             hidden_states = self.embed(embeddings, torch.arange(length, device=embeddings.device) + past, end)
             causal_mask = self.self_attention_mask(
                 hidden_states, attention_mask, is_causal=True, cache=self_attention_cache

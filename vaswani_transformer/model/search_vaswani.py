@@ -201,9 +201,12 @@ class _Search:
     def _extend_beams(self, log_probs: torch.Tensor) -> None:
         log_probs, beams = self._constrain(log_probs), self.settings.num_beams
         values, tokens, origins = [], [], []
-        done = [0.0] * beams, range(beams), [0] * beams
         for sentence, continuations in zip(self.sentences, self._continuations(log_probs), strict=True):
-            kept = done if sentence.is_done else sentence.extend(*continuations)
+            if sentence.is_done:  # goes on all the same: processors see no token that they have ruled out
+                ranks = [rank for rank, token in enumerate(continuations[4]) if token not in self.settings.end_ids]
+                kept = [[continuations[part][rank] for rank in ranks[:beams]] for part in (0, 3, 4)]
+            else:
+                kept = sentence.extend(*continuations)
             for all_rows, of_sentence in zip((values, origins, tokens), kept, strict=True):
                 all_rows += of_sentence
         device = log_probs.device

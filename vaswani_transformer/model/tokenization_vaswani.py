@@ -49,7 +49,9 @@ class TwoSidedCall:
         if text_target is None:
             return super().__call__(text, text_pair, None, None, *args, **kwargs)
         # Not by switching this object to its other side: pipelines share one tokenizer between threads.
-        labels = self.side("target")(text_target, text_pair_target, None, None, *args, **kwargs)
+        longest = kwargs.pop("max_target_length", None)
+        limits = {} if longest is None else {"max_length": longest}
+        labels = self.side("target")(text_target, text_pair_target, None, None, *args, **{**kwargs, **limits})
         if text is None:
             return labels
         encoded = super().__call__(text, text_pair, None, None, *args, **kwargs)

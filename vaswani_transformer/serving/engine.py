@@ -137,7 +137,6 @@ class _Group:
         return results
 
     def _translate(self) -> list[tuple[Any, list[Hypothesis]]]:
-        """Translate a batch by `Translator`."""
         scores = any(ticket.scores for ticket, _ in self.running.values())
         pieces = [replace(self._piece(number), line=number) for number in self.running]
         window = Window(0, 1, [""] * len(pieces), pieces=pieces)

@@ -52,7 +52,7 @@ async def translate_file(request: Request) -> Any:
     service.note(request, served, [data.decode(errors="ignore")])
     work = _FileWork(service, served)
     try:  # not in asyncio's own threads, of which there are few: the translations that this waits for need one
-        result = await to_thread.run_sync(work.translate, data, ending, abandon_on_cancel=True)
+        result = await to_thread.run_sync(work.translate, data, name, ending, abandon_on_cancel=True)
     finally:
         work.is_over = True  # where a client has left, the thread stops at its next sentence
     files: dict[str, tuple[str, bytes]] = request.app.state.files
@@ -78,8 +78,8 @@ class _FileWork:
     def __init__(self, service: Service, served: ServedModel):
         self.service, self.served, self.is_over, self.loop = service, served, False, asyncio.get_running_loop()
 
-    def translate(self, data: bytes, ending: str) -> bytes:
-        """Return the file translated."""
+    def translate(self, data: bytes, name: str, ending: str) -> bytes:
+        """Return the file translated, whose name may have its language."""
         best = lambda texts: [versions[0] for versions in self._in_parts(self._translations, texts)]  # noqa: E731
         if ending in DOCUMENTS:
             self._check_unpacked(data)
@@ -88,7 +88,7 @@ class _FileWork:
         place = partial(translate_parts, translate=best, align=self._align, language=self.served.source)
         messages = Messages(several, place, self._confidence, self.served.name, language=self.served.target)
         with tempfile.TemporaryDirectory() as folder:
-            (path := Path(folder) / f"file{ending}").write_bytes(data)
+            (path := Path(folder) / name[-60:].replace("\0", "")).write_bytes(data)
             try:
                 return b"".join(fill(path, messages, language=self.served.target))
             except UserError as error:  # which names the file
@@ -113,6 +113,9 @@ class _FileWork:
         return results
 
     async def _translations(self, texts: list[str], number: int = 1) -> list[list[str]]:
+        if len(texts) > 1 and sum(map(len, texts)) > self.service.limits.characters:  # which are those of a request
+            half = len(texts) // 2
+            return await self._translations(texts[:half], number) + await self._translations(texts[half:], number)
         job = TranslationsRequest.model_construct(text=texts, nbest=number, split_sentences=False)
         async with self.service.translating(self.served, job) as work:
             return [distinct(*pair) for pair in zip(work.texts, await work.all(), strict=True)]

@@ -149,8 +149,7 @@ async def _translate_pages(service: Service, served: ServedModel, texts: list[st
         ranked, engine = await translating.all(), translating.engine
         pairs = zip(translating.texts, ranked, strict=True)
         sources, targets = work.take([text.joined([best[0].text for best in parts]) for text, parts in pairs])
-        align, links = aligner(engine.model, engine.tokenizer), []
-        sources = list(map(engine.codes(served.target).coded, sources))
+        align, links = aligner(engine.model, engine.tokenizer, engine.codes(served.target).coded), []
         for start in range(0, len(sources), _ALIGNED):
             part = slice(start, start + _ALIGNED)
             links += await engine.call(align, sources[part], targets[part])

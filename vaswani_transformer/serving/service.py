@@ -188,7 +188,7 @@ class Service:
     def check_key(self, headers: Mapping[str, str], key: Any = None) -> None:
         """Raise `HTTPException` without a key that is known, given here or as `Authorization: Bearer KEY`."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        sent = token.strip().encode("latin-1") if scheme.lower() == "bearer" else b""  # the bytes as they came
+        sent = token.strip(" \t").encode("latin-1") if scheme.lower() == "bearer" else b""  # the bytes as they came
         encoded = str(key).encode(errors="surrogatepass") if key else sent
         if self.keys and not sum(hmac.compare_digest(encoded, known) for known in self.keys):
             missing = 400, "Please contact the server operator to get an API key"

@@ -203,6 +203,8 @@ class BestValidationCallback(TrainerCallback):
     def on_evaluate(self, args, state, control, **kwargs):
         """Compare the validation with the best so far."""
         validations = [entry for entry in state.log_history if "eval_loss" in entry]
+        if not validations:  # weights are selected of a run that ended before the first
+            return
         candidates = [each for each in validations if each["step"] in (state.best_global_step, state.global_step)]
         best = best_validation(candidates, validations, self.by)
         state.best_global_step, state.best_metric = best["step"], best[f"eval_{self.by}"]
@@ -260,7 +262,7 @@ class StopAndSaveCallback(TrainerCallback):
 
     def must_end(self, state: TrainerState, validations: int) -> bool:
         """Return whether there is no time for more than so many validations, and for what comes after training."""
-        return self.seconds_left() <= self._needed(state, validations)
+        return bool(self.limit) and self.seconds_left() <= self._needed(state, validations)
 
     def _needed(self, state: TrainerState, validations: int) -> float:
         seconds = [entry["eval_runtime"] for entry in state.log_history if "eval_runtime" in entry]

@@ -16,13 +16,14 @@ import datasets
 import numpy as np
 import torch
 from accelerate.utils import send_to_device
+from accelerate.utils.memory import clear_device_cache
 
 from ..data.augmentation import ROOM, AugmentedPairs
 from ..data.batching import MOST_PADDED, PAD_UP_TO, PackedCollator, PairCollator, TokenBatchSampler
 from ..data.parallel_text import held_out_rows
-from ..data.prepared import PreparedPairs, open_prepared
+from ..data.prepared import open_prepared
 from ..data.recipe_data import data_sources, load_training_pairs, new_tokenizer
-from ..data.tokenization import load_tokenizer
+from ..data.tokenization import load_tokenizer, vocabulary_sizes
 from ..data.tokenized_pairs import pair_lengths, tokenize_pairs
 from ..data.words import ends_a_sentence, words_of
 from ..errors import UserError
@@ -167,11 +168,12 @@ class _Choice:
     def _prepared(self) -> tuple[int, float, float]:
         """Return the same of prepared data, whose words are estimated."""
         prepared = open_prepared(self.recipe.prepared)
-        self.sample, self.tokenizer = prepared.train, prepared.tokenizer
+        pairs, self.tokenizer = len(prepared.train), prepared.tokenizer
+        self.sample = prepared.train.as_dataset(np.linspace(0, pairs - 1, min(pairs, _SAMPLE)).astype(int))
         own = {"validation_size": Recipe.validation_size, "vocab_size": len(prepared.tokenizer), "augmentation": None}
         for name, other in own.items():
             self.choose(name, prepared.manifest["recipe"].get(name) or other, "as the data was prepared")
-        pairs, means = len(prepared.train), np.mean(prepared.train.lengths, axis=1)
+        means = np.mean(prepared.train.lengths, axis=1)
         return pairs, float(pairs * means.sum() / TOKENS_PER_WORD), float(means.max())
 
     def _choose_steps(self, row: Row, fit: tuple | None, epoch: float) -> None:
@@ -195,7 +197,7 @@ class _Choice:
         scale = rate * (width * self.recipe.warmup_steps) ** 0.5  # of Equation 3 at the end of the warmup
         self.choose("learning_rate_scale", scale, f"for a highest rate of {rate:g}")
         is_late = bool(augmentation_shares(self.recipe.augmentation)) and steps / epoch < SOME_PASSES
-        reason = f"{PLAIN:.0%} of the steps where passes are few: unchanged pairs are quicker"
+        reason = f"{PLAIN:.0%} of the steps: passes are few, and unchanged pairs are quicker" if is_late else "at once"
         self.choose("augmentation_start", is_late * PLAIN * steps, reason)
         self.choose("decline_steps", DECLINE * self.recipe.max_steps, "the rate ends at zero")
         number = np.clip(minutes / MINUTES_APART if minutes else VALIDATIONS, 3, VALIDATIONS)
@@ -204,11 +206,12 @@ class _Choice:
 
     def _steps_that_fit(self, row: Row) -> tuple | None:
         """Return by a trial the steps that fit into the minutes with a row's settings, their seconds and tokens."""
-        depending = {"max_steps", "warmup_steps", "d_model", "dropout", "evaluate_every"} & {*self.left}
-        if not (self.recipe.max_minutes and depending):
+        depending = {"max_steps", "warmup_steps", "augmentation_start", "d_model", "dropout", "evaluate_every"}
+        if not (self.recipe.max_minutes and depending & {*self.left}):
             return None
         trial = replace(self.recipe, **{name: value for name, value in row._asdict().items() if name in self.left})
         seconds = trial_seconds(trial, self.sample, self.tokenizer, self.processes)
+        clear_device_cache(garbage_collection=True)  # whose free memory is looked at next
         steps = TRAINED * 60 * self.recipe.max_minutes / seconds
         return steps, seconds, steps * trial.tokens_per_batch
 
@@ -227,17 +230,17 @@ def _config(recipe: Recipe, vocab_size: int) -> VaswaniConfig:
     return model_config(recipe, vocab_size) if recipe.from_model is None else read_model_of(recipe.from_model).config
 
 
-def trial_seconds(recipe: Recipe, pairs: datasets.Dataset | PreparedPairs, tokenizer: Any, processes: int) -> float:
+def trial_seconds(recipe: Recipe, pairs: datasets.Dataset, tokenizer: Any, processes: int) -> float:
     """Time steps of a new model, each of a micro-batch of these pairs; returns the seconds of an optimizer step.
 
     `processes` share a step. Batches are made as in training; on a GPU they are padded, which takes about as long. The
     first is not counted where there are more: memory is taken and kernels are chosen in it.
     """
-    device, config = accelerator() or torch.device("cpu"), _config(recipe, len(tokenizer))
+    device, config = accelerator() or torch.device("cpu"), _config(recipe, max(vocabulary_sizes(tokenizer)))
     model = with_attention(VaswaniForConditionalGeneration(config), replace(recipe, compile=False)).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     kinds, parts = choose_precision(recipe.precision), micro_batches_of(recipe, processes)
-    lengths = pair_lengths(pairs) if isinstance(pairs, datasets.Dataset) else pairs.lengths
+    lengths = pair_lengths(pairs)
     sampler, longest = TokenBatchSampler(*lengths, recipe.tokens_per_batch, parts), max(2, *map(np.max, lengths))
     shares, most = augmentation_shares(recipe.augmentation), int(ROOM * sampler.part_tokens)
     is_packed, pad = shares and on_cpu(), config.pad_token_id

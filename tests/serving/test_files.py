@@ -41,10 +41,10 @@ def test_a_document_and_a_catalogue(make, loaded):
 def test_a_file_may_have_more_characters_than_a_request_and_its_language_at_its_root(make):
     app, text = make(limits=Limits(characters=60)), "\n".join(SENTENCES[:6])
     assert len(text) > 100
-    for name, data in (("a.txt", text), ("en.json", '{"en": {"a": "' + SENTENCES[0] + '"}}')):
+    for name, data in (("a.txt", text), (".po", ""), ("en.JSON", '{"en": {"a": "' + SENTENCES[0] + '"}}')):
         status, answer = ask(app, "POST", "/translate_file", data=LANGUAGES, files={"file": (name, data.encode())})
         assert status == 200, answer
-    [(_, result)] = list(app.state.files.values())[1:]
+    [(_, result)] = list(app.state.files.values())[2:]
     assert list(json.loads(result)) == ["de"]
 
 

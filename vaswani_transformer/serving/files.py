@@ -88,7 +88,8 @@ class _FileWork:
         place = partial(translate_parts, translate=best, align=self._align, language=self.served.source)
         messages = Messages(several, place, self._confidence, self.served.name, language=self.served.target)
         with tempfile.TemporaryDirectory() as folder:
-            (path := Path(folder) / name[-60:].replace("\0", "")).write_bytes(data)
+            stem = name[: -len(ending)][-50:].replace("\0", "") or "file"
+            (path := Path(folder) / f"{stem}{ending}").write_bytes(data)
             try:
                 return b"".join(fill(path, messages, language=self.served.target))
             except UserError as error:  # which names the file

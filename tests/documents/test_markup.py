@@ -137,6 +137,8 @@ def test_without_alignments_words_are_in_order():
     # Signs that have to be beside a space or punctuation, or they would be text.
     links = lambda pairs, _: [[(int(place > 1), place) for place in range(6)] for _ in pairs]  # noqa: E731
     assert translated("**Note:** this", "markdown", lambda _: ["注意：这很重要"], links) == "**注意：** 这很重要"
+    for text in ("foo _bar_ `x` _baz_.", 'He said *"yes"* now', "see **(a)** b", "see [_link_](u)"):
+        assert translated(text, "markdown", louder) == text.upper().replace("`X`", "`x`").replace("(U)", "(u)")
     assert translated("_Open_ this", "markdown", lambda _: ["打开菜单"], links) == "_打开_ 菜单"
     # What a model writes beside markup is no reference in Markdown.
     assert translated("*A* dog", "markdown", lambda _: ["A &lt; &#39;"], None) == "*A \\&lt;* \\&#39;"

@@ -273,6 +273,17 @@ def test_a_loop_of_ones_own_gets_a_cache_of_transformers():
     mine = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
     same = lambda model, input_ids, **inputs: inputs[CACHE] is mine  # noqa: E731
     assert model.generate(source, custom_generate=same, **{CACHE: mine})
+    static = lambda model, input_ids, **inputs: type(inputs[CACHE].self_attention_cache)  # noqa: E731
+    config = transformers.GenerationConfig(cache_implementation="static", max_new_tokens=3)
+    assert model.generate(source, custom_generate=static, generation_config=config) is transformers.StaticCache
+
+
+def test_sampled_beams_of_a_sentence_that_is_done_do_no_harm_where_it_may_only_end():
+    model, (source, mask) = model_of("plain"), padded_batch((18, 2), vocab_size=VOCAB)
+    options = {"num_beams": 2, "do_sample": True, "top_k": 0, "early_stopping": True, "forced_eos_token_id": END}
+    for seed in range(100):
+        torch.manual_seed(seed)
+        model.generate(source, attention_mask=mask, max_extra_tokens=8, **options)
 
 
 def test_streamers_and_assistants_are_transformers_loops(capsys):

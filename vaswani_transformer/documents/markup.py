@@ -171,5 +171,5 @@ def written(fragments: Sequence[Fragment], before: Stack, after: Stack, closes: 
         if signs and last and text and is_inner(text[0] if ends else last):
             parts += " " * ("_" in signs or not is_inner(last if ends else text[0]))
         parts += [*(span.again or span.raw for span in starts), fragment.raw]
-        stack, last = wanted, text[-1:] or last
+        stack, last = wanted, (text or fragment.raw)[-1:] or last
     return "".join(parts)

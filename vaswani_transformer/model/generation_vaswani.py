@@ -139,8 +139,12 @@ class VaswaniGenerationMixin:
             ValueError: for an unknown `length_normalization`, and numbers of a search beyond their range.
         """
         self._unset_trainer_defaults()
-        if callable(kwargs.get("custom_generate")) and not kwargs.keys() & {CACHE, "past_key_values"}:
-            kwargs.setdefault("cache_implementation", "dynamic")  # of which others can do more than with ours
+        given = [kwargs.get(name) for name in (CACHE, "past_key_values", "cache_implementation")]
+        configs = kwargs.get("generation_config"), self.generation_config
+        given += [getattr(config, "cache_implementation", None) for config in configs]
+        is_open = kwargs.get("use_cache") is not False and all(each is None for each in given)
+        if is_open and callable(kwargs.get("custom_generate")):
+            kwargs["cache_implementation"] = "dynamic"  # others can do more with it than with ours
         return super().generate(*args, **kwargs)
 
     def open_search(self, **options) -> OpenSearch | None:

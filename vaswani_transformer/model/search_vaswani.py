@@ -202,9 +202,10 @@ class _Search:
         log_probs, beams = self._constrain(log_probs), self.settings.num_beams
         values, tokens, origins = [], [], []
         for sentence, continuations in zip(self.sentences, self._continuations(log_probs), strict=True):
-            if sentence.is_done:  # goes on all the same: processors see no token that they have ruled out
+            if sentence.is_done:  # goes on all the same, for processors that follow what they have allowed
                 ranks = [rank for rank, token in enumerate(continuations[4]) if token not in self.settings.end_ids]
                 kept = [[continuations[part][rank] for rank in ranks[:beams]] for part in (0, 3, 4)]
+                kept[0] = [max(value, _EMPTY) for value in kept[0]]  # where only the end was allowed
             else:
                 kept = sentence.extend(*continuations)
             for all_rows, of_sentence in zip((values, origins, tokens), kept, strict=True):

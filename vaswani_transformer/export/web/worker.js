@@ -28,7 +28,8 @@ async function work(number, text) {
     const [, head, source, tail] = /^(\s*)([^]*?)(\s*)$/.exec(segment);
     before += head;
     if (source) {
-      const inputs = translate.tokenizer(site.code + source), length = inputs.input_ids.dims[1];
+      const code = /^(>>|<2|__)/.test(source) ? "" : site.code; // one may be typed
+      const inputs = translate.tokenizer(code + source), length = inputs.input_ids.dims[1];
       if (length > site.positions) throw TOO_LONG;
       const most = Math.min(length + site.extra, site.positions);
       const answer = /[\p{L}\p{N}]/u.test(source) ? await translated(translate, source, inputs, most) : {text: source};

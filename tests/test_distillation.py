@@ -265,11 +265,16 @@ def test_two_processes_distil_what_one_does(teachers, student, tmp_path):
 
 
 @pytest.mark.usefixtures("whole_outputs")  # a model of two steps repeats itself
-def test_text_of_the_target_language_is_translated_back_and_learned_too(student, text, tmp_path, monkeypatch, fails):
+def test_text_of_the_target_language_is_translated_back_and_learned_too(
+    student, text, tmp_path, monkeypatch, fails, caplog
+):
+    (tmp_path / "mono").mkdir()
+    shutil.copy(text / "test.de", tmp_path / "mono")
     command = ["train", student, "--vocab-size", 300, "--validation-source", "none", "--validation-target", "none"]
     command += ["--validation-size", "auto", "--augmentation", "auto", "--dropout", "auto", "--max-minutes", 9999]
-    command += ["--target-text", text / "test.de", "--quiet", "--bleu-tokenizer", "char", "--output"]
+    command += ["--target-text", tmp_path / "mono", "--quiet", "--bleu-tokenizer", "char", "--output"]
     assert main(list(map(str, [*command, tmp_path / "straight"]))) == 0
+    assert "reverse model: of the characters to validate on" in caplog.text  # the last line of its verdict
     out = tmp_path / "out"
     few = [1e-3 if word == 9999 else word for word in command]
     few[few.index("--dropout") + 1] = 0.1  # else a trial of the steps refuses it
@@ -298,6 +303,18 @@ def test_text_of_the_target_language_is_translated_back_and_learned_too(student,
     assert "distilled from" not in read_run(out)
     (out / "parallel.en").unlink()
     assert "with another seed" in fails(*command, out) and not (out / "parallel.en").exists()
+
+
+def test_translations_that_teach_nothing_are_made_anew(tmp_path):
+    source = SimpleNamespace(where="mono.de", stream=lambda: iter([("a", "")]))
+    made = distillation.DistilledText([], Recipe(output=str(tmp_path), train_source="a", train_target="b"), source)
+    names = [distillation.TRANSLATIONS, distillation.notes_path(Path(distillation.TRANSLATIONS)).name]
+    made.output.note(names)
+    for name in names:
+        (tmp_path / name).write_text('{"hypotheses": [{"text": " "}]}\n')
+    with pytest.raises(UserError, match=r"mono.de can be learned: .* translates for longer"):
+        made._write({})
+    assert not any((tmp_path / name).exists() for name in names)
 
 
 def test_few_minutes_take_few_lines_of_text_or_are_refused(tmp_path):

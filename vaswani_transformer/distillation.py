@@ -23,7 +23,7 @@ from typing import Any
 
 from .data.augmentation import TAG
 from .data.parallel_text import PairSource
-from .data.recipe_data import data_sources, load_training_pairs, split_to_validate_on
+from .data.recipe_data import data_path, data_sources, load_training_pairs, split_to_validate_on
 from .data.text_files import file_stamp
 from .data.tokenization import SIDES, load_tokenizer, tokenizer_sha256
 from .decoding.file_translator import FileTranslator, record
@@ -111,13 +111,14 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
 
     Args:
         recipe: of both trainings.
-        text: a file, or a pattern, of lines in the target language; relative to the recipe's `data_dir`.
+        text: a file, a pattern or a folder of lines in the target language; relative to the recipe's `data_dir`.
         progress: as of `distill`.
 
     Raises:
         UserError, TrainingStopped: as `distill`, and where the minutes are few for the pairs alone.
     """
     languages = languages_of(vars(recipe)) or list(SIDES)
+    text = f"{text}/*" if data_path(recipe, text).is_dir() else text
     mono = replace(recipe, train_source=text, train_target=text, train_data=None, train_split="train")
     source, _ = data_sources(mono, one_text=True)
     folder, share = Path(recipe.output).absolute(), REVERSE_MINUTES
@@ -135,7 +136,9 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
             processes.share("parallel text", lambda: _write_parallel_text(recipe, languages))
         notes = [path for path in (folder / DISTILLATION, notes_path(folder / TRANSLATIONS)) if path.exists()]
         if not notes:  # the reverse model has not translated yet
-            train_once(replace(reverse, overwrite=recipe.overwrite or recipe.max_minutes > 0), progress)
+            anew = recipe.overwrite or recipe.max_minutes > 0
+            trained = train_once(replace(reverse, overwrite=anew), progress)
+            logger.info("reverse model: %s", " ".join(trained.verdict[-1:]))
         made = DistilledText([reverse.output], final, source, data_sources(parallel)[0])
         if notes:  # other minutes do not change what is translated
             made.step = (facts := read_json(notes[0])).get("settings", facts).get("lines", 1)
@@ -301,7 +304,9 @@ class DistilledText:
         message = "{lines:,} lines translated, {pairs:,} pairs kept; others are empty or repeat themselves without end"
         logger.info("distilled text: %s", message.format(**counts))
         if not counts["pairs"]:
-            raise UserError(f"no translation of {self.source.where} can be learned: all are empty or repeat themselves")
+            self.output.remove([SOURCES, TRANSLATIONS, notes_path(Path(TRANSLATIONS)).name])  # for a better model's
+            problem = f"no translation of {self.source.where} can be learned: all are empty or repeat themselves"
+            raise UserError(f"{problem}; train the model that translates for longer")
         names = [Path(teacher).resolve().name for teacher in self.teachers]
         facts = {"teachers": names, "files": self.names, **counts, "settings": settings}
         with self.output.placing(last=DISTILLATION) as staging:

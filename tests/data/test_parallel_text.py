@@ -27,6 +27,8 @@ def test_one_column_for_both_sides_is_refused_and_a_file_has_slices(tmp_path):
     assert "Unknown split" in error_of(load_pairs, data=path, split="dev[:10]")
     assert "en is both source and target" in error_of(load_pairs, data=path, source_column="en", target_column="en")
     assert f"{path} is both source and target" in error_of(load_pairs, source=path, target=path)
+    other = write(tmp_path / "a.de", "a\nb\n")
+    assert f"{path} holds pairs, not lines" in error_of(load_pairs, source=path, target=other)
 
 
 @pytest.mark.parametrize("name", ["a.xlsx", "a.txt", "a", "a.gz"])

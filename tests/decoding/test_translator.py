@@ -128,9 +128,10 @@ def test_the_nbest_list_is_that_of_generate_in_its_order(model, tokenizer):
 def test_capitals_are_translated_as_small_letters_and_a_repeated_sentence_once(model, tokenizer):
     translator = Translator(model, tokenizer, split_long=True, max_new_tokens=12, glossary=Glossary({"CAT": ["CAT"]}))
     words = ["The dog sees a dog. it is old", "The dog.", "A", "It is. It is", "the dog sees", "dog dog", "a dog a dog"]
+    words.append("a b c d a b c d")
     whole, dog, one, unfinished, unmarked, *few = translator.translate(words)
     translator.split_long = False
-    assert [*translator.translate(words[-2:])] == few  # as one line: there are such words
+    assert [*translator.translate(words[-3:])] == few  # as one line: there are such words, also letter by letter
     translator.split_long = True
     changed = {"THE DOG SEES A DOG. IT IS OLD": whole.upper(), "The Dog Sees A Dog. It Is Old": title_case(whole)}
     changed |= {"The dog. The dog. The dog.": f"{dog} {dog} {dog}", "A": one}

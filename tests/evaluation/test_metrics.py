@@ -98,7 +98,7 @@ def test_a_checkers_numbers_are_averaged_and_its_fractions_summed(tmp_path, monk
         "checks_of_mine:two": "too many positional arguments", "checks_of_mine:one": "line 1: could not convert string",
     }  # fmt: skip
     for name, reason in refused.items():
-        with pytest.raises(UserError, match=rf"^--checker {name}(, |: .*){reason}"):
+        with pytest.raises(UserError, match=rf"^--checker {name}( \(MODULE:FUNCTION .*\): .*|, ){reason}"):
             check_outputs(name, [("1", "x", "a")])
     for reference, reason in (("b", "NaN"), ("c", "division by zero")):
         with pytest.raises(UserError, match=f"line 1: .*{reason}"):

@@ -96,7 +96,15 @@ def test_the_steps_fit_into_the_minutes(data, tmp_path, monkeypatch, minutes):
     later = chosen(data, tmp_path / "out", max_minutes=2 * minutes)
     assert recipe.validation_bleu == 100 and later.validation_bleu == max(100, 50 * minutes)
     monkeypatch.setattr(rules, "trial_seconds", lambda *_: 60.0)
-    assert "give it more minutes" in error_of(chosen, data, tmp_path / "out", max_minutes=minutes)
+    needed = float(f"{50 / rules.TRAINED:.2g}")
+    assert f"give it {needed:g} minutes or more" in error_of(chosen, data, tmp_path / "out", max_minutes=minutes)
+
+
+def test_a_text_smaller_than_a_batch_has_as_many_passes_as_steps_and_two_equal_files_are_refused(data, tmp_path):
+    few = write_pairs(tmp_path / "few.tsv", [("a b", "c d"), ("e f", "g h")])
+    assert chosen(few, tmp_path / "out").max_steps == ROWS[0].epochs
+    given = {"train_source": str(data), "train_target": str(data), "output": str(tmp_path / "out")}
+    assert "pairs.tsv is both source and target" in error_of(choose_settings, load_recipe("auto", given))
 
 
 def test_the_trial_computes_what_the_training_does(data, tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ def align(
     best with known alignments.
 
     Args:
-        model: the model, or an [`Ensemble`], whose members' attention is averaged; other threads may use it meanwhile.
+        model: the model, or an `Ensemble`, whose members' attention is averaged; other threads may use it meanwhile.
         sources, targets: sentences, such as the model's own translations; a language code before a source is no word.
         layer: decoder layer, from 0, or from the end when negative.
         tokens_per_batch: tokens a side at once, padding counted.

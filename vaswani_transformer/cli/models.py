@@ -65,14 +65,14 @@ class Push:
     """prefer HF_TOKEN, which no list of processes shows"""
     overwrite_card: Annotated[bool, _CARD] = False
     """replace the card even if someone wrote or edited it"""
-    languages: Annotated[tuple[str, ...], _CARD, Parameter(name="--language")] = ()
-    """language, such as en; repeat it, source first"""
+    languages: Annotated[tuple[str, ...], _CARD, SEVERAL, Parameter(name="--language")] = ()
+    """languages, such as en de, source first"""
     license: Annotated[str | None, _CARD] = None
     """licence of the weights, such as mit"""
-    datasets: Annotated[tuple[str, ...], _CARD, Parameter(name="--dataset")] = ()
-    """data set on the Hub; may be repeated"""
-    evaluations: Annotated[tuple[Path_, ...], _CARD, Parameter(name="--evaluation")] = ()
-    """scores from `evaluate --json`; may be repeated"""
+    datasets: Annotated[tuple[str, ...], _CARD, SEVERAL, Parameter(name="--dataset")] = ()
+    """data sets on the Hub"""
+    evaluations: Annotated[tuple[Path_, ...], _CARD, SEVERAL, Parameter(name="--evaluation")] = ()
+    """scores from `evaluate --json`"""
 
 
 def push(

@@ -29,8 +29,8 @@ def train(
     command resumes an interrupted training.
 
     Args:
-        target_text: also learn from this text of the target language alone (or a pattern: a.*.de.gz), which a model of
-            the reverse direction, trained first, translates back
+        target_text: also learn from this text of the target language alone (or a folder, or a pattern: a.*.de.gz),
+            which a model of the reverse direction, trained first, translates back
         forecast: also train on a half and a quarter of the pairs, which takes three times as long with --max-minutes,
             and print what twice as many would bring
     """

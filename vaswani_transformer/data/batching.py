@@ -228,7 +228,7 @@ def _padded(rows: list[Sequence[int]], fill: int) -> tuple[torch.Tensor, torch.T
 
 
 def packed_size(tokens: int, max_length: int) -> int:
-    """Return the size for both sides of a [`PackedCollator`] that holds any batch of at most `tokens` tokens a side.
+    """Return the size for both sides of a `PackedCollator` that holds any batch of at most `tokens` tokens a side.
 
     A multiple of 64 with room for filling: a side with a single token needs `size / max_length` sentences of filling,
     each of which takes a token of a side that is full. Sentences have `max_length` tokens at most, 2 or more.

@@ -182,6 +182,7 @@ def pair_source(
             return PairSource(where, str(data), split, columns, config=config)
     split = split if "[" in split else "train"  # a file has one split, and slices of it
     if data is None:
+        check_lines("two files of text, or one table as data", *map(str, (source, target)))
         return _of_files(str(paths[0]), "text", columns, {"train": _paired_shards(source, target)}, split)
     kind, *others = sorted({suffix(path.name) for path in paths})
     if others or kind not in FORMATS:

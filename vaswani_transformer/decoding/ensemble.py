@@ -58,15 +58,15 @@ class _MemberEncoders(nn.Module):
 
 
 class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
-    r"""Models that translate together; `generate()`, `Translator` and `score_pairs` take it as they take a model.
+    """Models that translate together; `generate()`, `Translator` and `score_pairs` take it as they take a model.
 
     At each step the members' distributions of the next token are averaged, as by default in fairseq and Sockeye:
-    \(\frac{1}{M}\sum_m P_m(y_t \mid y_{<t}, X)\). Sizes and architectures of the members may differ.
+    `P(y_t | y_<t, X)` is the mean of theirs. Sizes and architectures of the members may differ.
 
     The generation configuration is the first member's. An ensemble cannot be saved, trained or assisted by a draft.
 
     Args:
-        models: the members, each a [`VaswaniForConditionalGeneration`] in evaluation mode.
+        models: the members, each a `VaswaniForConditionalGeneration` in evaluation mode.
 
     Raises:
         UserError: for members of different vocabularies or special tokens. Vocabularies of the same size look alike
@@ -152,7 +152,7 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
 def load_ensemble(
     folders: Sequence[str | Path], device: str = "auto", **options
 ) -> tuple[Ensemble, PreTrainedTokenizerBase]:
-    """Return the models of folders as one [`Ensemble`], and their tokenizer; `options` are for `load_model`.
+    """Return the models of folders as one `Ensemble`, and their tokenizer; `options` are for `load_model`.
 
     Raises:
         UserError: as `load_model` and `Ensemble`, and for members whose tokenizers differ.

@@ -36,7 +36,7 @@ def pipeline(
         dtype: such as `"bfloat16"` or `torch.float16`; `"auto"` is what the model was saved in.
         trust_remote_code: run the code beside a model. Models of this package need none, and without it none runs.
         model_kwargs: for the model's `from_pretrained`.
-        **options: of [`Text2TextGenerationPipeline`] and `generate()`; `revision`, `token`, `local_files_only`.
+        **options: of `Text2TextGenerationPipeline` and `generate()`; `revision`, `token`, `local_files_only`.
 
     Raises:
         UserError: with the library's reason, where the model cannot be loaded, is exported or of another architecture,

@@ -131,7 +131,7 @@ def compare_systems(systems: Sequence[tuple[str, Sequence[str]]], references: Se
 def load_checker(name: str) -> Callable[[str, str, str], Any]:
     """Import a function of three texts, `MODULE:FUNCTION`, of an installed module or one in the current folder."""
     module, _, function = name.partition(":")
-    with reading(f"--checker {name}"):
+    with reading(f"--checker {name} (MODULE:FUNCTION of source, output and reference)"):
         sys.path.append(str(Path.cwd()))  # last: no file of this folder is imported in place of an installed module
         check = getattr(importlib.import_module(module), function)
         inspect.signature(check).bind("source", "output", "reference")

@@ -20,7 +20,7 @@ _ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "silu": Activa
 
 @register_loader("VaswaniConfig")
 class VaswaniLoader(BartLoader):
-    """Fills CTranslate2's specification of a Transformer from a [`VaswaniForConditionalGeneration`]."""
+    """Fills CTranslate2's specification of a Transformer from a `VaswaniForConditionalGeneration`."""
 
     architecture_name = "AutoModelForSeq2SeqLM"
 

@@ -62,7 +62,7 @@ _NOT_FROM_FILES = {
 
 @strict
 class VaswaniConfig(PreTrainedConfig):
-    r"""Sizes and settings of a [`VaswaniModel`]; the defaults are the paper's base model (Table 3, first row).
+    r"""Sizes and settings of a `VaswaniModel`; the defaults are the paper's base model (Table 3, first row).
 
     Args:
         vocab_size (`int`, defaults to 37000): entries of the vocabulary shared by source and target (Section 5.1).
@@ -239,7 +239,7 @@ class VaswaniConfig(PreTrainedConfig):
             check(is_right, name, f"at least 0 and below the vocabulary size {size}")
 
     def num_parameters(self) -> int:
-        """Count the parameters of a [`VaswaniForConditionalGeneration`] of these sizes, tied ones once (Table 3)."""
+        """Count the parameters of a `VaswaniForConditionalGeneration` of these sizes, tied ones once (Table 3)."""
         heads_k, heads_v = self.num_heads * self.d_k, self.num_heads * self.d_v
         attention = 2 * self.d_model * (heads_k + heads_v)
         if self.attention_bias:

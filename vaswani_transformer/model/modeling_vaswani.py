@@ -210,7 +210,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
 
 
 class VaswaniEncoder(VaswaniStack):
-    """The encoder: `encoder_layers` times [`VaswaniEncoderLayer`] over the embedded source."""
+    """The encoder: `encoder_layers` times `VaswaniEncoderLayer` over the embedded source."""
 
     _can_record_outputs = {"hidden_states": VaswaniEncoderLayer, "attentions": VaswaniAttention}  # noqa: RUF012
 
@@ -230,7 +230,7 @@ class VaswaniEncoder(VaswaniStack):
         max_length: int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Encode a source; arguments and errors as in [`VaswaniForConditionalGeneration`]'s `forward`."""
+        """Encode a source; arguments and errors as in `VaswaniForConditionalGeneration`'s `forward`."""
         embeddings = self.token_embeddings(input_ids, inputs_embeds, "input")
         length = embeddings.shape[1]
         if source_offsets is None:
@@ -246,7 +246,7 @@ class VaswaniEncoder(VaswaniStack):
 
 
 class VaswaniDecoder(VaswaniStack):
-    """The decoder: `decoder_layers` times [`VaswaniDecoderLayer`] over the embedded target so far.
+    """The decoder: `decoder_layers` times `VaswaniDecoderLayer` over the embedded target so far.
 
     Its arithmetic is repeated in `incremental_decoding_vaswani`, for `generate()` alone. A step of a search
     has one token a row, and what is done here for whole sequences, any mask and any cache would cost as much as the
@@ -284,7 +284,7 @@ class VaswaniDecoder(VaswaniStack):
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode a target prefix; position t sees positions up to t only.
 
-        `input_ids`, `attention_mask` and `inputs_embeds` are those that [`VaswaniForConditionalGeneration`]'s `forward`
+        `input_ids`, `attention_mask` and `inputs_embeds` are those that `VaswaniForConditionalGeneration`'s `forward`
         calls `decoder_...`; `encoder_hidden_states` is `(batch_size, source_length, d_model)`. A cache that is no
         `EncoderDecoderCache` holds the target's keys and values, and the source's are computed again.
         """
@@ -382,7 +382,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
     ) -> Seq2SeqModelOutput:
         """Compute the decoder's output, `(batch_size, target_length, d_model)`.
 
-        Arguments and errors as in [`VaswaniForConditionalGeneration`]'s `forward`, without those about the loss.
+        Arguments and errors as in `VaswaniForConditionalGeneration`'s `forward`, without those about the loss.
         """
         cache, source_offsets = either_cache(cache, past_key_values), kwargs.get("source_offsets")
         if source_offsets is not None or target_offsets is not None:

@@ -220,7 +220,7 @@ class Text2TextGenerationPipeline(Pipeline):
 
 
 class TranslationPipeline(Text2TextGenerationPipeline):
-    """Text in, `translation_text` out; otherwise as [`Text2TextGenerationPipeline`]."""
+    """Text in, `translation_text` out; otherwise as `Text2TextGenerationPipeline`."""
 
     return_name = "translation"
 

@@ -1,6 +1,6 @@
 """Recipes: all settings of one training as flat YAML; each field is also an option of `vaswani train`.
 
-[`Recipe`] holds the defaults, the paper's wherever it gives a value; `VaswaniTrainingArguments` takes them from there.
+`Recipe` holds the defaults, the paper's wherever it gives a value; `VaswaniTrainingArguments` takes them from there.
 """
 
 import contextlib

@@ -131,7 +131,7 @@ def checkpoint_folders(folder: Path) -> list[Path]:
 
 
 def read_checkpoints(folder: Path) -> list[Checkpoint]:
-    """Return the complete checkpoints in a folder, by step; see [`open_checkpoint`]."""
+    """Return the complete checkpoints in a folder, by step; see `open_checkpoint`."""
     checkpoints = []
     for path in checkpoint_folders(folder):
         with contextlib.suppress(UserError, OSError):

@@ -125,7 +125,7 @@ class _Choice:
             row, reason = row._replace(dropout=min(0.1, row.dropout)), "few minutes for so much text"
         for name, value in row._asdict().items():
             self.choose(name, value, reason)
-        self._choose_steps(row, fit, pairs * tokens / self.recipe.tokens_per_batch)
+        self._choose_steps(row, fit, max(1, pairs * tokens / self.recipe.tokens_per_batch))
         check_recipe(self.recipe)
 
     def _row(self, place: int) -> Row:
@@ -144,7 +144,7 @@ class _Choice:
 
     def _text(self) -> tuple[int, float, float]:
         """Return pairs, words of both sides, and mean tokens of the longer side; keeps a tokenized sample."""
-        source, validation = data_sources(self.recipe, one_text=True)
+        source, validation = data_sources(self.recipe)
         text = source.load()
         sample = text.select(np.linspace(0, len(text) - 1, min(len(text), _SAMPLE)).astype(int))
         words = sum(len(words_of(side)) for row in sample for side in row.values()) * len(text) / len(sample)
@@ -185,7 +185,8 @@ class _Choice:
             fitting, seconds, _ = fit
             if fitting < (least := LEAST_STEPS if "max_steps" in self.left else 1):
                 problem = f"max_minutes {minutes:g} is enough for {fitting:.0f} steps of {seconds:.2g} s"
-                raise UserError(f"{problem}, and a training needs {least} or more: give it more minutes")
+                needed = float(f"{least * seconds / TRAINED / 60:.2g}")
+                raise UserError(f"{problem}, and a training needs {least} or more: give it {needed:g} minutes or more")
             if fitting < steps:
                 steps, reason = fitting, f"by a trial {fitting:,.0f} steps of {seconds:.2g} s fit; the clock decides"
         self.choose("max_steps", min(enough, SPARE_STEPS * steps), f"{steps / epoch:.1f} passes: {reason}")

@@ -31,9 +31,11 @@ def reading(path: str | PathLike) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        if type(error).__name__ == "DatasetGenerationError":  # of `datasets`, which wraps what other libraries raise
+            error = error.__cause__ or error
         passes = isinstance(error, UserError | MemoryError) or getattr(error, "errno", None) in _OF_THE_MACHINE
         if passes or is_of_cache(error, str(path)) or not (isinstance(error, Exception) or is_panic(error)):
-            raise
+            raise error
         reason = getattr(error, "strerror", None)
         if not reason:  # a store's own error has the name alone
             cause = error.__cause__ if isinstance(error, OSError) else None

@@ -8,11 +8,12 @@ import torch
 from conftest import tiny_model
 from sentencepiece_models import trained
 from test_attention_weights import TEXT
+from tokenizers import Tokenizer, models
 
 from vaswani_transformer import Ensemble, UserError, VaswaniTokenizer, align, attend, pharaoh, train_tokenizer
 from vaswani_transformer.attention.alignments import tokens_and_words
 from vaswani_transformer.data.words import words_of
-from vaswani_transformer.importing.fairseq_vocabulary import word_backend
+from vaswani_transformer.importing.fairseq_vocabulary import finished
 from vaswani_transformer.importing.sentencepiece import backend
 
 model = test_attention_weights.model
@@ -130,8 +131,9 @@ def test_texts_that_are_rewritten_have_the_ids_of_the_model_and_words_of_their_o
 def test_words_that_rules_make_are_refused():
     ids = {token: number for number, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "Hello", ",", "world"])}
     tokenizer = VaswaniTokenizer(
-        tokenizer_object=word_backend(ids), eos_token="</s>", unk_token="<unk>", moses={"languages": ["en", "en"]}
-    ).side("source")
+        tokenizer_object=finished(Tokenizer(models.WordLevel(ids, "<unk>")), ids),
+        eos_token="</s>", unk_token="<unk>", moses={"languages": ["en", "en"]},
+    ).side("source")  # fmt: skip
     assert tokens_and_words(tokenizer, ["Hello world"]) == [([4, 6, 2], [range(1), range(1, 2), range(0)])]
     with pytest.raises(UserError, match="'Hello, world': the tokenizer cuts this into other words"):
         tokens_and_words(tokenizer, ["Hello, world"])

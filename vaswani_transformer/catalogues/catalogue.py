@@ -228,5 +228,5 @@ def unescaped(text: str) -> str:
         return chr(code) if code else LETTERS.get(match[4], match[4] or "")
 
     text = re.sub(r"\\(?:[uU]([\da-fA-F]{4})|x([\da-fA-F]{1,2})|([0-7]{1,3})|\r?\n[ \t]*|(.))", character, text)
-    pairs = "[\ud800-\udbff][\udc00-\udfff]"  # other ones are bytes that are not UTF-8
-    return re.sub(pairs, lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"), text)
+    # Pairs of surrogates are joined; single ones are bytes that are not UTF-8.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")

@@ -3,7 +3,6 @@
 `pair_source` finds what is named; `pair_readers` reads text, TSV, CSV, TMX and catalogues, `datasets` all else.
 """
 
-import contextlib
 import glob
 import json
 import re
@@ -53,7 +52,7 @@ class PairSource:
         Raises:
             UserError: for text that is missing, damaged, empty, or not pairs of strings.
         """
-        with _loading(self.where):
+        with reading(self.where):
             if self.kind in READERS:
                 return _pairs_only(self._read(), DEFAULT_COLUMNS, self.where)
             if self.kind == "saved":
@@ -89,16 +88,6 @@ def check_lines(fix: str, *names: str) -> None:
     """Refuse tables, by their names, where lines are to be read; `.ts` is Tsonga too."""
     if tables := [name for name in names if suffix(name) in {*FORMATS} - {".ts"}]:
         raise UserError(f"{tables[0]} holds pairs, not lines: give {fix}")
-
-
-@contextlib.contextmanager
-def _loading(where: str) -> Iterator[None]:
-    """Report errors of `datasets`, which wraps those of other libraries."""
-    with reading(where):
-        try:
-            yield
-        except datasets.exceptions.DatasetGenerationError as error:
-            raise (error.__cause__ or error) from None
 
 
 def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str) -> datasets.Dataset:
@@ -218,7 +207,7 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
     if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
         return PairSource(str(folder), "saved", split, columns, files=files)
     if config is None and not (card.is_file() and "\nconfigs:" in card.read_text("utf-8", "replace")):
-        with _loading(str(folder)):
+        with reading(folder):
             patterns = datasets.data_files.get_data_patterns(base := glob.escape(str(folder)))
             named = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=base)
         ours = {str(key): [path for path in dict.fromkeys(named[key]) if suffix(path) in FORMATS] for key in named}

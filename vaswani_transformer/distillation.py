@@ -23,7 +23,7 @@ from typing import Any
 
 from .data.augmentation import TAG
 from .data.parallel_text import PairSource
-from .data.recipe_data import data_path, data_sources, load_training_pairs, split_to_validate_on
+from .data.recipe_data import data_sources, load_training_pairs, split_to_validate_on
 from .data.text_files import file_stamp
 from .data.tokenization import SIDES, load_tokenizer, tokenizer_sha256
 from .decoding.file_translator import FileTranslator, record
@@ -76,7 +76,7 @@ def distill(
     Args:
         teachers: a model folder, or several, which translate together.
         recipe: of the student. Its training sources are what is translated, its validation data stays as it is.
-        text: a file, or a pattern, whose lines are translated instead; relative to the recipe's `data_dir`.
+        text: a file, pattern or folder, whose lines are translated instead; relative to the recipe's `data_dir`.
         beams, precision: how the teachers translate, as of `DistilledText`.
         progress: whether to show progress bars on standard error.
         workers: processes of this machine that translate, each with the teachers loaded, and on its own GPU if there
@@ -106,8 +106,8 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
     """Train on the recipe's pairs, and on text of the target language that a model of the reverse direction translates.
 
     The reverse model, in the folder `reverse` of the output, is trained first, unless it is there, in a quarter of
-    `max_minutes` if that is given, again for other minutes until it has translated; the final training has the rest.
-    Translating, of as many lines as leave time for `PASSES` through all, comes on top. The same call resumes.
+    `max_minutes` if that is given, again for other minutes until its translations are of use; the final training has
+    the rest. Translating, of as many lines as leave time for `PASSES` through all, comes on top. The same call resumes.
 
     Args:
         recipe: of both trainings.
@@ -118,7 +118,6 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
         UserError, TrainingStopped: as `distill`, and where the minutes are few for the pairs alone.
     """
     languages = languages_of(vars(recipe)) or list(SIDES)
-    text = f"{text}/*" if data_path(recipe, text).is_dir() else text
     mono = replace(recipe, train_source=text, train_target=text, train_data=None, train_split="train")
     source, _ = data_sources(mono, one_text=True)
     folder, share = Path(recipe.output).absolute(), REVERSE_MINUTES
@@ -137,8 +136,8 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
         notes = [path for path in (folder / DISTILLATION, notes_path(folder / TRANSLATIONS)) if path.exists()]
         if not notes:  # the reverse model has not translated yet
             anew = recipe.overwrite or recipe.max_minutes > 0
-            trained = train_once(replace(reverse, overwrite=anew), progress)
-            logger.info("reverse model: %s", " ".join(trained.verdict[-1:]))
+            lines = train_once(replace(reverse, overwrite=anew), progress).verdict
+            logger.info("reverse model: %s", "".join(each for each in lines if "BLEU" in each) or "trained")
         made = DistilledText([reverse.output], final, source, data_sources(parallel)[0])
         if notes:  # other minutes do not change what is translated
             made.step = (facts := read_json(notes[0])).get("settings", facts).get("lines", 1)
@@ -306,7 +305,7 @@ class DistilledText:
         if not counts["pairs"]:
             self.output.remove([SOURCES, TRANSLATIONS, notes_path(Path(TRANSLATIONS)).name])  # for a better model's
             problem = f"no translation of {self.source.where} can be learned: all are empty or repeat themselves"
-            raise UserError(f"{problem}; train the model that translates for longer")
+            raise UserError(f"{problem}; train the model that translates for longer (a reverse model: --overwrite)")
         names = [Path(teacher).resolve().name for teacher in self.teachers]
         facts = {"teachers": names, "files": self.names, **counts, "settings": settings}
         with self.output.placing(last=DISTILLATION) as staging:

@@ -73,7 +73,7 @@ def test_a_stress_test_is_printed_recorded_and_on_the_card(evaluate, tmp_path, c
     rows = record["stress"]
     assert rows["clean"]["chrf"] == record["chrf"]
     assert rows["emoji"]["returned"] == 0 and rows["repeat"]["sentences"] == 3
-    assert all(re.search(rf"^{kind} +3", printed, re.MULTILINE) for kind in rows)
+    assert all(re.search(rf"^{kind} +3 +", printed, re.MULTILINE) for kind in rows)
     scores = {result.metric_name: result.metric_value for result in results_of_record(record, "scores.json")}
     assert scores["emoji: returned"] == 0 and scores["upper: empty"] == rows["upper"]["empty"]
     assert scores["title: chrf_kept"] == rows["title"]["chrf_kept"] and "word: returned" not in scores

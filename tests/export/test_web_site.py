@@ -127,7 +127,7 @@ def greedy_pairs(model) -> list[tuple[str, str]]:
 
 
 def test_a_static_space(site, model, hub, browser, capsys):
-    words = ["--space", "--static", "--language", "en", "de"]
+    words = ["--space", "--static", "--language", "en", "--language", "de"]
     for result in ("pushed to", "nothing was changed"):
         assert main(["push", str(model), "tester/page", *words]) == 0
         assert result in capsys.readouterr().out

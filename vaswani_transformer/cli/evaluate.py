@@ -128,8 +128,8 @@ def evaluate(
     if stress:
         import pandas
 
-        rows = scores["stress"]
-        print(pandas.DataFrame(rows.values(), rows).to_string(float_format="%.1f", na_rep=""))
+        rows = pandas.DataFrame(scores["stress"].values(), scores["stress"]).dropna(axis=1, how="all")
+        print(rows.to_string(float_format="%.1f", na_rep=""))
     print(f"perplexity {scores['perplexity']:.3f} a target token, {scores['exact_match']:.1f}% of sentences exact")
     for name, value in scores.get("checked", {}).items():
         print(f"{name} {value:.4f}")

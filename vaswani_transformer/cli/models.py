@@ -65,14 +65,14 @@ class Push:
     """prefer HF_TOKEN, which no list of processes shows"""
     overwrite_card: Annotated[bool, _CARD] = False
     """replace the card even if someone wrote or edited it"""
-    languages: Annotated[tuple[str, ...], _CARD, SEVERAL, Parameter(name="--language")] = ()
-    """languages, such as en de, source first"""
+    languages: Annotated[tuple[str, ...], _CARD, Parameter(name="--language")] = ()
+    """language, such as en; repeat it, source first"""
     license: Annotated[str | None, _CARD] = None
     """licence of the weights, such as mit"""
-    datasets: Annotated[tuple[str, ...], _CARD, SEVERAL, Parameter(name="--dataset")] = ()
-    """data sets on the Hub"""
-    evaluations: Annotated[tuple[Path_, ...], _CARD, SEVERAL, Parameter(name="--evaluation")] = ()
-    """scores from `evaluate --json`"""
+    datasets: Annotated[tuple[str, ...], _CARD, Parameter(name="--dataset")] = ()
+    """data set on the Hub; may be repeated"""
+    evaluations: Annotated[tuple[Path_, ...], _CARD, Parameter(name="--evaluation")] = ()
+    """scores from `evaluate --json`; may be repeated"""
 
 
 def push(
@@ -215,5 +215,7 @@ def _write_site(model: str, languages: tuple[str, ...] | None, output: str | Pat
     from ..hub.card_facts import known_languages
 
     if len(languages := languages or tuple(filter(None, known_languages(model)))) != 2:
-        raise UserError(f"the languages of {model} are not known: give --languages (or push two --language)")
+        raise UserError(
+            f"the languages of {model} are not known: give --languages en de (push: --language en --language de)"
+        )
     return export_site(model, output, languages, *options)

@@ -147,7 +147,7 @@ def pair_source(
 ) -> PairSource:
     """Find what these arguments name, which are those of `load_pairs`, without reading the text.
 
-    `one_text`: both sides may be the same, of text that is going to be translated.
+    `one_text`: both sides may be the same, also a folder, of text that is going to be translated.
 
     Raises:
         UserError: wrong arguments, files that are missing, of unknown or several formats, a source file without target.
@@ -171,8 +171,12 @@ def pair_source(
             return PairSource(where, str(data), split, columns, config=config)
     split = split if "[" in split else "train"  # a file has one split, and slices of it
     if data is None:
-        check_lines("two files of text, or one table as data", *map(str, (source, target)))
-        return _of_files(str(paths[0]), "text", columns, {"train": _paired_shards(source, target)}, split)
+        if sides[0] == sides[1]:  # of a folder all files
+            with reading(paths[0]):
+                source = target = paths[0] / "*" if paths[0].is_dir() else source
+        shards = _paired_shards(source, target)
+        check_lines("text" if one_text else "two texts, or one table as data", *(str(path) for path, _ in shards))
+        return _of_files(str(paths[0]), "text", columns, {"train": shards}, split)
     kind, *others = sorted({suffix(path.name) for path in paths})
     if others or kind not in FORMATS:
         check_on_disk(paths[0])  # a missing file is reported as such

@@ -85,7 +85,7 @@ def read_tmx(path: Path, languages: tuple[str, str]) -> Iterator[tuple[str, str]
                 yield tuple(unit)
         check_unchanged(path, stamp)
     if units and not pairs:
-        options = "train, evaluate: --source-column, --target-column; translate: --source-language, --target-language"
+        options = "--source-column, --target-column; translate: --source-language, --target-language"
         fix = f"the languages are: {', '.join(sorted(found)):.400}; name two of them ({options}; serve: en-de=MODEL)"
         if all(any(matches(language, name) for language in found) for name in languages):
             fix = "both are there, but without a <seg>, or never in one <tu>"

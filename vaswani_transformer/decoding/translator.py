@@ -182,8 +182,8 @@ class Translator:
         Capitals are made small where that takes fewer tokens: a vocabulary of ordinary text knows few words in them.
         """
         times, period = 1, f"{source} {source} ".find(f"{source} ", 1)
-        # Not "bye bye", nor what is written letter by letter.
-        if self.split_long and (ends_a_sentence(source) or len(source[:period]) > 2 * source[:period].count(" ") > 4):
+        # Not "bye bye", nor letters or sounds between spaces.
+        if self.split_long and (ends_a_sentence(source) or len(source[:period]) > 3 * source[:period].count(" ") > 6):
             source, times = source[: period - 1], (len(source) + 1) // period
         count = lambda text: len(self._own_tokenizer(text)["input_ids"])  # noqa: E731
         # In title case "NATO" stays.

@@ -124,7 +124,10 @@ def _facts(folder: Path, toolkit: str, note: str) -> Facts:
     name = str(read_json(folder / "config.json").get("_name_or_path") or "")
     source = re.search(r"(?:^|/)(Helsinki-NLP/[\w.-]+)$", name)
     path = folder / "README.md"
-    card = metadata(path.read_text("utf-8", "replace")[: 1 << 22]) if path.is_file() else {}
+    card = {}
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            card = metadata(file.read(1 << 22))
     settings = _read_if_there(folder / "tokenizer_config.json")
     codes = tuple(filter(is_language, map(settings.get, ("source_lang", "target_lang"))))
     page = f"https://huggingface.co/{source[1]}" if source else ""

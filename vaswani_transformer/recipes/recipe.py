@@ -45,7 +45,7 @@ _decoding, _output = functools.partial(_option, DECODING), functools.partial(_op
 
 @dataclasses.dataclass
 class Recipe:
-    """All settings of one training run; the help of each field is its documentation. `check_recipe` checks values."""
+    """All settings of one training run, which their help documents (Recipe fields). `check_recipe` checks values."""
 
     train_source: str | None = _data(None, "text file of training sources, pattern (a.*.en.gz) or URL (s3://b/a.en)")
     train_target: str | None = _data(None, "text file of training targets, aligned with train_source")

@@ -113,7 +113,7 @@ def reporters(names: str) -> list[str]:
     """Return transformers' integrations that the log is also sent to (`"tensorboard,wandb"`, `"none"`), tried out."""
     chosen = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
     for name in chosen:
-        extra = " (extra: pip install 'vaswani_transformer[tensorboard]')" if name == "tensorboard" else ""
+        extra = " (needs the extra: pip install 'vaswani_transformer[tensorboard]')" if name == "tensorboard" else ""
         with reading(f"report_to {name!r}{extra}"):
             for callback in get_reporting_integration_callbacks([name]):
                 callback()

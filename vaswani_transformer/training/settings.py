@@ -185,8 +185,8 @@ class _Choice:
             fitting, seconds, _ = fit
             if fitting < (least := LEAST_STEPS if "max_steps" in self.left else 1):
                 problem = f"max_minutes {minutes:g} is enough for {fitting:.0f} steps of {seconds:.2g} s"
-                needed = float(f"{least * seconds / TRAINED / 60:.2g}")
-                raise UserError(f"{problem}, and a training needs {least} or more: give it {needed:g} minutes or more")
+                times = math.ceil(11 * least / fitting) / 10  # with a margin: no two trials take the same time
+                raise UserError(f"{problem}, and a training needs {least} or more: give {times:g} times the minutes")
             if fitting < steps:
                 steps, reason = fitting, f"by a trial {fitting:,.0f} steps of {seconds:.2g} s fit; the clock decides"
         self.choose("max_steps", min(enough, SPARE_STEPS * steps), f"{steps / epoch:.1f} passes: {reason}")

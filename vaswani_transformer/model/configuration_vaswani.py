@@ -65,45 +65,45 @@ class VaswaniConfig(PreTrainedConfig):
     r"""Sizes and settings of a `VaswaniModel`; the defaults are the paper's base model (Table 3, first row).
 
     Args:
-        vocab_size (`int`, defaults to 37000): entries of the vocabulary shared by source and target (Section 5.1).
-        decoder_vocab_size (`int`, *optional*): entries of the target's vocabulary where it is another one.
-        d_model (`int`, defaults to 512): width of the residual stream and of the embeddings.
-        d_ff (`int`, defaults to 2048): inner width of the feed-forward sublayers (Equation 2).
-        num_heads (`int`, defaults to 8): attention heads, the paper's h.
-        d_k (`int`, *optional*): width of one head's queries and keys; `d_model // num_heads` when not given.
-        d_v (`int`, *optional*): width of one head's values; `d_model // num_heads` when not given.
-        encoder_layers (`int`, defaults to 6): layers of the encoder, the paper's N.
-        decoder_layers (`int`, defaults to 6): layers of the decoder.
-        dropout (`float`, defaults to 0.1): the paper's P_drop, on sublayer outputs and on embedding sums (Section 5.4).
-        attention_dropout (`float`, defaults to 0.0): dropout on attention weights.
-        activation_dropout (`float`, defaults to 0.0): dropout after the activation of the feed-forward sublayers.
-        activation_function (`str`, defaults to `"relu"`): of the feed-forward sublayers: `"relu"` (Equation 2),
+        vocab_size (int, defaults to 37000): entries of the vocabulary shared by source and target (Section 5.1).
+        decoder_vocab_size (int, optional): entries of the target's vocabulary where it is another one.
+        d_model (int, defaults to 512): width of the residual stream and of the embeddings.
+        d_ff (int, defaults to 2048): inner width of the feed-forward sublayers (Equation 2).
+        num_heads (int, defaults to 8): attention heads, the paper's h.
+        d_k (int, optional): width of one head's queries and keys; `d_model // num_heads` when not given.
+        d_v (int, optional): width of one head's values; `d_model // num_heads` when not given.
+        encoder_layers (int, defaults to 6): layers of the encoder, the paper's N.
+        decoder_layers (int, defaults to 6): layers of the decoder.
+        dropout (float, defaults to 0.1): the paper's P_drop, on sublayer outputs and on embedding sums (Section 5.4).
+        attention_dropout (float, defaults to 0.0): dropout on attention weights.
+        activation_dropout (float, defaults to 0.0): dropout after the activation of the feed-forward sublayers.
+        activation_function (str, defaults to "relu"): of the feed-forward sublayers: `"relu"` (Equation 2),
             `"gelu"` or `"silu"`.
-        label_smoothing (`float`, defaults to 0.0): share of the target probability that the loss of `forward` spreads
+        label_smoothing (float, defaults to 0.0): share of the target probability that the loss of `forward` spreads
             over the vocabulary (Section 5.4: 0.1). Like dropout it acts in training mode only.
-        attention_bias (`bool`, defaults to `False`): biases in the attention projections; Section 3.2.2 has none.
-        output_bias (`bool`, defaults to `False`): a bias in the projection to the vocabulary.
-        scale_embedding (`bool`, defaults to `True`): embeddings times sqrt(d_model) (Section 3.4).
-        add_final_layer_norm (`bool`, defaults to `False`): one more layer normalisation after each stack, as
+        attention_bias (bool, defaults to False): biases in the attention projections; Section 3.2.2 has none.
+        output_bias (bool, defaults to False): a bias in the projection to the vocabulary.
+        scale_embedding (bool, defaults to True): embeddings times sqrt(d_model) (Section 3.4).
+        add_final_layer_norm (bool, defaults to False): one more layer normalisation after each stack, as
             `torch.nn.Transformer` has.
-        position_encoding (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (Section 3.5) or `"learned"` (Table 3 E);
+        position_encoding (str, defaults to "sinusoidal"): `"sinusoidal"` (Section 3.5) or `"learned"` (Table 3 E);
             for models of other toolkits `"sinusoidal-halves"`, the sines before the cosines, or
             `"sinusoidal-tensor2tensor"`, so ordered and with the frequencies of the authors' released code.
-        position_offset (`int`, defaults to 0): number of the first position; for sinusoids only.
-        max_position_embeddings (`int`, defaults to 1024): rows of the position table, in tokens. A limit for learned
+        position_offset (int, defaults to 0): number of the first position; for sinusoids only.
+        max_position_embeddings (int, defaults to 1024): rows of the position table, in tokens. A limit for learned
             positions only: sinusoids are computed for any position.
-        attention_window (`int`, *optional*): positions that self-attention sees around each one, half of them to a side
+        attention_window (int, optional): positions that self-attention sees around each one, half of them to a side
             and its own (Section 4's restricted self-attention, with its r); all positions when not given.
-        initialization (`str`, defaults to `"tensor2tensor"`): how new weights are drawn: as in the authors' code,
+        initialization (str, defaults to "tensor2tensor"): how new weights are drawn: as in the authors' code,
             `"xavier"` (Xavier-uniform for each matrix by itself), or `"normal"`, normal(0, 0.02), as is usual in
             transformers. It has no effect on weights that are loaded.
-        layer_norm_eps (`float`, defaults to 1e-5): added to the variance in layer normalisation.
-        tie_word_embeddings (`bool`, defaults to `True`): one matrix for both embeddings and the output projection
+        layer_norm_eps (float, defaults to 1e-5): added to the variance in layer normalisation.
+        tie_word_embeddings (bool, defaults to True): one matrix for both embeddings and the output projection
             (Section 3.4). `False` gives three matrices.
-        share_encoder_decoder_embeddings (`bool`, *optional*): one matrix for source and target embeddings, tied to
+        share_encoder_decoder_embeddings (bool, optional): one matrix for source and target embeddings, tied to
             the output projection or not; as `tie_word_embeddings` when not given, but never for two vocabularies.
-        use_cache (`bool`, defaults to `True`): keep keys and values between decoding steps.
-        bos_token_id, pad_token_id, eos_token_id, decoder_start_token_id (`int`, default to 0, 1, 2 and 0): special
+        use_cache (bool, defaults to True): keep keys and values between decoding steps.
+        bos_token_id, pad_token_id, eos_token_id, decoder_start_token_id (int, default to 0, 1, 2 and 0): special
             tokens as `vaswani tokenizer` numbers them. Padding is not 0 because transformers' beam search fills the
             tail of finished beams with the end token when it is.
 

@@ -82,11 +82,11 @@ class Text2TextGenerationPipeline(Pipeline):
                 Sentences are translated in batches across rows (of 16 when no `batch_size` is given) and joined by
                 spaces as their language has them, one result a row; k-th alternatives are joined with each other.
             batch_size, num_workers: as in every pipeline of transformers; with `split_sentences` there are no workers.
-            truncation (`bool`, `str`): cut texts that are longer than `tokenizer.model_max_length` or the model's
+            truncation (bool, str): cut texts that are longer than `tokenizer.model_max_length` or the model's
                 positions, each with a warning. Without it nothing is cut.
-            return_tensors (`bool`): token ids in place of the text, or beside it with `return_text=True`.
-            return_text (`bool`): see above.
-            clean_up_tokenization_spaces (`bool`): see the tokenizer's `decode`.
+            return_tensors (bool): token ids in place of the text, or beside it with `return_text=True`.
+            return_text (bool): see above.
+            clean_up_tokenization_spaces (bool): see the tokenizer's `decode`.
             **options: for `generate()`, such as `max_new_tokens`, `num_beams`, `num_return_sequences`.
 
         Returns:

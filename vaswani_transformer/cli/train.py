@@ -82,7 +82,7 @@ def distill(
 
     Args:
         teachers: model folders; of several, which have one tokenizer, the probabilities are averaged
-        text: text to translate, or a pattern: a.*.en.gz (default: the training sources of the recipe)
+        text: text to translate, a folder, or a pattern: a.*.en.gz (default: the training sources of the recipe)
         beams: beam size of the teacher (default: as it was saved; the paper: 5)
         teacher_precision: of the teacher: float32, bfloat16, float16, or int8 on a CPU (default: as it was saved)
         workers: processes that translate, each on its own GPU if any

@@ -95,7 +95,7 @@ ROOM_LINES = {
     "attention": 395, "catalogues": 917, "recipes": 405, "evaluation": 326,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1582, 25000, 11.8
-TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19990
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19993
 
 
 def lines_of(folder: Path, pattern: str = "**/*.py") -> int:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 from vaswani_transformer import Ensemble, UserError, VaswaniTokenizer, align, attend, pharaoh, train_tokenizer
 from vaswani_transformer.attention.alignments import tokens_and_words
 from vaswani_transformer.data.words import words_of
-from vaswani_transformer.importing.fairseq_vocabulary import finished
+from vaswani_transformer.importing.fairseq_vocabulary import with_special_tokens
 from vaswani_transformer.importing.sentencepiece import backend
 
 model = test_attention_weights.model
@@ -131,7 +131,7 @@ def test_texts_that_are_rewritten_have_the_ids_of_the_model_and_words_of_their_o
 def test_words_that_rules_make_are_refused():
     ids = {token: number for number, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "Hello", ",", "world"])}
     tokenizer = VaswaniTokenizer(
-        tokenizer_object=finished(Tokenizer(models.WordLevel(ids, "<unk>")), ids),
+        tokenizer_object=with_special_tokens(Tokenizer(models.WordLevel(ids, "<unk>")), ids),
         eos_token="</s>", unk_token="<unk>", moses={"languages": ["en", "en"]},
     ).side("source")  # fmt: skip
     assert tokens_and_words(tokenizer, ["Hello world"]) == [([4, 6, 2], [range(1), range(1, 2), range(0)])]

@@ -28,7 +28,8 @@ def test_one_column_for_both_sides_is_refused_and_a_file_has_slices(tmp_path):
     assert "en is both source and target" in error_of(load_pairs, data=path, source_column="en", target_column="en")
     assert f"{path} is both source and target" in error_of(load_pairs, source=path, target=path)
     other = write(tmp_path / "a.de", "a\nb\n")
-    assert f"{path} holds pairs, not lines" in error_of(load_pairs, source=path, target=other)
+    for sides in ({"source": path, "target": other}, {"source": other, "target": path}):
+        assert f"{path} holds pairs, not lines" in error_of(load_pairs, **sides)
     assert "a.tsv holds pairs, not lines: give text" in error_of(pair_source, tmp_path, tmp_path, one_text=True)
     path.unlink()
     assert rows(pair_source(tmp_path, tmp_path, one_text=True).load()) == [("a", "a"), ("b", "b")]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
 import datasets
@@ -175,7 +176,7 @@ def pair_source(
             with reading(paths[0]):
                 source = target = paths[0] / "*" if paths[0].is_dir() else source
         shards = _paired_shards(source, target)
-        check_lines("text" if one_text else "two texts, or one table as data", *(str(path) for path, _ in shards))
+        check_lines("text" if one_text else "two texts, or one table as data", *map(str, chain(*shards)))
         return _of_files(str(paths[0]), "text", columns, {"train": shards}, split)
     kind, *others = sorted({suffix(path.name) for path in paths})
     if others or kind not in FORMATS:

@@ -79,7 +79,9 @@ def read_tokenizer(
         raise UserError(f"the dictionaries of {checkpoint} {problem}: {fix}")
     sides = dictionaries[:1] if dictionaries[0] == dictionaries[1] else dictionaries
     if segmentation is None:
-        backends = [finished(Tokenizer(models.WordLevel(ids, _UNKNOWN)), ids) for ids in sides]  # whole words
+        backends = [
+            with_special_tokens(Tokenizer(models.WordLevel(ids, _UNKNOWN)), ids) for ids in sides
+        ]  # whole words
     elif segmentation.suffix in (".model", ".spm"):
         backends = [sentencepiece.backend(segmentation, ids, ("</s>", "<unk>", "<s>", "<pad>")) for ids in sides]
     else:
@@ -118,10 +120,10 @@ def merges_backend(codes: Path, ids: dict[str, int]) -> Tokenizer:
     vocabulary = {token: ids[token] for token in SPECIAL_TOKENS} | pieces | dict(others)
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=_UNKNOWN, end_of_word_suffix=_END_OF_WORD))
     tokenizer.decoder = decoders.BPEDecoder(suffix=_END_OF_WORD)
-    return finished(tokenizer, ids)
+    return with_special_tokens(tokenizer, ids)
 
 
-def finished(tokenizer: Tokenizer, ids: dict[str, int]) -> Tokenizer:
+def with_special_tokens(tokenizer: Tokenizer, ids: dict[str, int]) -> Tokenizer:
     """Return the tokenizer with its special tokens, which cuts at spaces and ends each text."""
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     tokenizer.encode_special_tokens = True  # "</s>" in a text is text

@@ -79,9 +79,7 @@ def read_tokenizer(
         raise UserError(f"the dictionaries of {checkpoint} {problem}: {fix}")
     sides = dictionaries[:1] if dictionaries[0] == dictionaries[1] else dictionaries
     if segmentation is None:
-        backends = [
-            with_special_tokens(Tokenizer(models.WordLevel(ids, _UNKNOWN)), ids) for ids in sides
-        ]  # whole words
+        backends = [with_special_tokens(Tokenizer(models.WordLevel(ids, _UNKNOWN)), ids) for ids in sides]
     elif segmentation.suffix in (".model", ".spm"):
         backends = [sentencepiece.backend(segmentation, ids, ("</s>", "<unk>", "<s>", "<pad>")) for ids in sides]
     else:

@@ -217,6 +217,23 @@ def test_other_commands_choose_nothing(data, tmp_path, fails):
         assert "is auto, which `vaswani train` alone chooses" in line
 
 
+def test_a_trial_takes_smaller_parts_of_a_batch_where_memory_ends(data, tmp_path, monkeypatch, fails):
+    memory = 700
+
+    def seconds(recipe, *_):
+        if recipe.tokens_per_device > memory:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return 0.5
+
+    monkeypatch.setattr(rules, "trial_seconds", seconds)
+    recipe = chosen(data, tmp_path / "out", max_minutes=1)
+    assert recipe.max_steps == round(rules.SPARE_STEPS * rules.TRAINED * 60 / 0.5)
+    assert recipe.tokens_per_device == AUTO  # training finds out itself, beside what it needs
+    memory = 0  # another program has it
+    line = fails("train", "--train-data", data, "--max-minutes", 1, "--output", tmp_path / "out", status=1)
+    assert line.startswith("error: out of memory")
+
+
 @given(st.integers(300, 30_000), st.integers(300, 30_000), st.integers(1, 16))
 def test_a_step_is_dealt_out_evenly_and_in_as_few_parts_as_fit(tokens, per_device, processes):
     parts = micro_batches_of(Recipe(tokens_per_batch=tokens, tokens_per_device=per_device), processes)

@@ -108,7 +108,7 @@ def _explain(error: BaseException) -> str:
         fix = ": free some space and run the same command again" if error.errno in _DISK_FULL else fix
         return f"{error.strerror or error}{where}{fix}"
     is_full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    if is_full or any(part in str(error) for part in ("DefaultCPUAlloc", "MPS backend out of memory")):
+    if is_full or any(part in str(error) for part in ("DefaultCPUAlloc", "MPS backend out of", "No executable batch")):
         fix = "lower --tokens-per-batch or --beams, of a training --tokens-per-device, which changes no result"
         return f"out of memory: {fix}, or use a machine with more of it"
     if is_failed_write(error):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import find_executable_batch_size, send_to_device
 from accelerate.utils.memory import clear_device_cache
 
 from ..data.augmentation import ROOM, AugmentedPairs
@@ -211,7 +211,13 @@ class _Choice:
         if not (self.recipe.max_minutes and depending & {*self.left}):
             return None
         trial = replace(self.recipe, **{name: value for name, value in row._asdict().items() if name in self.left})
-        seconds = trial_seconds(trial, self.sample, self.tokenizer, self.processes)
+        most = math.ceil(trial.tokens_per_batch / micro_batches_of(trial, self.processes))
+
+        @find_executable_batch_size(starting_batch_size=most)
+        def seconds_of_a_step(tokens: int) -> float:
+            return trial_seconds(replace(trial, tokens_per_device=tokens), self.sample, self.tokenizer, self.processes)
+
+        seconds = seconds_of_a_step()
         clear_device_cache(garbage_collection=True)  # whose free memory is looked at next
         steps = TRAINED * 60 * self.recipe.max_minutes / seconds
         return steps, seconds, steps * trial.tokens_per_batch

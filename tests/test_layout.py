@@ -90,7 +90,7 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4052, "data": 3122, "training": 2551, "importing": 1215, "cli": 2011, "decoding": 1920,
+    "model": 4052, "data": 3151, "training": 2548, "importing": 1215, "cli": 2011, "decoding": 1920,
     "experiments": 681, "serving": 1502, "hub": 682, "export": 1073, "parsing": 841, "documents": 1721,
     "attention": 395, "catalogues": 917, "recipes": 405, "evaluation": 326,
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import pickle
 import random
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vaswani_transformer import train_tokenizer
-from vaswani_transformer.data.augmentation import CHANGES, AugmentedPairs, changed, choose_change
-from vaswani_transformer.data.batching import TokenBatchSampler
+from vaswani_transformer.data.augmentation import CHANGES, AugmentedPairs, changed, choose_change, growth
+from vaswani_transformer.data.batching import ROOM, TokenBatchSampler
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.data.tokenized_pairs import pair_encoder
 from vaswani_transformer.recipes.recipe import DEFAULT_AUGMENTATION
@@ -153,6 +154,43 @@ def test_numbers_of_pairs_count_on_from_epoch_to_epoch():
         assert [[index - 28 for index in batch] for batch in plain][:start] == list(later)[:start]
         assert list(counting)[start:] == list(later)[start:]
     assert later.statistics() == counting.statistics() == plain.statistics()
+
+
+@given(st.integers(8, 300), st.integers(0, 9), st.sampled_from([1, 2]), st.floats(0, 0.3))
+def test_batches_of_changed_pairs_are_whole_and_within_their_limits(pairs, seed, parts, share):
+    random = np.random.default_rng(seed)
+    lengths = random.integers(5, 60, (2, pairs))
+    times = [np.where(random.random(pairs) < share, 2.0, 1.0) for _ in range(3)]
+    plain = TokenBatchSampler(*lengths, 500, parts, seed, 0)
+    sampler = TokenBatchSampler(*lengths, 500, parts, seed, len(plain) // parts, times.__getitem__)
+    for epoch in range(3):
+        plain.set_epoch(epoch)
+        sampler.set_epoch(epoch)
+        batches, usual = list(sampler), list(plain)
+        assert len(batches) == len(sampler) == len(usual) and all(batches)
+        first = (epoch or -1) * pairs  # nothing is changed in the first epoch
+        assert sorted(chain.from_iterable(batches)) == [*range(first, first + pairs)]
+        grown = lengths * times[epoch]
+        after = np.where(grown.max(axis=0) <= lengths.max(), grown, lengths)
+        most = max(after[:, np.array(batch) % pairs].sum(axis=1).max() for batch in batches)
+        assert batches == usual or epoch == 0 or most <= (ROOM * 500 + (parts - 1) * lengths.max()) / parts
+
+
+def test_a_pair_that_a_change_makes_longer_is_in_a_batch_of_its_new_length():
+    random = np.random.default_rng(0)
+    lengths = np.tile(random.integers(5, 40, 5000), (2, 1))
+    twice = growth({"repeat": 0.03, "typos": 0.4}, 3, 5000)
+    padding = []
+    for grows in (None, twice):
+        sampler = TokenBatchSampler(*lengths, 1000, counts_from=0, growth=grows)
+        sampler.set_epoch(2)
+        after = np.where(lengths * twice(2) < 40, lengths * twice(2), lengths)[0]
+        batches = [after[np.array(batch) % 5000] for batch in sampler]
+        padding.append(1 - after.sum() / sum(batch.max() * len(batch) for batch in batches))
+    assert padding[0] > 0.12 and padding[1] < 0.03
+    changes = [choose_change({"repeat": 0.03, "typos": 0.4}, 3, number) for number in range(10_000, 15_000)]
+    assert twice(2).tolist() == [1 + (change is not None and change("a", "b") == ("a a", "b b")) for change in changes]
+    assert growth({}, 3, 5000) is None
 
 
 def test_the_default_has_every_kind():

@@ -271,16 +271,6 @@ def test_a_packed_batch_unpacks_into_its_pairs_and_filling(packing):
         assert math.log2(len(pairs) + len(filling)).is_integer()
 
 
-def test_a_batch_of_similar_lengths_is_padded_where_that_is_asked_for():
-    pairs = [{"input_ids": [3] * length, "labels": [4] * 9} for length in (8, 9, 10)]
-    collator = PackedCollator(1, 30, pad_up_to=10 / 9)
-    padded = PairCollator(1)(pairs)
-    assert {name: each.tolist() for name, each in collator(pairs).items()} == {k: v.tolist() for k, v in padded.items()}
-    for name in ("input_ids", "labels"):
-        other = [*pairs[:2], pairs[2] | {name: [5] * 13}]
-        assert collator(other)["target_offsets"].tolist()[-1] == sum(len(pair["labels"]) for pair in other)
-
-
 @pytest.mark.parametrize("longest", [2, 3, 100, 256])
 def test_the_packed_size_is_enough_for_any_batch_and_no_larger_than_needed(longest):
     for tokens in (longest, 64, 1000, 25_000):

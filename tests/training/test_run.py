@@ -138,7 +138,6 @@ def test_batches_without_padding_need_a_gpus_attention_for_them(recipe, trained)
         training.is_padding_free(wanted, config, on_gpu)
     assert training.is_padding_free(wanted, config, on_cpu)
     assert not any(training.is_padding_free(recipe, config, where) for where in (on_gpu, on_cpu))
-    assert training.is_padding_free(dataclasses.replace(recipe, augmentation="upper:0.1"), config, on_cpu)
     config.attention_window = 8
     with pytest.raises(UserError, match="no attention_window"):
         training.is_padding_free(wanted, config, on_cpu)

@@ -15,6 +15,7 @@ from training_runs import log_of, stop_after
 from translating import run
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, hardware, load_recipe, prepare, train
+from vaswani_transformer.data.batching import TokenBatchSampler
 from vaswani_transformer.data.prepared import check_recipe_matches, open_prepared
 from vaswani_transformer.json_and_yaml import read_yaml
 from vaswani_transformer.recipes.recipe import AUTO, CHOSEN, Recipe
@@ -111,13 +112,18 @@ def test_a_text_smaller_than_a_batch_has_as_many_passes_as_steps_and_two_equal_f
 
 def test_the_trial_computes_what_the_training_does(data, tmp_path, monkeypatch):
     seen, forward = [], VaswaniForConditionalGeneration.forward
-    kind = lambda model, inputs: (model.config._attn_implementation, "source_offsets" in inputs)  # noqa: E731
-    noting = lambda self, **inputs: (seen.append(kind(self, inputs)), forward(self, **inputs))[1]  # noqa: E731
+    kind = lambda model: model.config._attn_implementation  # noqa: E731
+    noting = lambda self, **inputs: (seen.append(kind(self)), forward(self, **inputs))[1]  # noqa: E731
     monkeypatch.setattr(VaswaniForConditionalGeneration, "forward", noting)
-    for changes in ({}, {"attention": "eager"}, {"attention": "sdpa"}, {"augmentation": "typos:0.5"}):
+    for changes in ({}, {"attention": "eager"}, {"attention": "sdpa"}):
         chosen(data, tmp_path / "out", max_minutes=1, **changes, **SMALL)
-    kinds = [("eager", False), ("sdpa", False), ("eager", True)]
-    assert list(dict.fromkeys(seen)) == (kinds if rules.on_cpu() else kinds[1::-1])
+    kinds = ["eager", "sdpa"]
+    assert list(dict.fromkeys(seen)) == (kinds if hardware.on_cpu() else kinds[::-1])
+    grows = []
+    monkeypatch.setattr(rules, "TokenBatchSampler", lambda *a: (grows.append(a[-1]), TokenBatchSampler(*a))[1])
+    for changes in ({}, {"augmentation": "repeat:1"}):
+        chosen(data, tmp_path / "out", max_minutes=1, **changes, **SMALL)
+    assert grows[0] is None and set(grows[1](0)) == {2.0}
 
 
 def test_a_small_text_is_enough_to_finetune_on_and_prepared_as_before(data, folder, tmp_path, capsys):

@@ -20,7 +20,7 @@ from .tokenization import SIDES, side_of
 from .words import LETTER, title_case, words_of
 
 TAG = "<BT>"  # before each source that a model of the reverse direction wrote
-ROOM = 1.15  # most tokens of a batch of changed pairs, as a share of the limit that it was made for
+GROWTH = {"upper": 1.4, "title": 1.15, "repeat": 2.0}  # times the tokens, of a tokenizer trained on changed text
 _SAME_PART = 0.15  # difference of two shares of a sentence up to which they are the same part of it
 _KEYBOARD = " qwertyuiop asdfghjkl zxcvbnm "
 _LONG_WORD = regex.compile(rf"(?:(?!{LETTER})[\p{{L}}\p{{M}}]){{4,}}")  # with one letter changed "on" is "in"
@@ -106,6 +106,16 @@ def choose_change(shares: Mapping[str, float], seed: int, number: int) -> Callab
     random = Random(seed << 64 | number)
     [kind] = random.choices([*shares, None], [*shares.values(), max(0.0, 1 - sum(shares.values()))])
     return kind and partial(changed, kind, random=random)
+
+
+def growth(shares: Mapping[str, float], seed: int, pairs: int) -> Callable[[int], np.ndarray] | None:
+    """Return what tells of an epoch about how many times its tokens each pair then has; None if none is changed."""
+
+    def of_epoch(epoch: int) -> np.ndarray:
+        changes = (choose_change(shares, seed, number) for number in range(epoch * pairs, (epoch + 1) * pairs))
+        return np.fromiter((GROWTH.get(change.args[0], 1) if change else 1 for change in changes), np.float32, pairs)
+
+    return of_epoch if shares else None
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Batches of sentences of similar length that hold about a given number of tokens (Section 5.1), and their padding."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -10,7 +10,7 @@ import torch
 from ..errors import UserError
 from ..model.loss_vaswani import IGNORE_INDEX
 
-PAD_UP_TO = 1.15  # positions a token up to which a CPU pads what it could pack: packing took 1.2 times as long (EPYC)
+ROOM = 1.15  # most tokens of a batch of changed pairs, as a share of the limit that it was made for
 MOST_PADDED = 1.5  # most positions of a padded batch, as a share of its limit of tokens; 1.1 are usual
 _MEASURED_BATCHES = 2048  # batches of which padding is measured, where there are more
 _GOLDEN = 0.6180339887498949  # its multiples, taken modulo 1, are spread evenly however many there are
@@ -37,6 +37,9 @@ class TokenBatchSampler:
     optimizer step's worth, for accumulation or for several processes. On either side the tokens of two parts differ by
     at most the longest sentence. The batches are the same for any number of parts.
 
+    Where augmentation makes pairs longer, `growth` lets batches be of similar lengths after that: of as many batches as
+    any epoch has, with larger ones (up to `ROOM`), or, if that is not enough, as without it.
+
     Memory: ordering an epoch takes about 50 bytes a pair for a moment, its order then 4.
 
     Args:
@@ -46,6 +49,7 @@ class TokenBatchSampler:
         seed: with the epoch, determines the shuffle.
         counts_from: the step from which pairs are numbered on from epoch to epoch, as `AugmentedPairs` takes them, with
             negative numbers before it; none: their indices.
+        growth: takes an epoch, returns how many times its tokens each pair then has; for epochs from that step on.
 
     Raises:
         UserError: for no pairs, a pair longer than the limit, or so many parts that one may have fewer than four pairs.
@@ -62,10 +66,12 @@ class TokenBatchSampler:
         micro_batches: int = 1,
         seed: int = 0,
         counts_from: int | None = None,
+        growth: Callable[[int], np.ndarray] | None = None,
     ):
         self.lengths = [np.asarray(side) for side in (source_lengths, target_lengths)]
         self._limit, self._pairs = max_tokens, len(self.lengths[0])
-        self.micro_batches, self.seed, self.epoch, self._counts_from = micro_batches, seed, 0, counts_from
+        self.micro_batches, self.seed, self.epoch = micro_batches, seed, 0
+        self._counts_from, self._growth = counts_from, growth
         self._check()
         shares = np.maximum(*self.lengths)  # of the budget
         self._capacity = (MOST_PADDED * max_tokens / np.sort(shares)[::-1]).astype(np.int32)
@@ -138,7 +144,7 @@ class TokenBatchSampler:
         edges = self._cut(sums, int(random.integers(self._shortest, self._first, endpoint=True)))
         self._share_the_rest(sums, edges)
         edges = np.array(edges)
-        if len(edges) - 1 < self._number:
+        while len(edges) - 1 < self._number:
             largest = int(np.diff(edges).argmax())
             edges = np.insert(edges, largest + 1, (edges[largest] + edges[largest + 1] + 1) // 2)
         sequence = np.arange(len(edges) - 1)
@@ -179,8 +185,24 @@ class TokenBatchSampler:
             tokens[parts] += target[dealt]
         return [batch[part_of == part] for part in range(self.micro_batches)]
 
+    def _grown(self) -> "TokenBatchSampler | None":
+        """Return this epoch's batches by the tokens of changed pairs; None where they would be more."""
+        if self._growth is None or self.epoch * self._number < self._counts_from:
+            return None
+        grown = np.rint(np.stack(self.lengths) * self._growth(self.epoch)).astype(np.int32)
+        lengths = np.where(grown.max(axis=0) <= self._longest, grown, self.lengths)  # a longer one is not changed
+        for share in np.arange(lengths.sum() / np.sum(self.lengths), ROOM, 0.01):
+            sampler = TokenBatchSampler(*lengths, int(share * self._limit), self.micro_batches, self.seed, 0)
+            if sampler._number <= self._number:
+                sampler.epoch, sampler._number, sampler._ordered = self.epoch, self._number, None
+                return sampler
+        return None
+
     def __iter__(self) -> Iterator[list[int]]:
         """Yield lists of indices of pairs."""
+        return (self._grown() or self)._batches()
+
+    def _batches(self) -> Iterator[list[int]]:
         if self._ordered is None or self._ordered[0] != self.epoch:
             self._ordered = None  # two orders at once would be twice the memory
             order = self._order()
@@ -194,7 +216,7 @@ class TokenBatchSampler:
     def statistics(self) -> str:
         """Describe the epoch's batches in words; padding is that of the first 2,048, which are in random order."""
         tokens, positions = np.zeros(2), np.zeros(2)
-        for batch in islice(self, _MEASURED_BATCHES):
+        for batch in islice(self._batches(), _MEASURED_BATCHES):
             sides = np.stack([side[np.array(batch) % self._pairs] for side in self.lengths])
             tokens += sides.sum(axis=1, dtype=np.int64)
             positions += sides.max(axis=1).astype(np.int64) * len(batch)
@@ -258,15 +280,12 @@ class PackedCollator:
     max_length: int  # most tokens that a sentence of any batch may have
     source_size: int | None = None  # of every batch, in tokens with filling; if none, a batch has its own without
     target_size: int | None = None  # the same of the target side; given if `source_size` is
-    pad_up_to: float = 0.0  # a batch that padded has at most so many positions a token is padded, as by `PairCollator`
 
     def __call__(self, pairs: Sequence[dict]) -> dict[str, torch.Tensor | int]:
         """Make a batch of pairs with `input_ids` and `labels`, lists or arrays."""
         sides = [[pair[name] for pair in pairs] for name in ("input_ids", "labels")]
         lengths = np.array([[len(row) for row in rows] for rows in sides])
         tokens = lengths.sum(axis=1)
-        if np.all(lengths.max(axis=1) * len(pairs) <= self.pad_up_to * tokens):
-            return PairCollator(self.pad_token_id)(pairs)
         sizes = tokens if self.source_size is None else np.array([self.source_size, self.target_size])
         room = sizes - tokens
         number = -(-int(room.max()) // self.max_length)  # sentences of filling

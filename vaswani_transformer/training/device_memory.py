@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from accelerate.utils import find_executable_batch_size, send_to_device
 
-from ..data.augmentation import ROOM
-from ..data.batching import IGNORE_INDEX, MOST_PADDED, PackedCollator, packed_size
+from ..data.batching import IGNORE_INDEX, MOST_PADDED, ROOM, PackedCollator, packed_size
 from ..distributed import over_processes
 from ..hardware import CPU_TOKENS
 

@@ -35,7 +35,7 @@ from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.packed_sentences_vaswani import can_use_flash_attention
 from ..output_folder import locked_together
-from ..recipes.recipe import AUTO, Recipe, augmentation_shares, check_recipe, languages_of
+from ..recipes.recipe import AUTO, Recipe, check_recipe, languages_of
 from . import callbacks, run_folder, verdict
 from .checkpoints import WEIGHTS, averaged_from, read_state, step_of
 from .initial_model import merged_adapters, model_of_folder, new_model, origin, read_model_of
@@ -169,9 +169,7 @@ def is_padding_free(recipe: Recipe, config: VaswaniConfig, arguments: VaswaniTra
     states = torch.empty(0, dtype=dtype, device=arguments.device)
     is_quick = can_use_flash_attention(config, states) and not config.attention_dropout
     if recipe.padding_free == AUTO:
-        # One long sentence in a batch of short ones, in capitals or twice, would have all padded to its length.
-        is_worth_it = is_quick or (states.is_cpu and bool(augmentation_shares(recipe.augmentation)))
-        return is_worth_it and recipe.attention == AUTO and config.attention_window is None
+        return is_quick and recipe.attention == AUTO and config.attention_window is None
     # On another GPU sentences would be padded to max_length each.
     if recipe.padding_free and (config.attention_window is not None or not (is_quick or states.is_cpu)):
         needs = "a GPU of compute capability 8.0 with bf16 or fp16, equal d_k and d_v in multiples of 8 up to 256"

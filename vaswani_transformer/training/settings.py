@@ -18,8 +18,8 @@ import torch
 from accelerate.utils import find_executable_batch_size, send_to_device
 from accelerate.utils.memory import clear_device_cache
 
-from ..data.augmentation import ROOM, AugmentedPairs
-from ..data.batching import MOST_PADDED, PAD_UP_TO, PackedCollator, PairCollator, TokenBatchSampler
+from ..data.augmentation import AugmentedPairs, growth
+from ..data.batching import MOST_PADDED, ROOM, PairCollator, TokenBatchSampler
 from ..data.parallel_text import held_out_rows
 from ..data.prepared import open_prepared
 from ..data.recipe_data import data_sources, load_training_pairs, new_tokenizer
@@ -27,7 +27,7 @@ from ..data.tokenization import load_tokenizer, vocabulary_sizes
 from ..data.tokenized_pairs import pair_lengths, tokenize_pairs
 from ..data.words import ends_a_sentence, words_of
 from ..errors import UserError
-from ..hardware import accelerator, choose_precision, on_cpu
+from ..hardware import accelerator, choose_precision
 from ..json_and_yaml import read_yaml
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
@@ -248,12 +248,12 @@ def trial_seconds(recipe: Recipe, pairs: datasets.Dataset, tokenizer: Any, proce
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     kinds, parts = choose_precision(recipe.precision), micro_batches_of(recipe, processes)
     lengths = pair_lengths(pairs)
-    sampler, longest = TokenBatchSampler(*lengths, recipe.tokens_per_batch, parts), max(2, *map(np.max, lengths))
-    shares, most = augmentation_shares(recipe.augmentation), int(ROOM * sampler.part_tokens)
-    is_packed, pad = shares and on_cpu(), config.pad_token_id
-    limits = longest, most, math.inf if is_packed else MOST_PADDED * most
-    changed = AugmentedPairs(pairs, tokenizer, shares, recipe.seed, limits)
-    collator = PackedCollator(pad, longest, pad_up_to=PAD_UP_TO) if is_packed else PairCollator(pad)
+    shares = augmentation_shares(recipe.augmentation)
+    longer = growth(shares, recipe.seed, len(pairs))
+    sampler = TokenBatchSampler(*lengths, recipe.tokens_per_batch, parts, recipe.seed, 0, longer)
+    most = int(ROOM * sampler.part_tokens)
+    limits = max(2, *map(np.max, lengths)), most, MOST_PADDED * most
+    changed, collator = AugmentedPairs(pairs, tokenizer, shares, recipe.seed, limits), PairCollator(config.pad_token_id)
     times = [time.perf_counter()]
     batches = islice(chain.from_iterable(repeat(sampler)), TRIAL_STEPS)
     for numbers in takewhile(lambda _: times[-1] - times[0] <= TRIAL_SECONDS, batches):

@@ -23,8 +23,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..data.augmentation import ROOM, AugmentedPairs
-from ..data.batching import MOST_PADDED, PAD_UP_TO, PackedCollator, PairCollator, TokenBatchSampler, packed_size
+from ..data.augmentation import AugmentedPairs, growth
+from ..data.batching import MOST_PADDED, ROOM, PackedCollator, PairCollator, TokenBatchSampler, packed_size
 from ..data.tokenized_pairs import TOKEN_FEATURES, pair_lengths
 from ..distributed import over_processes
 from ..errors import UserError, is_failed_write, reading
@@ -55,7 +55,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         tokens_per_batch: the most source tokens, and the most target tokens, in one optimizer step over all
             devices and accumulated parts, padding not counted (the paper: about 25,000).
         tokens_per_device: what one device takes at once; if none, what its memory holds, and on a CPU 4096.
-        padding_free: train on batches without padding (`PackedCollator`; on a CPU some are padded); validation pads.
+        padding_free: train on batches without padding (`PackedCollator`); validation pads.
         learning_rate_scale: factor on Equation 3.
         decline_steps: last steps, over which the rate also declines to zero.
         fused_loss: compute projection and training loss together (`skip_logits` of the model's `forward`).
@@ -129,8 +129,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
     @cached_property
     def batch_sampler(self) -> TokenBatchSampler:
         """Return the batches of `train_dataset` for these settings."""
-        limit, start = self.args.tokens_per_batch, self.args.augmentation_start if self.shares else None
-        return TokenBatchSampler(*self._lengths, limit, self.micro_batches, self.args.seed, start)
+        args, start = self.args, self.args.augmentation_start if self.shares else None
+        longer = None if args.padding_free else growth(self.shares, args.seed, len(self.train_dataset))
+        return TokenBatchSampler(*self._lengths, args.tokens_per_batch, self.micro_batches, args.seed, start, longer)
 
     @cached_property
     def _lengths(self) -> Sequence:
@@ -157,8 +158,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             pairs = AugmentedPairs(pairs, self.processing_class, self.shares, self.args.seed, limits)
         if self.args.padding_free:  # batches are all of one size on a device
             size = None if self.args.device.type == "cpu" else packed_size(tokens, longest)
-            pad_up_to = 0.0 if size else PAD_UP_TO
-            collator = PackedCollator(self.model.config.pad_token_id, longest, size, size, pad_up_to)
+            collator = PackedCollator(self.model.config.pad_token_id, longest, size, size)
         loader = DataLoader(
             pairs,
             batch_sampler=self.batch_sampler,

@@ -90,9 +90,9 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4052, "data": 3151, "training": 2548, "importing": 1215, "cli": 2011, "decoding": 1920,
-    "experiments": 681, "serving": 1502, "hub": 682, "export": 1073, "parsing": 841, "documents": 1721,
-    "attention": 395, "catalogues": 917, "recipes": 405, "evaluation": 326,
+    "model": 4052, "data": 3134, "training": 2539, "importing": 1215, "cli": 2011, "decoding": 1919,
+    "experiments": 679, "serving": 1501, "hub": 682, "export": 1072, "parsing": 833, "documents": 1721,
+    "attention": 395, "catalogues": 917, "recipes": 398, "evaluation": 326,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1582, 25000, 11.8
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19997

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -95,7 +94,7 @@ def clean(
         parts = range(-(-len(text) // PART))
         judge = _judge(text, validation, rules, recipe.seed)
         shown = "judging" if progress else None
-        make, workers = partial(_judging, tasks, text, judge), workers or default_workers(len(parts))
+        make, workers = partial(partial, _judge_part, tasks, text, judge), workers or default_workers(len(parts))
         list(run_tasks(make, parts, workers, engine, shown))
         status, firsts = _match(tasks, text, rules, parts)
         counts = dict(zip(NAMES, np.bincount(status, minlength=len(NAMES)).tolist(), strict=True))
@@ -104,7 +103,7 @@ def clean(
             raise UserError(f"no pair is left after cleaning ({counts}): look at the text, or change the rules")
         with output.placing(last=MANIFEST, stale=output.names) as staging:
             for number in parts:
-                rows = np.array(_rows(number, text))
+                rows = np.array(range(len(text))[number * PART : (number + 1) * PART])
                 _write(text.select(rows[status[rows] == KEPT]), staging / f"train-{number:05d}.parquet", recipe)
             if validation is not None:
                 _write(validation, staging / "validation-00000.parquet", recipe)
@@ -134,26 +133,17 @@ def _judge(text: datasets.Dataset, validation: datasets.Dataset | None, rules: C
     return Judge(rules, LengthRatio.of(characters) if rules.length_ratio else None, tests, own)
 
 
-def _rows(number: int, text: datasets.Dataset) -> range:
-    """Return the rows of a part."""
-    return range(number * PART, min((number + 1) * PART, len(text)))
-
-
-def _judging(tasks: Path, text: datasets.Dataset, judge: Judge) -> Callable[[int], None]:
-    """Return the task that judges a part and writes the status and a key of each pair."""
-
-    def task(number: int) -> None:
-        path, rows = tasks / _JUDGED.format(number), _rows(number, text)
-        if path.is_file():
-            return
-        table = np.zeros(len(rows), [("status", np.uint8), ("key", np.uint64)])
-        for index, pair in enumerate(pairs_of(text.select(rows))):
-            status, _, sides = judge.judge(pair)
-            table[index] = status, key_of("\n".join(sides))
-        with written_whole(path) as new, new.open("wb") as file:
-            np.save(file, table)
-
-    return task
+def _judge_part(tasks: Path, text: datasets.Dataset, judge: Judge, number: int) -> None:
+    """Judge a part, unless that is done, and write the status and a key of each pair."""
+    path, rows = tasks / _JUDGED.format(number), range(len(text))[number * PART : (number + 1) * PART]
+    if path.is_file():
+        return
+    table = np.zeros(len(rows), [("status", np.uint8), ("key", np.uint64)])
+    for index, pair in enumerate(pairs_of(text.select(rows))):
+        status, _, sides = judge.judge(pair)
+        table[index] = status, key_of("\n".join(sides))
+    with written_whole(path) as new, new.open("wb") as file:
+        np.save(file, table)
 
 
 def _match(tasks: Path, text: datasets.Dataset, rules: CleaningRules, parts: range) -> tuple[np.ndarray, np.ndarray]:

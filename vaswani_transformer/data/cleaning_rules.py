@@ -36,8 +36,6 @@ _LEAST_DEVIATION = 0.05  # of the logarithm: a text whose lengths agree better t
 # What stands for bytes that were not decoded, or wrongly: U+FFFD, and control characters that are no white space.
 _UNDECODED = re.compile("[\ufffd\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
 
-_RANGES = {"length_ratio": (0, 1e9), "near_duplicates": (0.5, 0.95)}
-
 
 def check_rules(rules: CleaningRules) -> None:
     """Raise `UserError` for rules that lack something."""
@@ -47,7 +45,7 @@ def check_rules(rules: CleaningRules) -> None:
         known = likely_languages("a") if rules.languages else ()
     if not set(rules.languages or ()) <= set(known):
         raise UserError(f"languages are {rules.languages}: give two of {', '.join(sorted(known))}")
-    for name, (least, most) in _RANGES.items():
+    for name, least, most in (("length_ratio", 0, 1e9), ("near_duplicates", 0.5, 0.95)):
         if (value := getattr(rules, name)) is not None and not least <= value <= most:
             raise UserError(f"--{name.replace('_', '-')} is {value}: it must be from {least} to {most}")
 

@@ -27,7 +27,7 @@ from ..recipes.recipe import Recipe
 from . import prepared
 from .parallel_text import PairSource, held_out_rows
 from .prepared import INDEX, MANIFEST, PARTS, SHARD, TOKENIZER, TRAIN, UNFINISHED, VALIDATION
-from .recipe_data import data_sources, load_training_pairs, new_tokenizer
+from .recipe_data import data_sources, load_training_pairs, recipe_tokenizer
 from .text_files import check_on_disk, file_stamp
 from .tokenization import load_tokenizer, tokenizer_sha256, vocabulary_sizes
 from .tokenized_pairs import KEPT, FilterCounts, pair_encoder
@@ -143,10 +143,7 @@ def _start(
     folder: Path, recipe: Recipe, settings: dict, text: datasets.Dataset, held_out: np.ndarray, shards: list[str]
 ) -> None:
     """Write the tokenizer, and last the settings, by which the preparation is resumed."""
-    if recipe.tokenizer_folder:
-        tokenizer = load_tokenizer(recipe.tokenizer_folder)
-    else:
-        tokenizer = new_tokenizer(recipe, text, held_out)
+    tokenizer = recipe_tokenizer(recipe, text, held_out)
     with tempfile.TemporaryDirectory() as staging:
         tokenizer.save_pretrained(staging)
         files = {f"{TOKENIZER}/{path.name}": path for path in Path(staging).iterdir()}

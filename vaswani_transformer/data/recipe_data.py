@@ -17,7 +17,7 @@ from .augmentation import choose_change
 from .memory import Memory
 from .parallel_text import CACHE_VERSION, PairSource, cache_file, held_out_rows, pair_source, pairs_of, random_rows
 from .text_files import home_path
-from .tokenization import SIDES, train_tokenizer
+from .tokenization import SIDES, load_tokenizer, train_tokenizer
 
 TOKENIZER_PAIRS = 1_000_000  # that a tokenizer is trained on at most; more change next to nothing
 
@@ -97,8 +97,10 @@ def _with_matches(train: datasets.Dataset) -> datasets.Dataset:
     return train.map(add, batched=True, new_fingerprint=key, cache_file_name=cache_file(key), desc="finding matches")
 
 
-def new_tokenizer(recipe: Recipe, train: datasets.Dataset, held_out: Sequence[int] = ()):
-    """Return the recipe's kind of tokenizer, trained on a sample of the training text but for the rows held out."""
+def recipe_tokenizer(recipe: Recipe, train: datasets.Dataset, held_out: Sequence[int] = ()):
+    """Return the tokenizer that the recipe names, or one trained on a sample of the text but for the rows held out."""
+    if recipe.tokenizer_folder is not None:
+        return load_tokenizer(recipe.tokenizer_folder)
     # At random: a corpus is often several, one after the other, and the first pairs would give the pieces of one.
     rows = random_rows(len(train) - len(held_out), TOKENIZER_PAIRS, [recipe.seed, 1])
     rows = rows + np.searchsorted(np.asarray(held_out, np.int64) - np.arange(len(held_out)), rows, "right")

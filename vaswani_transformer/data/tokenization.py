@@ -221,23 +221,19 @@ def encoder(tokenizer: PreTrainedTokenizerBase, side: str) -> Callable[[Sequence
     ]
 
 
-def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict:
-    """Return all that decides a tokenizer's ids: the content of its `tokenizer.json`, or of both sides' files.
+def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the SHA-256 of all that decides what a tokenizer does; the same for a copy in another folder.
 
     The padding and truncation of earlier calls are left out.
     """
-    if not tokenizer.is_fast:
-        return tokenizer.state()
-    views = [side_of(tokenizer, side) for side in (SIDES if has_two_sides(tokenizer) else SIDES[:1])]
-    sides = [json.loads(view.backend_tokenizer.to_str()) | {"padding": None, "truncation": None} for view in views]
-    if not has_two_sides(tokenizer):
-        return sides[0]
-    return {"sides": sides, "known_tokens": tokenizer.known_tokens and list(tokenizer.known_tokens)}
-
-
-def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the SHA-256 of all that decides what a tokenizer does; the same for a copy in another folder."""
-    state = tokenizer_state(tokenizer)
+    if tokenizer.is_fast:
+        views = [side_of(tokenizer, side) for side in (SIDES if has_two_sides(tokenizer) else SIDES[:1])]
+        sides = [json.loads(view.backend_tokenizer.to_str()) | {"padding": None, "truncation": None} for view in views]
+        state = sides[0]
+        if has_two_sides(tokenizer):
+            state = {"sides": sides, "known_tokens": tokenizer.known_tokens and list(tokenizer.known_tokens)}
+    else:
+        state = tokenizer.state()
     special = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "pad", "eos", "unk")]
     facts = [state, special, bool(tokenizer.split_special_tokens)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -280,14 +276,14 @@ def new_trainer(kind: str, vocab_size: int, show_progress: bool) -> trainers.Tra
     return trainers.WordPieceTrainer(**options, continuing_subword_prefix=_CONTINUING_PREFIX)
 
 
-def new_pipeline(kind: str, model: models.Model) -> Tokenizer:
-    """Build the text pipeline around `model`: text to byte-level words, and pieces back to text."""
+def new_pipeline(kind: str, model: models.Model, words: str = _WORDS) -> Tokenizer:
+    """Build the text pipeline around `model`: text to byte-level words (a pattern), and pieces back to text."""
     tokenizer = Tokenizer(model)
     # One space always, even before a space, so that the first word of a sentence shares its token with the same word
     # elsewhere and the decoder may take exactly one space away. `add_prefix_space` adds it only where there is none.
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Prepend(" ")])
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    words_to_bytes = [pre_tokenizers.Split(Regex(_WORDS), "isolated"), to_bytes]
+    words_to_bytes = [pre_tokenizers.Split(Regex(words), "isolated"), to_bytes]
     to_text = [decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)]
     if kind == "wordpiece":
         words_to_bytes.append(pre_tokenizers.Split(Regex(f".{{1,{_MAX_WORD_BYTES}}}"), "isolated"))

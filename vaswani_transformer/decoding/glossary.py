@@ -76,7 +76,6 @@ def read_glossary(path: str | Path) -> Glossary:
     Raises:
         UserError: for a file that cannot be read, and for a line with an empty term or too many columns, naming it.
     """
-
     if str(path).lower().endswith((".csv", ".jsonl", ".tbx", ".tmx", ".xlsx", ".xml")):
         raise UserError(f"{path} is no text file: give lines of source TAB target")
 

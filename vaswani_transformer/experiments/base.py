@@ -9,12 +9,10 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from ..distributed import is_first_process
 from ..durations import duration
@@ -36,7 +34,7 @@ class Row(dict):
 
 
 # The figures that the paper prints (arXiv 1706.03762v7).
-_TABLES = yaml.safe_load((resources.files(__package__) / "paper_tables.yaml").read_text("utf-8"))
+_TABLES = read_yaml(Path(__file__).with_name("paper_tables.yaml"))
 TABLE2, TABLE3, TABLE4 = (list(map(Row, _TABLES[name])) for name in ("table2", "table3", "table4"))
 
 

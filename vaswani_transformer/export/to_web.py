@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import tarfile
-from importlib import resources
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -70,7 +69,7 @@ def export_site(
         hashes = {name: f"sha512-{_integrity(staging / name)}" for name in files}
         version = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
         hashes |= {"./": "", "index.html": ""}  # to which some hosts add a script of theirs
-        worker = (resources.files(__package__) / "web" / "service-worker.js").read_text("utf-8")
+        worker = (Path(__file__).with_name("web") / "service-worker.js").read_text("utf-8")
         worker = worker.replace("{version}", version).replace("{files}", json.dumps(hashes))
         (staging / "service-worker.js").write_text(worker, "utf-8")
         # Of a Space. Not every server has such a file, and a browser keeps all files of the list or none.
@@ -85,7 +84,7 @@ def _add_page(folder: Path, languages: tuple[str, str], positions: int, dtype: s
     site = {"characters": 20_000, "positions": positions, "dtype": dtype, "extra": extra, "code": code}
     site |= zip(("source", "target"), languages, strict=True)
     (folder / "site.json").write_text(json.dumps(site), "utf-8")
-    serving, own = resources.files("vaswani_transformer.serving"), resources.files(__package__) / "web"
+    serving, own = Path(__file__).parents[1] / "serving", Path(__file__).with_name("web")
     page = (serving / "page.html").read_text("utf-8")
     page = page.replace("<title>", f"{_HEAD}\n<title>")
     page = page.replace('<script src="page.js"', '<script src="engine.js" defer></script>\n<script src="page.js"')

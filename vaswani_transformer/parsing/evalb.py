@@ -21,7 +21,6 @@ from .trees import ROOT_LABELS, TRACE, Tree, plain_label
 
 PUNCTUATION = frozenset([",", ":", "``", "''", ".", TRACE])
 UNCOUNTED = PUNCTUATION | {"TOP"}  # labels of brackets that count nowhere
-EQUAL_LABELS = {"PRT": "ADVP"}
 SHORT = 40  # words
 
 
@@ -53,7 +52,7 @@ def _brackets(tree: Tree, punctuation: Sequence[bool]) -> Counter:
         label = plain_label(node.label)
         is_counted = label not in UNCOUNTED and not (is_outer and label in ROOT_LABELS)
         if is_counted and offsets[start] < offsets[end]:
-            counts[EQUAL_LABELS.get(label, label), offsets[start], offsets[end]] += 1
+            counts["ADVP" if label == "PRT" else label, offsets[start], offsets[end]] += 1
         return end
 
     count(tree, 0, is_outer=True)

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..data.tokenization import BYTE_ALPHABET, SPECIAL_TOKENS, finished_tokenizer, new_pipeline, new_trainer
@@ -17,6 +17,7 @@ from ..errors import UserError
 from .trees import TREE_TOKENS, escape
 
 SPACE = "Ġ"  # the space before a word, in the byte-level alphabet
+_WORDS = " ?[^ ]+"
 
 
 def sentence_text(words: Iterable[str]) -> str:
@@ -40,7 +41,7 @@ def train_parser_tokenizer(
     if vocab_size < least:
         needed = f"the special tokens, all bytes, and the {len(tree_tokens)} brackets and tags of the trees"
         raise UserError(f"vocab_size is {vocab_size}: {needed} need {least}; give at least that")
-    learner = _pipeline(models.BPE())
+    learner = new_pipeline("bpe", models.BPE(), _WORDS)
     trainer = new_trainer("bpe", vocab_size - len(tree_tokens), show_progress=False)
     learner.train_from_iterator(sentences, trainer=trainer)
     learned = json.loads(learner.to_str())["model"]
@@ -49,16 +50,8 @@ def train_parser_tokenizer(
         vocabulary.setdefault(SPACE + token, len(vocabulary))
     merges = [tuple(pair) for pair in learned["merges"]]
     # With ignore_merges a word of the vocabulary is one token; brackets and tags have no merges.
-    backend = _pipeline(models.BPE(vocabulary, merges, ignore_merges=True))
+    backend = new_pipeline("bpe", models.BPE(vocabulary, merges, ignore_merges=True), _WORDS)
     return finished_tokenizer(backend, **{TREE_TOKENS: list(tree_tokens)})
-
-
-def _pipeline(model: models.Model) -> Tokenizer:
-    tokenizer = new_pipeline("bpe", model)
-    words = pre_tokenizers.Split(Regex(" ?[^ ]+"), "isolated")
-    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
-    return tokenizer
 
 
 def tree_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:

@@ -13,12 +13,11 @@ import re
 import typing
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
 from ..errors import UserError, reading
-from ..hardware import CPU_TOKENS, MOST_WORKERS
+from ..hardware import MOST_WORKERS
 from ..json_and_yaml import MOST_YAML, parse_yaml, read_text
 from ..model.settings_vaswani import MAX_EXTRA_TOKENS, broken_range
 
@@ -163,11 +162,6 @@ class Recipe:
                 raise UserError(f"{name} is empty (an unset variable?): give a path, . for the current folder")
 
     @property
-    def known_tokens_per_device(self) -> int:
-        """Return `tokens_per_device`; where the device's memory decides, what is certain to be tried."""
-        return CPU_TOKENS if self.tokens_per_device == AUTO else self.tokens_per_device
-
-    @property
     def save_every(self) -> int:
         """Return the steps between the checkpoints that are averaged."""
         return self.average_every or self.evaluate_every
@@ -248,8 +242,7 @@ def convert(name: str, value) -> object:
 
 def recipe_names() -> list[str]:
     """Return the names of the recipes that ship with the package."""
-    folder = resources.files(__package__)
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.yaml"))
 
 
 def read_recipe(name_or_path: str) -> tuple[str, str]:
@@ -264,7 +257,7 @@ def read_recipe(name_or_path: str) -> tuple[str, str]:
     if name_or_path not in names:
         nearest = _nearest(name_or_path, names, "vaswani recipes")
         raise UserError(f"there is no recipe {name_or_path!r:.300} and no such file: {nearest}")
-    return (resources.files(__package__) / f"{name_or_path}.yaml").read_text("utf-8"), name_or_path
+    return Path(__file__).with_name(f"{name_or_path}.yaml").read_text("utf-8"), name_or_path
 
 
 def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:

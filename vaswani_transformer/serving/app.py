@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,7 @@ async def _metrics(request: Request) -> Response:
 
 async def _page(request: Request) -> Response:
     name, kind = _PAGE[request.scope["route"].path]
-    content = (resources.files(__package__) / name).read_bytes()
+    content = Path(__file__).with_name(name).read_bytes()
     return Response(content, headers=_HEADERS, media_type=f"text/{kind}")
 
 

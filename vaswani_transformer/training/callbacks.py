@@ -288,7 +288,6 @@ class StopAndSaveCallback(TrainerCallback):
             control.should_save = control.should_training_stop = True
         if time_is_up:
             control.should_evaluate = control.should_save = True
-        return control
 
     def on_evaluate(self, args, state, control, **kwargs):
         """End training unless there is time for more of it."""

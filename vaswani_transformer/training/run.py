@@ -22,14 +22,14 @@ from transformers.trainer_callback import TrainerState
 
 from ..data.prepare import prepare_if_large
 from ..data.prepared import MANIFEST, TRAIN, VALIDATION, check_recipe_matches, open_prepared
-from ..data.recipe_data import data_sources, load_training_pairs, new_tokenizer
+from ..data.recipe_data import data_sources, load_training_pairs, recipe_tokenizer
 from ..data.tokenization import TOKENIZER_FILES, load_tokenizer
 from ..data.tokenized_pairs import tokenize_pairs
 from ..distributed import Processes, joined_processes
 from ..errors import UserError, reading
 from ..evaluation.metrics import bleu_metric, compare_systems
 from ..files import is_local
-from ..hardware import choose_precision, default_num_workers, on_cpu, tune_cpu_memory, use_tf32
+from ..hardware import CPU_TOKENS, choose_precision, default_num_workers, on_cpu, tune_cpu_memory, use_tf32
 from ..json_and_yaml import read_json
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
@@ -73,9 +73,7 @@ def make_tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool = Fals
     """Return the tokenizer that the recipe names, or of the resumed run, or one trained on the training pairs."""
     if resumed and recipe.tokenizer is None:  # the model that was started from may be gone
         return load_tokenizer(Path(recipe.output) / CHECKPOINTS / TOKENIZER)
-    if recipe.tokenizer_folder is not None:
-        return load_tokenizer(recipe.tokenizer_folder)
-    return new_tokenizer(recipe, train)
+    return recipe_tokenizer(recipe, train)
 
 
 def tokenized_pairs(
@@ -125,13 +123,13 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
     workers = default_num_workers() if recipe.data_workers == AUTO else recipe.data_workers
     same = ("tokens_per_batch", "max_steps", "warmup_steps", "decline_steps", "learning_rate_scale", "fused_loss")
     same += ("adam_beta1", "adam_beta2", "adam_epsilon", "seed", "ddp_timeout", "augmentation", "augmentation_start")
-    averaged = recipe.average_checkpoints
+    averaged, tokens = recipe.average_checkpoints, recipe.tokens_per_device
     if recipe.average_every:  # validations between them have checkpoints too
         averaged += averaged * recipe.average_every // recipe.evaluate_every + 1
     return VaswaniTrainingArguments(
         **{name: getattr(recipe, name) for name in same},
         output_dir=str(Path(recipe.output) / CHECKPOINTS),
-        tokens_per_device=None if recipe.tokens_per_device == AUTO else recipe.tokens_per_device,
+        tokens_per_device=None if tokens == AUTO else tokens,
         label_smoothing_factor=recipe.label_smoothing,
         dataloader_num_workers=workers,
         dataloader_persistent_workers=workers > 0,
@@ -145,7 +143,7 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         save_total_limit=max(recipe.keep_checkpoints, averaged) + 1,  # with the best
         predict_with_generate=recipe.validation_bleu > 0,
         generation_num_beams=1,
-        per_device_eval_batch_size=max(1, min(64, recipe.known_tokens_per_device // longest)),
+        per_device_eval_batch_size=max(1, min(64, (CPU_TOKENS if tokens == AUTO else tokens) // longest)),
         remove_unused_columns=False,
         report_to=reporters(recipe.report_to),
         disable_tqdm=True,
@@ -204,14 +202,6 @@ def check_trainable(recipe: Recipe, tokenizer) -> None:
     reporters(recipe.report_to)
 
 
-def _end_workers(trainer: VaswaniTrainer) -> None:
-    """End the processes that make batches: torch waits 5 seconds for each that is left to the garbage collector."""
-    validation_loaders = getattr(trainer, "_eval_dataloaders", {}).values()
-    for loader in (trainer.callback_handler.train_dataloader, *validation_loaders):
-        if loader is not None:
-            getattr(loader, "base_dataloader", loader)._iterator = None
-
-
 class TrainingRun:
     """A recipe on its way: data, tokenizer, model, trainer. The arguments are those of `train`."""
 
@@ -260,7 +250,11 @@ class TrainingRun:
             self._finish(trainer, result)
             return result
         finally:
-            _end_workers(trainer)
+            # Ends the processes that make batches: torch waits 5 seconds for each that garbage collection finds.
+            validation_loaders = getattr(trainer, "_eval_dataloaders", {}).values()
+            for loader in (trainer.callback_handler.train_dataloader, *validation_loaders):
+                if loader is not None:
+                    getattr(loader, "base_dataloader", loader)._iterator = None
 
     def _prepared_folder(self, processes: Processes, resumed: bool) -> str | Path | None:
         """Return the prepared data of the recipe, or in the run's own folder that of large text; None for less."""

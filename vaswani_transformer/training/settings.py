@@ -22,12 +22,12 @@ from ..data.augmentation import AugmentedPairs, growth
 from ..data.batching import MOST_PADDED, ROOM, PairCollator, TokenBatchSampler
 from ..data.parallel_text import held_out_rows
 from ..data.prepared import open_prepared
-from ..data.recipe_data import data_sources, load_training_pairs, new_tokenizer
-from ..data.tokenization import load_tokenizer, vocabulary_sizes
+from ..data.recipe_data import data_sources, load_training_pairs, recipe_tokenizer
+from ..data.tokenization import vocabulary_sizes
 from ..data.tokenized_pairs import pair_lengths, tokenize_pairs
 from ..data.words import ends_a_sentence, words_of
 from ..errors import UserError
-from ..hardware import accelerator, choose_precision
+from ..hardware import CPU_TOKENS, accelerator, choose_precision
 from ..json_and_yaml import read_yaml
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
@@ -155,11 +155,11 @@ class _Choice:
         self.choose("augmentation", kind, f"{ends:.0%} of the sources end as sentences do")
         size = f"{len(text):,} pairs of {words / 2 / len(text):.1f} words: each entry has to be seen often"
         self.choose("vocab_size", vocabulary_size(words), size)
-        recipe, folder = self.recipe, self.recipe.tokenizer_folder
+        recipe = self.recipe
         if recipe.fuzzy_matches:
             text = load_training_pairs(recipe)[0]
             sample = text.select(np.linspace(0, len(text) - 1, min(len(text), _SAMPLE)).astype(int))
-        self.tokenizer = new_tokenizer(recipe, sample) if folder is None else load_tokenizer(folder)
+        self.tokenizer = recipe_tokenizer(recipe, sample)
         limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
         self.sample, _ = tokenize_pairs(sample, self.tokenizer, **limits, description="counting tokens")
         tokens = max(float(np.mean(side)) for side in pair_lengths(self.sample)) * len(self.sample) / len(sample)
@@ -228,7 +228,7 @@ def micro_batches_of(recipe: Recipe, processes: int) -> int:
     per_device = recipe.tokens_per_device
     if per_device == AUTO:  # on a GPU whose memory is known its share of a batch, if that fits
         is_known = (device := accelerator()) is not None and free_memory(device) is not None
-        per_device = math.ceil(recipe.tokens_per_batch / processes) if is_known else recipe.known_tokens_per_device
+        per_device = math.ceil(recipe.tokens_per_batch / processes) if is_known else CPU_TOKENS
     return processes * math.ceil(math.ceil(recipe.tokens_per_batch / per_device) / processes)
 
 

@@ -20,7 +20,7 @@ from accelerate.utils import gather_object, send_to_device
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import ExportableState
+from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..data.augmentation import AugmentedPairs, growth
@@ -340,12 +340,10 @@ class VaswaniTrainer(Seq2SeqTrainer):
     def _seal_checkpoint(self, writing: Path, final: Path) -> None:
         """Write trainer state and manifest, and give the checkpoint its name."""
         progress = {"tokens_seen": self.tokens_seen.tolist(), "positions_seen": self.positions_seen.tolist()}
-        states = {type(self).__name__: [{"args": {}, "attributes": progress}]}
-        for callback in (*self.callback_handler.callbacks, self.control):
-            if isinstance(callback, ExportableState):
-                states.setdefault(type(callback).__name__, []).append(callback.state())
-        for name, same_class in states.items():
-            self.state.stateful_callbacks[name] = same_class if len(same_class) > 1 else same_class[0]
+        everyone = (*self.callback_handler.callbacks, self.control)
+        states = TrainerState(stateful_callbacks=[each for each in everyone if isinstance(each, ExportableState)])
+        self.state.stateful_callbacks |= states.stateful_callbacks
+        self.state.stateful_callbacks[type(self).__name__] = {"args": {}, "attributes": progress}
         self.state.save_to_json(str(writing / TRAINER_STATE_NAME))
         by_signal = any(getattr(callback, "by_signal", False) for callback in self.callback_handler.callbacks)
         checkpoints.write_manifest(writing, self.state.global_step, by_signal)

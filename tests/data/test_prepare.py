@@ -92,7 +92,7 @@ def test_a_tokenizer_has_pieces_of_all_of_a_text_larger_than_its_sample(tmp_path
     fields = {"train_source": "a.en", "train_target": "a.de", "vocab_size": 400, "validation_size": 9}
     recipe = Recipe(data_dir=str(tmp_path), **fields)
     recipe = recipe if held_out else with_validation(recipe)
-    tokenizers = [recipe_data.new_tokenizer(recipe, load_training_pairs(recipe)[0])]
+    tokenizers = [recipe_data.recipe_tokenizer(recipe, load_training_pairs(recipe)[0])]
     make(recipe, tmp_path / "p")
     tokenizers.append(open_prepared(tmp_path / "p").tokenizer)
     assert tokenizers[0].backend_tokenizer.to_str() == tokenizers[1].backend_tokenizer.to_str()

@@ -137,23 +137,21 @@ def _open_document(events: list[_Event], aside: list[list[_Event]]) -> list[Piec
             separates = ":drawing:" in event.name  # a frame with text, or a shape
             pieces.append(Piece(f"{_ASIDE}{len(aside)}{_ASIDE}", Kind.POINT, " " * separates))
             aside.append(events[number : end + 1])
-            number = end + 1
-            continue
-        if end > number and not inner & _INNER:
+        elif end > number and not inner & _INNER:
             raw, name = _raw(events[number : end + 1]), event.name
             kind = Kind.FIXED if name in ("tab", "line-break") else Kind.POINT
             other = Piece(raw, kind, STAND_IN * (kind is Kind.POINT and "bookmark" not in name))
             pieces.append(text_piece(raw, " ") if name == "s" else other)  # spaces, which are one in a translation
-            number = end + 1
-            continue
-        if is_inner and event.kind:
-            pieces.append(Piece(event.raw, Kind.OPEN if opens else Kind.CLOSE, name=event.name))
         else:
-            pieces.append(_piece(event, in_text))
-        stack += [event.name] if opens else []
-        if event.kind == ">":
-            stack.pop()
-        number += 1
+            end = number
+            if is_inner:
+                pieces.append(Piece(event.raw, Kind.OPEN if opens else Kind.CLOSE, name=event.name))
+            else:
+                pieces.append(_piece(event, in_text))
+            stack += [event.name] if opens else []
+            if event.kind == ">":
+                stack.pop()
+        number = end + 1
     return pieces
 
 

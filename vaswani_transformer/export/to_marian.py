@@ -38,13 +38,8 @@ def type_of(model) -> str:
     """
     config = model.config
     start = model.model.decoder.embed_tokens.weight[config.decoder_start_token_id]
-    is_old = (
-        config.position_encoding == "sinusoidal-tensor2tensor"
-        and config.position_offset == 0
-        and config.scale_embedding
-        and not start.any()
-        and config.layer_norm_eps == LAYER_NORM_EPS[OLD]
-    )
+    layout = config.position_encoding, config.position_offset, config.scale_embedding, config.layer_norm_eps
+    is_old = layout == ("sinusoidal-tensor2tensor", 0, True, LAYER_NORM_EPS[OLD]) and not start.any()
     type, width = OLD if is_old else NEW, config.d_model / config.num_heads
     only = {"attention_window": None, "d_k": width, "d_v": width, "layer_norm_eps": LAYER_NORM_EPS[type]}
     for name, value in only.items():
@@ -81,18 +76,16 @@ def _arrays(model, type: str) -> dict[str, torch.Tensor]:
     """Return all parameters under Marian's names."""
     config, own = model.config, model.state_dict()
     arrays = {}
+    for ours, (name, kind) in stack_parameters(config, type).items():
+        tensor = own.get(ours)
+        if tensor is None:  # a bias of attention
+            tensor = torch.zeros(len(own[ours.replace("bias", "weight")]))
+        arrays[name] = tensor.T if kind == "matrix" else tensor[None] if type == OLD else tensor
     if type == NEW:
         for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder)):
             table = stack.embed_positions.weight.clone()
             arrays[f"TransformerBatch{name.title()}->{name}->positionEmbedding->embeddings"] = table
         table[0] += stack.embed_tokens.weight[config.decoder_start_token_id] * stack.embed_scale  # the decoder's
-    for ours, (name, kind) in stack_parameters(config, type).items():
-        if kind == "table":
-            continue
-        tensor = own.get(ours)
-        if tensor is None:  # a bias of attention
-            tensor = torch.zeros(len(own[ours.replace("bias", "weight")]))
-        arrays[name] = tensor.T if kind == "matrix" else tensor[None] if type == OLD else tensor
     return arrays | _vocabulary_arrays(model, type)
 
 

@@ -50,7 +50,12 @@ def read(source: Path, vocabularies: Sequence[Path] = ()) -> Imported:
 
     Its decoder starts from a zero vector: a padding entry is added at the end of the vocabularies, with a row of zeros.
     """
-    path = _model_file(source)
+    path = source
+    if source.is_dir():
+        models = _models(source)
+        named = (_decoder_settings(source / "model.npz") or {}).get("models")
+        names = [Path(name).name for name in named] if isinstance(named, list) else []
+        path = only_one([model for model in models if model.name in names] or models, source)
     with reading(path):
         arrays = _read_arrays(path)
         # The options end at the first of several NULs.
@@ -79,15 +84,6 @@ def read(source: Path, vocabularies: Sequence[Path] = ()) -> Imported:
 def _models(folder: Path) -> list[Path]:
     """Return the models in a folder, without what Marian's training keeps beside them."""
     return sorted(path for path in folder.glob("*.npz") if not path.name.endswith(".optimizer.npz"))
-
-
-def _model_file(source: Path) -> Path:
-    if not source.is_dir():
-        return source
-    models = _models(source)
-    named = (_decoder_settings(source / "model.npz") or {}).get("models")
-    names = [Path(name).name for name in named] if isinstance(named, list) else []
-    return only_one([path for path in models if path.name in names] or models, source)
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from transformers import GenerationConfig, MarianConfig, PreTrainedTokenizerBase
 from transformers.trainer import TRAINER_STATE_NAME
 
@@ -17,7 +18,7 @@ from ..marian_format import ACTIVATIONS, NO_PROBABILITY
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.tokenization_vaswani import VaswaniTokenizer
 from .sentencepiece import Unsupported, backend
-from .source import Facts, Imported, model_type, read_weights
+from .source import Facts, Imported, model_type, read_pickle, tensors_of
 
 NAME = "MarianMTModel of transformers (OPUS-MT)"
 # Marian computes tensor2tensor's positions; transformers computes others for the same weights, and models that were
@@ -49,7 +50,10 @@ def read(source: Path, positions: str | None = None) -> Imported:
     positions = positions or ("transformers" if is_of_trainer else "marian")
     encoding, epsilon, toolkit, note = _POSITIONS[positions]
     config = _config_of(source)
-    weights = read_weights(source)
+    safe, pickled = source / "model.safetensors", source / "pytorch_model.bin"
+    path = safe if safe.is_file() else pickled
+    with reading(path):
+        weights = load_file(path) if path is safe else tensors_of(read_pickle(path), path)
     bias = weights.pop("final_logits_bias").flatten().clone()
     if positions == "marian":
         bias[config.pad_token_id] = NO_PROBABILITY

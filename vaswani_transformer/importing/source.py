@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError, reading
@@ -86,11 +85,3 @@ def tensors_of(table: Any, path: Path) -> dict[str, torch.Tensor]:
     if not (is_table and table):
         raise UserError(f"{path} holds no table of weights by name: save model.state_dict()")
     return dict(table)
-
-
-def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Return all tensors of a folder by name, from the one file of safetensors or else from a pickle."""
-    safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
-    path = safe if safe.is_file() else pickled
-    with reading(path):
-        return load_file(path) if path is safe else tensors_of(read_pickle(path), path)

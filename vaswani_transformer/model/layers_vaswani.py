@@ -174,15 +174,6 @@ class VaswaniAttention(nn.Module):
         # To (batch_size, num_heads, length, head_width). `unflatten` would fix the length in a traced model.
         return states.view(*states.shape[:-1], -1, head_width).transpose(1, 2)
 
-    def _project_together(self, hidden_states: torch.Tensor, key_value_states: torch.Tensor | None) -> list:
-        if key_value_states is None:
-            projected = project_together([self.q_proj, self.k_proj, self.v_proj], hidden_states)
-        else:
-            query = self.q_proj(hidden_states)
-            projected = query, *project_together([self.k_proj, self.v_proj], key_value_states)
-        widths = self.d_k, self.d_k, self.d_v
-        return [self._split_heads(states, width) for states, width in zip(projected, widths, strict=True)]
-
     def _keys_and_values(self, states: torch.Tensor, cache: EncoderDecoderCache | None, is_cross_attention: bool):
         """Project `states`, or take what the cache holds; a source is projected once for a whole generation."""
         if cache is not None and is_cross_attention and cache.is_updated.get(self.layer_idx):
@@ -215,20 +206,23 @@ class VaswaniAttention(nn.Module):
         is_cross_attention = key_value_states is not None
         states = key_value_states if is_cross_attention else hidden_states
         if (own := kwargs.pop(CACHE, None)) is None and self.training:
-            query, key, value = self._project_together(hidden_states, key_value_states)
+            if is_cross_attention:
+                parts = self.q_proj(hidden_states), *project_together([self.k_proj, self.v_proj], states)
+            else:
+                parts = project_together([self.q_proj, self.k_proj, self.v_proj], states)
+            widths = self.d_k, self.d_k, self.d_v
+            query, key, value = [self._split_heads(part, width) for part, width in zip(parts, widths, strict=True)]
         else:
             query = self._split_heads(self.q_proj(hidden_states), self.d_k)
             key, value = self._keys_and_values(states, own, is_cross_attention)
-        p = self.dropout if self.training else 0.0
+        p, weights = self.dropout if self.training else 0.0, None
         if isinstance(attention_mask, NeighbourMask):
             output = restricted_attention(query, key, value, attention_mask, self.scaling, p)
-            return self.out_proj(output.flatten(-2)), None
-        if isinstance(attention_mask, PackedSentences):
+        elif isinstance(attention_mask, PackedSentences):
             output = self._attend_to_own_sentence(query, key, value, attention_mask, p)
-            return self.out_proj(output.flatten(-2)), None
-        # Equation (1), by transformers' name for it: "eager" is `attention` above, "sdpa" torch's fused kernels.
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        output, weights = attend(self, query, key, value, attention_mask, dropout=p, scaling=self.scaling, **kwargs)
+        else:  # Equation (1), by transformers' name: "eager" is `attention` above, "sdpa" torch's fused kernels
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+            output, weights = attend(self, query, key, value, attention_mask, dropout=p, scaling=self.scaling, **kwargs)
         return self.out_proj(output.flatten(-2)), weights
 
     def _attend_to_own_sentence(self, query, key, value, packed: PackedSentences, p: float) -> torch.Tensor:

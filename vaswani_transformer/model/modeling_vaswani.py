@@ -297,20 +297,18 @@ class VaswaniDecoder(VaswaniStack):
         if cache is not None and not isinstance(cache, EncoderDecoderCache):
             # Without a cache of its own the source would be added to the target's.
             cache = EncoderDecoderCache(cache, DynamicCache(config=self.config))
-        self_attention_cache = None if cache is None else cache.self_attention_cache
+        own_cache = None if cache is None else cache.self_attention_cache
         if target_offsets is None:
             length = embeddings.shape[1]
-            past = self_attention_cache.get_seq_length() if self_attention_cache is not None else 0
+            past = own_cache.get_seq_length() if own_cache is not None else 0
             end = past + length
             # A static cache counts in a tensor; its capacity bounds the positions without waiting for the device.
             if isinstance(past, torch.Tensor):
-                end = self_attention_cache.get_max_length()
+                end = own_cache.get_max_length()
                 if self.config.position_encoding == "learned":
                     end = min(end, self.config.max_position_embeddings)
             hidden_states = self.embed(embeddings, torch.arange(length, device=embeddings.device) + past, end)
-            causal_mask = self.self_attention_mask(
-                hidden_states, attention_mask, is_causal=True, cache=self_attention_cache
-            )
+            causal_mask = self.self_attention_mask(hidden_states, attention_mask, is_causal=True, cache=own_cache)
             encoder_attention_mask = create_bidirectional_mask(
                 config=self.config,
                 inputs_embeds=hidden_states,
@@ -332,9 +330,7 @@ class VaswaniDecoder(VaswaniStack):
                 **{CACHE: cache},
                 **kwargs,
             )
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.output_of(hidden_states), **{CACHE: cache}
-        )
+        return BaseModelOutputWithPastAndCrossAttentions(self.output_of(hidden_states), **{CACHE: cache})
 
 
 class VaswaniModel(VaswaniPreTrainedModel):
@@ -391,9 +387,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
             check_packed(self.config, (source_offsets, target_offsets), others)
             use_cache = False
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(
-                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
-            )
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs[:3])
         decoder_outputs = self.decoder(

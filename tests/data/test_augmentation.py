@@ -1,8 +1,8 @@
 """Changes to text, compared with OpusTrainer's modifiers, and the pairs of tokens that are changed as they are read."""
 
+import math
 import pickle
 import random
-from itertools import chain
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vaswani_transformer import train_tokenizer
-from vaswani_transformer.data.augmentation import CHANGES, AugmentedPairs, changed, choose_change, growth
-from vaswani_transformer.data.batching import ROOM, TokenBatchSampler
+from vaswani_transformer.data.augmentation import CHANGES, AugmentedPairs, changed, choose_change
+from vaswani_transformer.data.batching import MOST_PADDED, ROOM, TokenBatchSampler
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.data.tokenized_pairs import pair_encoder
 from vaswani_transformer.recipes.recipe import DEFAULT_AUGMENTATION
@@ -156,41 +156,56 @@ def test_numbers_of_pairs_count_on_from_epoch_to_epoch():
     assert later.statistics() == counting.statistics() == plain.statistics()
 
 
-@given(st.integers(8, 300), st.integers(0, 9), st.sampled_from([1, 2]), st.floats(0, 0.3))
-def test_batches_of_changed_pairs_are_whole_and_within_their_limits(pairs, seed, parts, share):
+@given(st.integers(8, 300), st.integers(0, 9), st.sampled_from([1, 2]), st.floats(0, 0.3), st.booleans())
+def test_batches_of_changed_pairs_are_whole_and_within_their_limits(pairs, seed, parts, share, is_in_mid_epoch):
     random = np.random.default_rng(seed)
     lengths = random.integers(5, 60, (2, pairs))
-    times = [np.where(random.random(pairs) < share, 2.0, 1.0) for _ in range(3)]
+    changed = [lengths * np.where(random.random(pairs) < share, 2, 1) for _ in range(3)]
     plain = TokenBatchSampler(*lengths, 500, parts, seed, 0)
-    sampler = TokenBatchSampler(*lengths, 500, parts, seed, len(plain) // parts, times.__getitem__)
+    start = len(plain) // parts + is_in_mid_epoch
+    sampler = TokenBatchSampler(*lengths, 500, parts, seed, start, changed.__getitem__)
     for epoch in range(3):
         plain.set_epoch(epoch)
         sampler.set_epoch(epoch)
         batches, usual = list(sampler), list(plain)
         assert len(batches) == len(sampler) == len(usual) and all(batches)
-        first = (epoch or -1) * pairs  # nothing is changed in the first epoch
-        assert sorted(chain.from_iterable(batches)) == [*range(first, first + pairs)]
-        grown = lengths * times[epoch]
-        after = np.where(grown.max(axis=0) <= lengths.max(), grown, lengths)
+        numbers = [
+            number + pairs * (epoch + 1 if epoch * len(plain) + place < start * parts else 0)
+            for place, batch in enumerate(batches)
+            for number in batch
+        ]
+        assert sorted(numbers) == [*range(epoch * pairs, (epoch + 1) * pairs)]
+        after = np.where(changed[epoch].max(axis=0) <= lengths.max(), changed[epoch], lengths)
         most = max(after[:, np.array(batch) % pairs].sum(axis=1).max() for batch in batches)
-        assert batches == usual or epoch == 0 or most <= (ROOM * 500 + (parts - 1) * lengths.max()) / parts
+        is_usual = [[number % pairs for number in batch] for batch in batches + usual]
+        is_usual = is_usual[: len(usual)] == is_usual[len(usual) :]
+        assert is_usual or most <= (ROOM * 500 + (parts - 1) * lengths.max()) / parts
 
 
-def test_a_pair_that_a_change_makes_longer_is_in_a_batch_of_its_new_length():
-    random = np.random.default_rng(0)
-    lengths = np.tile(random.integers(5, 40, 5000), (2, 1))
-    twice = growth({"repeat": 0.03, "typos": 0.4}, 3, 5000)
-    padding = []
-    for grows in (None, twice):
-        sampler = TokenBatchSampler(*lengths, 1000, counts_from=0, growth=grows)
-        sampler.set_epoch(2)
-        after = np.where(lengths * twice(2) < 40, lengths * twice(2), lengths)[0]
-        batches = [after[np.array(batch) % 5000] for batch in sampler]
-        padding.append(1 - after.sum() / sum(batch.max() * len(batch) for batch in batches))
-    assert padding[0] > 0.12 and padding[1] < 0.03
-    changes = [choose_change({"repeat": 0.03, "typos": 0.4}, 3, number) for number in range(10_000, 15_000)]
-    assert twice(2).tolist() == [1 + (change is not None and change("a", "b") == ("a a", "b b")) for change in changes]
-    assert growth({}, 3, 5000) is None
+def test_pairs_that_a_change_makes_longer_are_in_batches_of_their_new_length():
+    """So that hardly one is kept from its change by the limits of a batch, and little is padded."""
+    texts, shares = generate_corpus(4000, 10, 10).train, {"upper": 0.07, "repeat": 0.02, "emoji": 0.05}
+    changes = [choose_change(shares, 3, number) for number in range(len(texts))]
+    told = [change(*pair) if change else pair for change, pair in zip(changes, texts, strict=True)]
+    tokenizer = train_tokenizer((side for pair in told for side in pair), vocab_size=1000)
+    batch = dict(zip(("source", "target"), map(list, zip(*texts, strict=True)), strict=True))
+    columns = {name: pair_encoder(tokenizer, 100, None)(batch)[name] for name in ("input_ids", "labels")}
+    rows = [dict(zip(columns, sides, strict=True)) for sides in zip(*columns.values(), strict=True)]
+    lengths = [np.array([*map(len, column)]) for column in columns.values()]
+    pairs, longest = AugmentedPairs(rows, tokenizer, shares, 3), max(map(max, lengths))
+    kept, padding = [], []
+    for changed_lengths in (None, pairs.expected_lengths(lengths)):
+        sampler = TokenBatchSampler(*lengths, 1000, 1, 0, 0, changed_lengths)
+        sampler.set_epoch(1)
+        for limits in ((longest, math.inf, math.inf), (longest, ROOM * 1000, MOST_PADDED * ROOM * 1000)):
+            pairs.limits = limits
+            batches = [(numbers, pairs.__getitems__(numbers)) for numbers in sampler]
+            same = [one == rows[number % 4000] for ids, new in batches for number, one in zip(ids, new, strict=True)]
+            kept.append(4000 - sum(same))
+        sizes = [[len(row["labels"]) for row in new] for _, new in batches]
+        padding.append(1 - sum(map(sum, sizes)) / sum(max(size) * len(size) for size in sizes))
+    assert kept[1] < 0.5 * kept[0] and kept[3] > 0.95 * kept[2]
+    assert padding[1] < 0.6 * padding[0]
 
 
 def test_the_default_has_every_kind():

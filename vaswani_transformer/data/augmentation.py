@@ -6,7 +6,7 @@ OpusTrainer's modifiers do much the same; `tests/data/test_augmentation.py` says
 import math
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -20,7 +20,7 @@ from .tokenization import SIDES, side_of
 from .words import LETTER, title_case, words_of
 
 TAG = "<BT>"  # before each source that a model of the reverse direction wrote
-GROWTH = {"upper": 1.4, "title": 1.15, "repeat": 2.0}  # times the tokens, of a tokenizer trained on changed text
+_SAMPLE = 300  # pairs by which tokens after a change are estimated
 _SAME_PART = 0.15  # difference of two shares of a sentence up to which they are the same part of it
 _KEYBOARD = " qwertyuiop asdfghjkl zxcvbnm "
 _LONG_WORD = regex.compile(rf"(?:(?!{LETTER})[\p{{L}}\p{{M}}]){{4,}}")  # with one letter changed "on" is "in"
@@ -108,16 +108,6 @@ def choose_change(shares: Mapping[str, float], seed: int, number: int) -> Callab
     return kind and partial(changed, kind, random=random)
 
 
-def growth(shares: Mapping[str, float], seed: int, pairs: int) -> Callable[[int], np.ndarray] | None:
-    """Return what tells of an epoch about how many times its tokens each pair then has; None if none is changed."""
-
-    def of_epoch(epoch: int) -> np.ndarray:
-        changes = (choose_change(shares, seed, number) for number in range(epoch * pairs, (epoch + 1) * pairs))
-        return np.fromiter((GROWTH.get(change.args[0], 1) if change else 1 for change in changes), np.float32, pairs)
-
-    return of_epoch if shares else None
-
-
 @dataclass
 class AugmentedPairs:
     """Tokenized pairs, a share of which is changed as they are read; other ones in each epoch.
@@ -157,3 +147,24 @@ class AugmentedPairs:
                 if is_text and np.less_equal(sizes, self.limits).all():
                     rows[row], lengths = pair, after
         return [{"input_ids": source, "labels": target} for source, target in rows]
+
+    def expected_lengths(self, lengths: Sequence[Sequence[int]]) -> Callable[[int], np.ndarray]:
+        """Return what gives of an epoch about how many tokens each pair's sides then have, for `TokenBatchSampler`.
+
+        By the line through tokens before and after that fits a sample best, one for each kind of change; `lengths` are
+        those before. Both are `(2, pairs)`. No estimate is below what there was.
+        """
+        plain, number = np.array(lengths, np.float32), len(self)
+        rows = np.linspace(0, number - 1, min(number, _SAMPLE)).astype(int).tolist()
+        before, lines = plain[:, rows].T.ravel(), {None: (1.0, 0.0)}
+        for kind in self.shares:
+            changed = replace(self, shares={kind: 1.0}, limits=(math.inf,) * 3).__getitems__(rows)
+            after = [len(ids) for row in changed for ids in row.values()]
+            lines[kind] = np.linalg.lstsq(np.stack([before, np.ones_like(before)], 1), after)[0]
+
+        def of_epoch(epoch: int) -> np.ndarray:
+            changes = (choose_change(self.shares, self.seed, epoch * number + index) for index in range(number))
+            slope, more = np.array([lines[change and change.args[0]] for change in changes], np.float32).T
+            return np.maximum(plain, np.rint(slope * plain + more)).astype(np.int32)
+
+        return of_epoch

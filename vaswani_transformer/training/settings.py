@@ -18,7 +18,7 @@ import torch
 from accelerate.utils import find_executable_batch_size, send_to_device
 from accelerate.utils.memory import clear_device_cache
 
-from ..data.augmentation import AugmentedPairs, growth
+from ..data.augmentation import AugmentedPairs
 from ..data.batching import MOST_PADDED, ROOM, PairCollator, TokenBatchSampler
 from ..data.parallel_text import held_out_rows
 from ..data.prepared import open_prepared
@@ -64,7 +64,7 @@ ROWS = (
     Row(math.inf, 512, 2048, 8, 6, 6, 0.1, 25_000, 7e-4, 10),
 )
 WARMUP, DECLINE = 0.2, 0.5  # shares of the steps
-PLAIN = 0.6  # the same: those before pairs are changed, which take three quarters of the time (on an EPYC)
+PLAIN = 0.6  # the same: those before pairs are changed, which take less time
 SPARE_STEPS = 2.0  # times those that fit by the trial, should a step take less; the clock lowers the number
 LEAST_WARMUP = 400  # steps, or 40%: with 208 of 1,039 two models of three never attended to the source
 TRAINED = 0.95  # share of the minutes for steps; validations say how many really fit, and the rate declines by that
@@ -215,6 +215,7 @@ class _Choice:
 
         @find_executable_batch_size(starting_batch_size=most)
         def seconds_of_a_step(tokens: int) -> float:
+            tokens = max(tokens, 4 * trial.max_length)  # or a part may have too few pairs
             return trial_seconds(replace(trial, tokens_per_device=tokens), self.sample, self.tokenizer, self.processes)
 
         seconds = seconds_of_a_step()
@@ -248,12 +249,11 @@ def trial_seconds(recipe: Recipe, pairs: datasets.Dataset, tokenizer: Any, proce
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     kinds, parts = choose_precision(recipe.precision), micro_batches_of(recipe, processes)
     lengths = pair_lengths(pairs)
-    shares = augmentation_shares(recipe.augmentation)
-    longer = growth(shares, recipe.seed, len(pairs))
+    changed = AugmentedPairs(pairs, tokenizer, augmentation_shares(recipe.augmentation), recipe.seed)
+    longer = changed.expected_lengths(lengths) if changed.shares and device.type == "cpu" else None
     sampler = TokenBatchSampler(*lengths, recipe.tokens_per_batch, parts, recipe.seed, 0, longer)
-    most = int(ROOM * sampler.part_tokens)
-    limits = max(2, *map(np.max, lengths)), most, MOST_PADDED * most
-    changed, collator = AugmentedPairs(pairs, tokenizer, shares, recipe.seed, limits), PairCollator(config.pad_token_id)
+    most, collator = int(ROOM * sampler.part_tokens), PairCollator(config.pad_token_id)
+    changed.limits = max(2, *map(np.max, lengths)), most, MOST_PADDED * most
     times = [time.perf_counter()]
     batches = islice(chain.from_iterable(repeat(sampler)), TRIAL_STEPS)
     for numbers in takewhile(lambda _: times[-1] - times[0] <= TRIAL_SECONDS, batches):

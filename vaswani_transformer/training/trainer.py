@@ -23,7 +23,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..data.augmentation import AugmentedPairs, growth
+from ..data.augmentation import AugmentedPairs
 from ..data.batching import MOST_PADDED, ROOM, PackedCollator, PairCollator, TokenBatchSampler, packed_size
 from ..data.tokenized_pairs import TOKEN_FEATURES, pair_lengths
 from ..distributed import over_processes
@@ -129,9 +129,11 @@ class VaswaniTrainer(Seq2SeqTrainer):
     @cached_property
     def batch_sampler(self) -> TokenBatchSampler:
         """Return the batches of `train_dataset` for these settings."""
-        args, start = self.args, self.args.augmentation_start if self.shares else None
-        longer = None if args.padding_free else growth(self.shares, args.seed, len(self.train_dataset))
-        return TokenBatchSampler(*self._lengths, args.tokens_per_batch, self.micro_batches, args.seed, start, longer)
+        args, start, changed = self.args, self.args.augmentation_start if self.shares else None, None
+        if self.shares and args.device.type == "cpu":  # on a GPU an epoch is too short to look at all its changes
+            pairs = AugmentedPairs(self.train_dataset, self.processing_class, self.shares, args.seed)
+            changed = pairs.expected_lengths(self._lengths)
+        return TokenBatchSampler(*self._lengths, args.tokens_per_batch, self.micro_batches, args.seed, start, changed)
 
     @cached_property
     def _lengths(self) -> Sequence:

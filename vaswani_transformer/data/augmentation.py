@@ -156,15 +156,17 @@ class AugmentedPairs:
         """
         plain, number = np.array(lengths, np.float32), len(self)
         rows = np.linspace(0, number - 1, min(number, _SAMPLE)).astype(int).tolist()
-        before, lines = plain[:, rows].T.ravel(), {None: (1.0, 0.0)}
-        for kind in self.shares:
+        before, lines, places = plain[:, rows].T.ravel(), [(1.0, 0.0)], {None: 0}
+        for place, kind in enumerate(self.shares, 1):
+            places[kind] = place
             changed = replace(self, shares={kind: 1.0}, limits=(math.inf,) * 3).__getitems__(rows)
             after = [len(ids) for row in changed for ids in row.values()]
-            lines[kind] = np.linalg.lstsq(np.stack([before, np.ones_like(before)], 1), after)[0]
+            lines.append(np.linalg.lstsq(np.stack([before, np.ones_like(before)], 1), after)[0])
 
         def of_epoch(epoch: int) -> np.ndarray:
             changes = (choose_change(self.shares, self.seed, epoch * number + index) for index in range(number))
-            slope, more = np.array([lines[change and change.args[0]] for change in changes], np.float32).T
+            kinds = np.fromiter((places[change and change.args[0]] for change in changes), np.int8, number)
+            slope, more = np.array(lines, np.float32)[kinds].T
             return np.maximum(plain, np.rint(slope * plain + more)).astype(np.int32)
 
         return of_epoch

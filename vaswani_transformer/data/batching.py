@@ -40,7 +40,7 @@ class TokenBatchSampler:
     Where augmentation makes pairs longer, `changed_lengths` lets batches be of similar lengths after that. An epoch has
     as many of them as ever, each larger (up to `ROOM`); where that is not enough they are as without it.
 
-    Memory: ordering an epoch takes about 50 bytes a pair for a moment, its order then 4; with changed lengths 90, 20.
+    Memory: ordering an epoch takes about 50 bytes a pair for a moment, its order then 4; changed lengths take more.
 
     Args:
         source_lengths, target_lengths: tokens of each source and target, `</s>` included.

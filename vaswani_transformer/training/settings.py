@@ -215,7 +215,7 @@ class _Choice:
 
         @find_executable_batch_size(starting_batch_size=most)
         def seconds_of_a_step(tokens: int) -> float:
-            tokens = max(tokens, 4 * trial.max_length)  # or a part may have too few pairs
+            tokens = max(tokens, min(most, 4 * trial.max_length))  # or a part may have too few pairs
             return trial_seconds(replace(trial, tokens_per_device=tokens), self.sample, self.tokenizer, self.processes)
 
         seconds = seconds_of_a_step()

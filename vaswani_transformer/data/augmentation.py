@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -20,7 +21,7 @@ from .tokenization import SIDES, side_of
 from .words import LETTER, title_case, words_of
 
 TAG = "<BT>"  # before each source that a model of the reverse direction wrote
-_SAMPLE = 300  # pairs by which tokens after a change are estimated
+_READ = 500  # pairs that are changed at once to learn their lengths
 _SAME_PART = 0.15  # difference of two shares of a sentence up to which they are the same part of it
 _KEYBOARD = " qwertyuiop asdfghjkl zxcvbnm "
 _LONG_WORD = regex.compile(rf"(?:(?!{LETTER})[\p{{L}}\p{{M}}]){{4,}}")  # with one letter changed "on" is "in"
@@ -148,25 +149,10 @@ class AugmentedPairs:
                     rows[row], lengths = pair, after
         return [{"input_ids": source, "labels": target} for source, target in rows]
 
-    def expected_lengths(self, lengths: Sequence[Sequence[int]]) -> Callable[[int], np.ndarray]:
-        """Return what gives of an epoch about how many tokens each pair's sides then have, for `TokenBatchSampler`.
-
-        By the line through tokens before and after that fits a sample best, one for each kind of change; `lengths` are
-        those before. Both are `(2, pairs)`. No estimate is below what there was.
-        """
-        plain, number = np.array(lengths, np.float32), len(self)
-        rows = np.linspace(0, number - 1, min(number, _SAMPLE)).astype(int).tolist()
-        before, lines, places = plain[:, rows].T.ravel(), [(1.0, 0.0)], {None: 0}
-        for place, kind in enumerate(self.shares, 1):
-            places[kind] = place
-            changed = replace(self, shares={kind: 1.0}, limits=(math.inf,) * 3).__getitems__(rows)
-            after = [len(ids) for row in changed for ids in row.values()]
-            lines.append(np.linalg.lstsq(np.stack([before, np.ones_like(before)], 1), after)[0])
-
-        def of_epoch(epoch: int) -> np.ndarray:
-            changes = (choose_change(self.shares, self.seed, epoch * number + index) for index in range(number))
-            kinds = np.fromiter((places[change and change.args[0]] for change in changes), np.int8, number)
-            slope, more = np.array(lines, np.float32)[kinds].T
-            return np.maximum(plain, np.rint(slope * plain + more)).astype(np.int32)
-
-        return of_epoch
+    def changed_lengths(self, epoch: int) -> np.ndarray:
+        """Return the tokens of each pair's sides in an epoch if batches have no limits, int32 `(2, pairs)`."""
+        pairs = replace(self, limits=(self.limits[0], math.inf, math.inf))
+        numbers = range(epoch * len(self), (epoch + 1) * len(self))
+        reads = (pairs.__getitems__(numbers[start : start + _READ]) for start in range(0, len(self), _READ))
+        lengths = ([len(ids) for ids in row.values()] for row in chain.from_iterable(reads))
+        return np.fromiter(lengths, np.dtype((np.int32, 2)), len(self)).T

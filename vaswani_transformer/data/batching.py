@@ -49,7 +49,7 @@ class TokenBatchSampler:
         seed: with the epoch, determines the shuffle.
         counts_from: the step from which pairs are numbered on from epoch to epoch, as `AugmentedPairs` takes them, with
             negative numbers before it; none: their indices.
-        changed_lengths: takes an epoch, returns about the tokens of each pair's sides after its changes, `(2, pairs)`.
+        changed_lengths: takes an epoch, returns the tokens of each pair's sides after its changes, `(2, pairs)`.
 
     Raises:
         UserError: for no pairs, a pair longer than the limit, or so many parts that one may have fewer than four pairs.
@@ -187,10 +187,9 @@ class TokenBatchSampler:
 
     def _grown(self) -> "TokenBatchSampler | None":
         """Return this epoch's batches by the tokens of changed pairs; None where none is changed, or they are more."""
-        if self._changed_lengths is None or (self.epoch + 1) * self._number <= (start := self._counts_from or 0):
+        if self._changed_lengths is None or self.epoch * self._number < (start := self._counts_from or 0):
             return None
-        grown = self._changed_lengths(self.epoch)
-        lengths = np.where(grown.max(axis=0) <= self._longest, grown, self.lengths)  # a longer one is not changed
+        lengths = np.maximum(self.lengths, self._changed_lengths(self.epoch))  # some may stay as they are
         for share in np.arange(lengths.sum() / np.sum(self.lengths), ROOM, 0.01):
             sampler = TokenBatchSampler(*lengths, int(share * self._limit), self.micro_batches, self.seed, start)
             if sampler._number <= self._number:

@@ -76,6 +76,7 @@ FEW_STEPS = 2000  # if the minutes allow fewer of these, one that is smaller sti
 TRIAL_STEPS, TRIAL_SECONDS = 10, 20.0  # the trial ends with whichever is reached first
 TOKENS_PER_WORD = 1.3  # in prepared data
 _SAMPLE = 20_000  # pairs whose words and tokens are counted
+_TRIED = 5_000  # most of them that batches of the trial are made of
 
 
 def vocabulary_size(words: float) -> int:
@@ -248,12 +249,13 @@ def trial_seconds(recipe: Recipe, pairs: datasets.Dataset, tokenizer: Any, proce
     model = with_attention(VaswaniForConditionalGeneration(config), replace(recipe, compile=False)).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     kinds, parts = choose_precision(recipe.precision), micro_batches_of(recipe, processes)
-    lengths = pair_lengths(pairs)
-    changed = AugmentedPairs(pairs, tokenizer, augmentation_shares(recipe.augmentation), recipe.seed)
-    longer = changed.expected_lengths(lengths) if changed.shares and device.type == "cpu" else None
+    lengths = pair_lengths(pairs := pairs.select(range(0, len(pairs), 1 + len(pairs) // _TRIED)))
+    limits = max(2, *map(np.max, lengths)), math.inf, math.inf
+    changed = AugmentedPairs(pairs, tokenizer, augmentation_shares(recipe.augmentation), recipe.seed, limits)
+    longer = changed.changed_lengths if changed.shares and device.type == "cpu" else None
     sampler = TokenBatchSampler(*lengths, recipe.tokens_per_batch, parts, recipe.seed, 0, longer)
     most, collator = int(ROOM * sampler.part_tokens), PairCollator(config.pad_token_id)
-    changed.limits = max(2, *map(np.max, lengths)), most, MOST_PADDED * most
+    changed = replace(changed, limits=(limits[0], most, MOST_PADDED * most))
     times = [time.perf_counter()]
     batches = islice(chain.from_iterable(repeat(sampler)), TRIAL_STEPS)
     for numbers in takewhile(lambda _: times[-1] - times[0] <= TRIAL_SECONDS, batches):

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -129,11 +129,20 @@ class VaswaniTrainer(Seq2SeqTrainer):
     @cached_property
     def batch_sampler(self) -> TokenBatchSampler:
         """Return the batches of `train_dataset` for these settings."""
-        args, start, changed = self.args, self.args.augmentation_start if self.shares else None, None
-        if self.shares and args.device.type == "cpu":  # on a GPU an epoch is too short to look at all its changes
-            pairs = AugmentedPairs(self.train_dataset, self.processing_class, self.shares, args.seed)
-            changed = pairs.expected_lengths(self._lengths)
+        args = self.args
+        is_looked_at = self.shares and args.device.type == "cpu"  # a GPU has trained on an epoch as fast
+        changed = self._changed_pairs.changed_lengths if is_looked_at else None
+        start = args.augmentation_start if self.shares else None
         return TokenBatchSampler(*self._lengths, args.tokens_per_batch, self.micro_batches, args.seed, start, changed)
+
+    @cached_property
+    def _changed_pairs(self) -> AugmentedPairs:
+        """Return `train_dataset` with changes, if there are any."""
+        pairs = self.train_dataset
+        if isinstance(pairs, datasets.Dataset):
+            pairs = pairs.select_columns(["input_ids", "labels"])
+        limits = max(2, self.longest_sentence), math.inf, math.inf
+        return AugmentedPairs(pairs, self.processing_class, self.shares, self.args.seed, limits)
 
     @cached_property
     def _lengths(self) -> Sequence:
@@ -150,14 +159,14 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Return micro-batches in order, sharded over processes by accelerate."""
-        pairs, collator = self.train_dataset, self.data_collator
-        if isinstance(pairs, datasets.Dataset):
-            pairs = pairs.select_columns(["input_ids", "labels"])
-        longest, tokens = max(2, self.longest_sentence), self.batch_sampler.part_tokens
+        pairs, collator = self._changed_pairs, self.data_collator
+        longest, tokens = pairs.limits[0], self.batch_sampler.part_tokens
         if self.shares:
             tokens = int(ROOM * tokens)
-            limits = longest, tokens, math.inf if self.args.padding_free else MOST_PADDED * tokens
-            pairs = AugmentedPairs(pairs, self.processing_class, self.shares, self.args.seed, limits)
+            positions = math.inf if self.args.padding_free else MOST_PADDED * tokens
+            pairs = replace(pairs, limits=(longest, tokens, positions))
+        else:
+            pairs = pairs.pairs
         if self.args.padding_free:  # batches are all of one size on a device
             size = None if self.args.device.type == "cpu" else packed_size(tokens, longest)
             collator = PackedCollator(self.model.config.pad_token_id, longest, size, size)

@@ -19,6 +19,7 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 import vaswani_transformer as vt
 from vaswani_transformer import train
+from vaswani_transformer.cli.main import main
 from vaswani_transformer.data.prepare import prepare
 from vaswani_transformer.hub.card_facts import facts_of
 from vaswani_transformer.hub.model_card import render_card
@@ -223,6 +224,16 @@ def test_what_adapters_leave_is_no_model_and_is_removed_by_overwriting(recipe, t
 )
 def test_fields_that_the_model_decides_are_refused(recipe, fields, message):
     assert message in error_of(check_recipe, dataclasses.replace(recipe, **fields))
+
+
+def test_the_recipe_is_then_finetune(monkeypatch):
+    seen = []
+    monkeypatch.setattr("vaswani_transformer.training.run.train", lambda recipe, progress: seen.append(recipe))
+    monkeypatch.setattr("vaswani_transformer.cli.train._print_trained", print)
+    given = ["--train-data", "mine.tsv", "--output", "runs/mine"]
+    for more in ([], ["--from", "runs/other"]):
+        assert main(["train", *given, *more]) == 0
+    assert [(recipe.max_steps, recipe.from_model) for recipe in seen] == [("auto", None), (2000, "runs/other")]
 
 
 def test_folders_that_are_no_models_of_ours_are_refused(source, recipe, tmp_path):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from ..distributed import is_first_process
 from ..durations import duration
 from ..hardware import MOST_WORKERS
-from ..recipes.recipe import TOKENIZER
+from ..recipes.recipe import AUTO, TOKENIZER
 from . import options
 from .options import REQUIRED, Path_, Quiet, RecipeName, setting, within
 
@@ -15,7 +15,7 @@ StudentOptions = options.recipe_options(lambda field: field.metadata["group"] !=
 
 
 def train(
-    recipe: RecipeName = "auto",
+    recipe: RecipeName = AUTO,
     /,
     *,
     quiet: Quiet = False,
@@ -25,8 +25,8 @@ def train(
 ) -> None:
     """Train a model from a recipe, by default one that chooses settings by the text and the time.
 
-    RECIPE is a name from `vaswani recipes` or a YAML file; options with a group's title are fields of it. The same
-    command resumes an interrupted training.
+    With --from the default is `finetune`. RECIPE is a name from `vaswani recipes` or a YAML file; options with a
+    group's title are fields of it. The same command resumes an interrupted training.
 
     Args:
         target_text: also learn from this text of the target language alone (or a folder, or a pattern: a.*.de.gz),
@@ -36,7 +36,8 @@ def train(
     """
     from ..training.run import train as train_recipe
 
-    settings = options.read_recipe(recipe, fields, chooses=True)
+    name = "finetune" if recipe == AUTO and fields.from_model is not None else recipe
+    settings = options.read_recipe(name, fields, chooses=True)
     others = {"prepared": settings.prepared, "fuzzy_matches": settings.fuzzy_matches}
     options.exclude("--target-text", target_text, others | {"from": settings.from_model})
     options.exclude("--forecast", forecast, others | {"target_text": target_text})

@@ -187,7 +187,7 @@ class TokenBatchSampler:
 
     def _grown(self) -> "TokenBatchSampler | None":
         """Return this epoch's batches by the tokens of changed pairs; None where none is changed, or they are more."""
-        if self._changed_lengths is None or self.epoch * self._number < (start := self._counts_from or 0):
+        if self._changed_lengths is None or (self.epoch + 1) * self._number <= (start := self._counts_from or 0):
             return None
         lengths = np.maximum(self.lengths, self._changed_lengths(self.epoch))  # some may stay as they are
         for share in np.arange(lengths.sum() / np.sum(self.lengths), ROOM, 0.01):

@@ -306,6 +306,23 @@ def test_text_of_the_target_language_is_translated_back_and_learned_too(
     assert "with another seed" in fails(*command, out) and not (out / "parallel.en").exists()
 
 
+def test_a_text_to_translate_back_is_read_before_the_reverse_model_is_trained(student, tmp_path, fails):
+    command = ["train", student, "--output", tmp_path / "out", "--quiet", "--target-text"]
+    for name in ("empty", "folders"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+    (tmp_path / "blank.de").write_text("\n\n")
+    (tmp_path / "latin.de").write_bytes(b"sch\xf6n\n")
+    (tmp_path / "empty" / "inner").rmdir()
+    for name, message in {
+        "empty": "empty: no file in this folder",
+        "folders": "folders: no file in this folder",
+        "blank.de": "blank.de: 'source' has no text",
+        "latin.de": "latin.de, line 1: byte offset 3",
+    }.items():
+        assert message in fails(*command, tmp_path / name)
+        assert not (tmp_path / "out").exists()
+
+
 def test_translations_that_teach_nothing_are_made_anew(tmp_path):
     source = SimpleNamespace(where="mono.de", stream=lambda: iter([("a", "")]))
     made = distillation.DistilledText([], Recipe(output=str(tmp_path), train_source="a", train_target="b"), source)

@@ -132,6 +132,7 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
     with locked_together(recipe.output):
         with joined_processes() as processes:
             processes.share("output", lambda: check_output(final))  # before hours are spent
+            processes.share("target text", lambda: len(source.load()))  # the same
             processes.share("parallel text", lambda: _write_parallel_text(recipe, languages))
         notes = [path for path in (folder / DISTILLATION, notes_path(folder / TRANSLATIONS)) if path.exists()]
         if not notes:  # the reverse model has not translated yet

@@ -79,6 +79,12 @@ def test_tsv_needs_no_header_keeps_lone_quotes_and_can_be_reversed(tmp_path, nam
     assert read(data=path, **REVERSED) == SWAPPED
 
 
+def test_blank_lines_of_a_table_are_no_pairs(tmp_path):
+    for name, form in (("a.tsv", "{}\t{}"), ("a.csv", "{},{}")):
+        lines = [form.format(*pair) for pair in [("source", "target"), *PAIRS[:2]]]
+        assert read(data=write(tmp_path / name, "\n\r\n" + "\n\n".join(lines) + "\n\n")) == PAIRS[:2]
+
+
 def test_tsv_columns_are_found_by_the_header(tmp_path):
     path = write(tmp_path / "a.tsv", "id\tde\ten\n" + "".join(f"7\t{t}\t{s}\n" for s, t in PAIRS))
     assert read(data=path, **GERMAN) == PAIRS
@@ -127,6 +133,9 @@ def test_json_lines_and_parquet_have_flat_columns_or_a_translation_column(tmp_pa
         *((name, "", "") for name in ("a.tsv", "a.csv", "a.jsonl", "a.tsv.gz", "a.parquet")),
         ("a.parquet", "no parquet", ""),
         ("a.csv", "en,de\n", "empty"),
+        ("a.jsonl", "", "a.jsonl: empty"),
+        ("a.tsv", "en\tde\n\t\n\t\n", "a.tsv: 'source' has no text"),
+        ("a.tsv", "\nen\tde\n\na\n", "a.tsv, line 4: 1 field(s)"),
         ("a.tsv", "en\tid\tde\na\t1\tb\nc\t2\n", "a.tsv, line 3: 2 field"),
         ("a.tsv", "en\tde\na\tb\tc\n", "a.tsv, line 2: 3 field(s), where the first has 2"),
         ("a.csv", "en,de\na,b\nHello, you,c\n", "a.csv, row 3: 3 field(s), where the first has 2"),

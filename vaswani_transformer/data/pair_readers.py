@@ -48,15 +48,18 @@ def _read_table(path: Path, columns: tuple[str, str], errors: str = "strict") ->
     lines, is_csv = read_lines(path, errors=errors), path.name.lower().removesuffix(".gz").endswith(".csv")
     csv.field_size_limit(LONGEST_LINE)
     rows = csv.reader((line + "\n" for line in lines), strict=True) if is_csv else (line.split("\t") for line in lines)
+    names = []
     try:
-        for number, fields in enumerate(filter(None, rows), 1):
-            if number == 1:
+        for number, fields in enumerate(rows, 1):
+            if fields in ([], [""]):
+                continue
+            if not names:
                 names, is_header = _header(fields, columns, is_csv)
-                source, target = (column_position(column, names, f"{path}, line 1") for column in columns)
+                source, target = (column_position(column, names, f"{path}, line {number}") for column in columns)
                 most = len(fields) if is_csv or not columns[0].isdecimal() else LONGEST_LINE
                 least = max(source, target) + 1 if most == LONGEST_LINE or (is_header and not is_csv) else most
                 if is_header:
-                    logger.info("%s: line 1 names the columns: %.200s", path, ", ".join(fields))
+                    logger.info("%s: line %d names the columns: %.200s", path, number, ", ".join(fields))
                     continue
             if not least <= len(fields) <= most:
                 if errors == "replace":

@@ -115,6 +115,8 @@ def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str)
             problem = f"is null in row {values.is_null().index(True).as_py() + 1}"
         elif (longest := pc.max(pc.utf8_length(values)).as_py() or 0) > LONGEST_LINE:
             problem = f"has a text of {longest:,} characters, at most {LONGEST_LINE:,}"
+        elif not longest:
+            problem = "has no text"
         if problem:
             raise UserError(f"{where}: {column!r} {problem}")
     dataset = dataset.select_columns(list(columns)).rename_columns(dict(zip(columns, DEFAULT_COLUMNS, strict=True)))
@@ -174,7 +176,9 @@ def pair_source(
     if data is None:
         if sides[0] == sides[1]:  # of a folder all files
             with reading(paths[0]):
-                source = target = paths[0] / "*" if paths[0].is_dir() else source
+                source = target = paths[0] / "*" if (is_folder := paths[0].is_dir()) else source
+                if is_folder and not any(map(Path.is_file, paths[0].iterdir())):
+                    raise UserError(f"{paths[0]}: no file in this folder")
         shards = _paired_shards(source, target)
         check_lines("text" if one_text else "two texts, or one table as data", *map(str, chain(*shards)))
         return _of_files(str(paths[0]), "text", columns, {"train": shards}, split)
@@ -314,7 +318,7 @@ def held_out_rows(number: int, size: int | str, seed: int) -> np.ndarray:
     """Return which of `number` pairs are held out: `size` rows at random, sorted; `auto`: a tenth, at most 1,000."""
     size = max(1, min(1000, number // 10)) if size == "auto" else size
     if not 0 < size < number:
-        fix = "give validation data, or another validation_size"
+        fix = "give validation data" + ", or another validation_size" * (number > 1)
         raise UserError(f"cannot hold validation_size {size} pairs out of {number} training pairs: {fix}")
     return random_rows(number, size, seed)
 

@@ -21,16 +21,6 @@ ENCODER, DECODER = "onnx/encoder_model", "onnx/decoder_model_merged"
 QUANTIZED = "_quantized"  # transformers.js' name for int8, which it takes in browsers
 
 
-class _Encoder(nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.encoder = model.model.encoder
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """`(batch_size, source_length)` twice; the encoder's output, `(batch_size, source_length, d_model)`."""
-        return self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-
-
 class _Decoder(nn.Module):
     def __init__(self, model):
         super().__init__()
@@ -92,10 +82,10 @@ def write(model, tokenizer, output: Path, quantization: str) -> None:
     cached = [torch.zeros(3, config.num_heads, 2, width) for width in (config.d_k, config.d_v) * 2 * layers]
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it remarks on packages that are missing
     (output / ENCODER).parent.mkdir()
-    names, encoder = ["input_ids", "attention_mask"], _Encoder(model).eval()
+    names, encoder = ["input_ids", "attention_mask"], model.model.encoder
     _save(output / ENCODER, encoder, (sentences, mask), (of_source, of_source), names, ["last_hidden_state"])
     names = ["encoder_attention_mask", "input_ids", "encoder_hidden_states", *cache_names("past_key_values", layers)]
-    inputs = (mask, sentences[:, :2], encoder(sentences, mask), *cached)
+    inputs = (mask, sentences[:, :2], encoder(sentences, mask).last_hidden_state, *cached)
     shapes = (of_source, {0: batch, 1: target}, of_source, tuple({0: batch, 2: length} for length in lengths))
     results = ["logits", *cache_names("present", layers), f"cross_attentions.{layers - 1}"]
     _save(output / DECODER, _Decoder(model).eval(), inputs, shapes, names, results)

@@ -80,7 +80,7 @@ def _joining(translator, search, pieces: list) -> Iterator[tuple[int, list[list[
     waiting = sorted(range(len(pieces)), key=lambda number: -lengths[number])[::-1]  # the next one last
     numbers: dict = {}  # of the sentences of the search
     while waiting or search.is_open:
-        longest = max(search.source_length, lengths[waiting[-1]] if waiting else 0)  # all are padded to it
+        longest = max([*search.cache.source_lengths, lengths[waiting[-1]] if waiting else 0])  # all are padded to it
         room = max(1, translator.tokens_per_batch // longest)
         free = room - search.running
         many_may_join = pays and (free * _JOINING >= room or len(waiting) <= free)

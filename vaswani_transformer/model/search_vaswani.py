@@ -270,11 +270,6 @@ class Search(_Search):
         self._forbidden = torch.tensor(sorted(settings.forbidden_ids), dtype=torch.long)
         self._input: torch.Tensor | None = None  # (rows, new tokens), the decoder's next input
 
-    @property
-    def source_length(self) -> int:
-        """Return the tokens that are kept of each source, with padding: those of the longest; 0 if all are done."""
-        return max(self.cache.source_lengths, default=0)
-
     def add(
         self,
         states: torch.Tensor,

@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from .errors import UserError, reading
-from .json_and_yaml import parse_json, read_json, read_text
+from .json_and_yaml import read_json
 
 FACTS = "export.json"  # in the folder of an exported model: what it is and what it needs
 #: Types that CTranslate2 stores weights in. What they are computed in is decided where the model is used.
@@ -12,8 +12,6 @@ QUANTIZATIONS = ("float32", "int8", "int8_float32", "bfloat16", "float16", "int1
 #: Numbers of a configuration that `export.json` has, for programs that use the exported model.
 NUMBERS = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id", "decoder_layers", "num_heads",
            "d_k", "d_v")  # fmt: skip
-# CTranslate2's names: one file if source and target have the same tokens.
-VOCABULARIES = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
 
 
 def is_exported(folder: str | Path) -> bool:
@@ -42,13 +40,3 @@ def read_facts(folder: str | Path, format: str) -> SimpleNamespace:
             raise UserError(f"{problem}: export it with --format {format}")
     # Whatever the positions were before, they are a table now, and have an end.
     return SimpleNamespace(position_encoding="learned", max_position_embeddings=numbers["positions"], **numbers)
-
-
-def read_vocabularies(folder: str | Path) -> tuple[list[str], list[str]]:
-    """Return the tokens of an exported model for source and target, by id."""
-    shared, *sides = (Path(folder) / name for name in VOCABULARIES)
-    tokens = []
-    for path in sides if sides[0].is_file() else [shared]:
-        with reading(path):
-            tokens.append(list(parse_json(read_text(path))))
-    return tokens[0], tokens[-1]

@@ -11,10 +11,12 @@ from ..decoding.scoring import length_rule
 from ..decoding.streaming import batches_by_length
 from ..decoding.translator import Piece, Translator
 from ..errors import UserError, reading
-from ..exported import NotExpressibleError, read_facts, read_vocabularies
-from ..json_and_yaml import read_json
+from ..exported import NotExpressibleError, read_facts
+from ..json_and_yaml import parse_json, read_json, read_text
 from ..model.settings_vaswani import broken_range
 
+# CTranslate2's names: one file if source and target have the same tokens.
+_VOCABULARIES = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
 _CPU_TOKENS = 512  # source tokens that are searched at once: with 2,048 a small model took 1.2 to 1.4 times as long
 
 #: Settings of numbers, and rules, that the search follows.
@@ -66,8 +68,13 @@ class CTranslate2Model:
         self._forced = [] if forced is None else [self._end]  # what is appended to an output that is cut at its limit
         if forced not in (None, self._end, self._forced):
             raise NotExpressibleError(f"forced_eos_token_id in {folder} is {forced}, not the end token, {self._end}")
+        shared, *sides = (Path(folder) / name for name in _VOCABULARIES)
+        vocabularies = []
+        for path in sides if sides[0].is_file() else [shared]:
+            with reading(path):
+                vocabularies.append(list(parse_json(read_text(path))))
+        self._source_vocabulary, self.vocabulary = vocabularies[0], vocabularies[-1]
         with reading(folder):
-            self._source_vocabulary, self.vocabulary = read_vocabularies(folder)
             if len(self._source_vocabulary) != self.config.vocab_size:  # CTranslate2 does not count them
                 raise ValueError("the vocabulary and export.json are of different models")
             self._ids = {token: number for number, token in enumerate(self.vocabulary)}

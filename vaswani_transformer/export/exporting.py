@@ -46,6 +46,7 @@ class Export(NamedTuple):
     difference: float | None
 
 
+@torch.no_grad()
 def export_model(
     model: str | Path,
     output: str | Path,
@@ -77,46 +78,36 @@ def export_model(
         raise UserError(f"quantization is {quantization!r}: weights exported to {format} are {' or '.join(known)}")
     with written_at_once(output, overwrite, last=FACTS) as staging:
         model, tokenizer = load_model(model, "cpu")
-        model = model.float()
+        model, config = model.float(), model.config
         rows = set_positions(model)
-        difference = _write(writer, format, model, tokenizer, staging, rows, quantization, languages)
+        if format == TRANSFORMERS_JS and (has_two_sides(tokenizer) or not tokenizer.is_fast):
+            tokenizer = with_one_tokenizer(model, tokenizer)
+        numbers, known, end = random.Random(0), min(config.vocab_size, config.target_vocab_size), config.eos_token_id
+        sentences = [[*(numbers.randrange(known) for _ in range(min(n, rows) - 1)), end] for n in (12, 5, 20)]
+        sample = PairCollator(config.pad_token_id)([{"input_ids": ids, "labels": ids} for ids in sentences])
+        sample["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(sample.pop("labels"))
+        logits = model(**sample).logits  # first: writing changes the model
+        writer.write(model, tokenizer, staging, quantization)
+        tokenizer.save_pretrained(staging)
+        model.generation_config.save_pretrained(staging)
+        # Neither a source nor an output can have more tokens than there are positions.
+        facts = {"format": format, "positions": rows, "quantization": quantization, "vaswani_transformer": __version__}
+        facts |= {"languages": [*languages]} | {name: getattr(config, name) for name in NUMBERS}
+        (staging / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        difference = None if format == "marian" else writer.largest_difference(staging, sample, logits)
+        most = _TOLERANCE if quantization == "float32" or format == TRANSFORMERS_JS else math.inf
+        if difference is not None and not difference <= most:  # NaN is above both
+            problem = f"log-probabilities in {quantization} differ from the model's by {difference:.3g}"
+            fix = "give another --quantization, or report this where it is float32"
+            raise UserError(f"{problem}, so nothing was written: {fix}")
+        if format == TRANSFORMERS_JS and quantization == "int8":  # what is loaded; the exact graphs lie beside
+            difference = writer.largest_difference(staging, sample, logits, writer.QUANTIZED)
     return Export(output.absolute(), rows, size_of(output), difference)
 
 
 def size_of(folder: Path) -> int:
     """Return the bytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-@torch.no_grad()
-def _write(writer, format, model, tokenizer, staging: Path, rows: int, quantization: str, languages) -> float | None:
-    """Write all files of an export; returns the largest difference from the model, where that can be computed."""
-    config = model.config
-    if format == TRANSFORMERS_JS and (has_two_sides(tokenizer) or not tokenizer.is_fast):
-        tokenizer = with_one_tokenizer(model, tokenizer)
-    numbers, known, end = random.Random(0), min(config.vocab_size, config.target_vocab_size), config.eos_token_id
-    sentences = [[*(numbers.randrange(known) for _ in range(min(n, rows) - 1)), end] for n in (12, 5, 20)]
-    sample = PairCollator(config.pad_token_id)([{"input_ids": ids, "labels": ids} for ids in sentences])
-    sample["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(sample.pop("labels"))
-    logits = model(**sample).logits  # first: writing changes the model
-    writer.write(model, tokenizer, staging, quantization)
-    tokenizer.save_pretrained(staging)
-    model.generation_config.save_pretrained(staging)
-    # Neither a source nor an output can have more tokens than there are positions.
-    facts = {"format": format, "positions": rows, "quantization": quantization, "vaswani_transformer": __version__}
-    facts |= {"languages": [*languages]} | {name: getattr(config, name) for name in NUMBERS}
-    (staging / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    if format == "marian":
-        return None
-    difference = writer.largest_difference(staging, sample, logits)
-    most = _TOLERANCE if quantization == "float32" or format == TRANSFORMERS_JS else math.inf
-    if not difference <= most:  # NaN is above both
-        problem = f"log-probabilities in {quantization} differ from the model's by {difference:.3g}"
-        fix = "give another --quantization, or report this where it is float32"
-        raise UserError(f"{problem}, so nothing was written: {fix}")
-    if format == TRANSFORMERS_JS and quantization == "int8":  # what is loaded; the exact graphs lie beside
-        return writer.largest_difference(staging, sample, logits, writer.QUANTIZED)
-    return difference
 
 
 def set_positions(model: VaswaniForConditionalGeneration) -> int:

@@ -9,8 +9,9 @@ from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vaswani_transformer.data.text_files import with_lines_of
 from vaswani_transformer.decoding import streaming
-from vaswani_transformer.decoding.file_translator import record, with_lines_of
+from vaswani_transformer.decoding.file_translator import record
 from vaswani_transformer.decoding.output import ResumableOutput, notes_path
 from vaswani_transformer.decoding.streaming import in_windows, read_ahead, split_line
 from vaswani_transformer.decoding.translator import Hypothesis

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from tqdm.auto import tqdm
 
-from ..data.text_files import TextScan, decode_lines, read_lines, scan_text
+from ..data.text_files import TextScan, decode_lines, read_lines, scan_text, with_lines_of
 from ..decoding.output import ResumableOutput, StreamOutput
 from ..distributed import is_launched
 from ..errors import UserError
@@ -225,8 +225,6 @@ def do_lines(
         lines = iter(sentences)
     else:
         lines = _standard_input() if first is None else read_lines(Path(first), stamp=stamps.get(name))
-    from ..decoding.file_translator import with_lines_of
-
     for other, path in others:
         if path is not None:
             lines = with_lines_of(lines, first or "standard input", Path(path), stamps.get(other))

@@ -4,7 +4,8 @@ import gzip
 import hashlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -69,6 +70,20 @@ def read_lines(path: Path, digest: Any = None, stamp: Stamp = None, errors: str 
         yield from decode_lines(stream, str(path), digest, errors)
         if path.exists():
             check_unchanged(path, stamp)
+
+
+def with_lines_of(lines: Iterable[str], where: str, path: Path, stamp: Stamp = None) -> Iterator[tuple[str, str]]:
+    """Yield each line, of `where`, with the same line of a file, which must still have an earlier reading's `stamp`.
+
+    Raises:
+        UserError: as soon as one of them ends before the other.
+    """
+    for number, pair in enumerate(zip_longest(lines, read_lines(path, stamp=stamp))):
+        if None in pair:
+            longer, shorter = (path, where) if pair[0] is None else (where, path)
+            counts = f"{longer} has more lines than {shorter}, which has {number:,}"
+            raise UserError(f"{counts}: line n of one must belong to line n of the other")
+        yield pair
 
 
 def check_unchanged(path: Path, stamp: Stamp) -> None:

@@ -1,14 +1,10 @@
 """Translates lines of a file or a stream into an output, in order, window by window."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
-from ..data.text_files import Stamp, read_lines
-from ..errors import UserError
 from .scoring import mean_confidence
 from .streaming import CUT, SPLIT, WINDOW_LINES, LineWorker, Remarks, Window
 from .translator import Hypothesis, Translator
@@ -37,20 +33,6 @@ def record(
         fields += [each.text] if each.alignment is None else [each.text, each.alignment]
         lines.append("\t".join(part.replace("\t", " ") if len(fields) > 1 else part for part in fields) + "\n")
     return "".join(lines)
-
-
-def with_lines_of(lines: Iterable[str], where: str, path: Path, stamp: Stamp = None) -> Iterator[tuple[str, str]]:
-    """Yield each line, of `where`, with the same line of a file, which must still have an earlier reading's `stamp`.
-
-    Raises:
-        UserError: as soon as one of them ends before the other.
-    """
-    for number, pair in enumerate(zip_longest(lines, read_lines(path, stamp=stamp))):
-        if None in pair:
-            longer, shorter = (path, where) if pair[0] is None else (where, path)
-            counts = f"{longer} has more lines than {shorter}, which has {number:,}"
-            raise UserError(f"{counts}: line n of one must belong to line n of the other")
-        yield pair
 
 
 class FileTranslator(LineWorker):

@@ -204,7 +204,7 @@ def test_what_is_filled_is_valid_by_msgfmt(tmp_path_factory, parts, seed):
         made.extend(zip(entries, fillings := filler(careless(seed))(entries), strict=True))
         return fillings
 
-    result = b"".join(fill(folder / "a.po", answer))
+    result = fill(folder / "a.po", answer)
     for entry, filling in made:
         if not filling.reason:
             assert kinds(filling.targets[0]) == kinds(entry.sources[0])

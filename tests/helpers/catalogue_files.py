@@ -2,11 +2,10 @@
 
 import random
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from vaswani_transformer.catalogues.catalogue import CODE, CODES, MARK, Catalogue, Filling
+from vaswani_transformer.catalogues.catalogue import CODE, CODES, MARK, Filling
 from vaswani_transformer.catalogues.formats import fill, read
 from vaswani_transformer.errors import UserError
 
@@ -34,20 +33,17 @@ def nothing(entries):
 
 def filled(path, answer=echo, **options):
     """The bytes of a filled catalogue."""
-    return b"".join(fill(path, answer, **options))
+    return fill(path, answer, **options)
 
 
-def check_parts(path, parts, text, size, **options):
-    """Fill a file of parts, each with whether it is to be filled, read in blocks of so many bytes, with a text.
+def check_parts(path, parts, text, **options):
+    """Fill a file of parts, each with whether it is to be filled, with a text.
 
     All other parts stay as they are, in order; each that is filled has our mark; filling again changes nothing.
     """
     path.write_bytes("".join(part for _, part in parts).encode())
-    blocks = Catalogue.blocks
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Catalogue, "blocks", lambda self: blocks(self, size))
-        assert filled(path, nothing, **options) == path.read_bytes()
-        result = filled(path, lambda entries: echo(entries, text), **options)
+    assert filled(path, nothing, **options) == path.read_bytes()
+    result = filled(path, lambda entries: echo(entries, text), **options)
     place = 0
     for is_filled, part in parts:
         place = place if is_filled else result.decode().index(part, place) + len(part)

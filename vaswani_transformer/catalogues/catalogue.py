@@ -1,6 +1,6 @@
-"""What catalogues have in common: entries, their translations, and a file that is read in blocks.
+"""What catalogues have in common: entries, their translations, and the file that they are in.
 
-Filling an entry replaces spans of its block of text, so that all other bytes stay. Gettext, XLIFF and Qt files have
+Filling an entry replaces spans of the text, so that all other bytes stay. Gettext, XLIFF and Qt files have
 sources and targets. The others have one language: by the entries of the source language's file it is known what is
 missing, which is added behind what is there; without them a file's own texts are translated in place.
 
@@ -8,12 +8,12 @@ In texts one character from `CODE` on stands for an inline element (`<g id="1">`
 which `Entry.codes` has: a target must have those of its source.
 """
 
-import codecs
 import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.parsers import expat
@@ -71,7 +71,7 @@ class Entry:
     notes: str = ""
     counts: tuple[int, ...] = ()
     codes: tuple[str, ...] = ()
-    place: Any = field(default=None, repr=False, compare=False)  # in its block, of a header an edit; None: to be added
+    place: Any = field(default=None, repr=False, compare=False)  # in the text, of a header an edit; None: to be added
 
     def texts(self) -> list[tuple[str, int | None]]:
         """Return what is to be translated: texts, in plurals each with a number that it is for."""
@@ -81,10 +81,10 @@ class Entry:
 
 
 class Catalogue:
-    """A file that is read in blocks, by a pattern each match of which may be an entry.
+    """A file that is read by a pattern each match of which may be an entry.
 
-    A format is a subclass with `_entries(match)`, and `_edits(entry, filling)`: what changes in the block, `text`, with
-    the filling's note. `source` has the source language's entries by their ids, for formats with one language;
+    A format is a subclass with `_entries(match)`, and `_edits(entry, filling)`: what changes in the `text`, with the
+    filling's note. `source` has the source language's entries by their ids, for formats with one language;
     `language` is the code of the target language.
     """
 
@@ -95,38 +95,30 @@ class Catalogue:
     is_xml = False  # which expat checks
 
     def __init__(self, path: Path, source: Mapping[str, Entry] | None = None, language: str | None = None):
-        self.path, self.source, self.language, self.line = path, source, language, 1
+        self.path, self.source, self.language, self.line, self.counted = path, source, language, 1, 0
         self.missing = dict(source or {})  # entries that have not been found yet
-        with reading(path), path.open("rb") as stream:
-            head = stream.read(1 << 16)
-            named = match[1].decode() if (match := self.declaration.search(head)) else self.encoding
-            self.encoding = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}.get(head[:2], named)
-            self.head = head.decode(errors="ignore")  # of a file in UTF-8; of others all is read
-            if codecs.lookup(self.encoding).name != "utf-8":
-                head += stream.read()
-                self.head = head.decode(self.encoding, "surrogateescape")
-                if self.head.encode(self.encoding, "surrogateescape") != head:
-                    raise UserError(f"{path}: it cannot be written again in {self.encoding}; convert it to UTF-8")
+        with reading(path):
+            raw = path.read_bytes()
+            named = match[1].decode() if (match := self.declaration.search(raw[: 1 << 16])) else self.encoding
+            self.encoding = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}.get(raw[:2], named)
+            self.text = raw.decode(self.encoding, "surrogateescape")
+            if self.text.encode(self.encoding, "surrogateescape") != raw:
+                raise UserError(f"{path}: it cannot be written again in {self.encoding}; convert it to UTF-8")
+            if self.is_xml:
+                expat.ParserCreate().Parse(raw, True)
+        self.head = self.text[: 1 << 16]
         self.newline = "\r\n" if "\r\n" in self.head else "\n"
 
-    def blocks(self, size: int = 1 << 20) -> Iterator[list[Entry]]:
-        """Yield the entries of each block, which has about `size` bytes, the last with those that the file lacks."""
-        decoder, text = codecs.getincrementaldecoder(self.encoding)("surrogateescape"), ""
-        parser, is_last = expat.ParserCreate() if self.is_xml else None, False
-        with reading(self.path), self.path.open("rb") as stream:
-            while not is_last:
-                raw, is_last = stream.read(size), not stream.peek(1)
-                if parser:
-                    parser.Parse(raw, is_last)
-                text += decoder.decode(raw, is_last)
-                entries, end = self._read(text, is_last)
-                self.text, text = text[:end], text[end:]
-                lacking = [e for e in self.missing.values() if is_last and e.state == "untranslated"]
-                forms = tuple(self.plurals.values()) if any(e.counts for e in lacking) else ()
-                yield entries + [replace(e, counts=forms if e.counts else (), place=None) for e in lacking]
+    def entries(self) -> Iterator[Entry]:
+        """Yield the entries, at the end those that the file lacks."""
+        with reading(self.path):
+            yield from self._read()
+            lacking = [each for each in self.missing.values() if each.state == "untranslated"]
+            forms = tuple(self.plurals.values()) if any(each.counts for each in lacking) else ()
+            yield from (replace(each, counts=forms if each.counts else (), place=None) for each in lacking)
 
     def filled(self, entries: list[Entry], pairs: list[tuple[Entry, Filling]]) -> bytes:
-        """Return the block as it is written, filled with the pairs among its entries."""
+        """Return the file as it is written, filled with the pairs among its entries."""
         edits = [entry.place for entry in entries if entry.state == "header"] + self._all_edits(pairs)
         parts, place = [], 0
         for start, end, new in sorted(edits, key=lambda edit: edit[:2]):
@@ -148,27 +140,20 @@ class Catalogue:
             return False
         return all(any(_has_codes(source, target) for source in entry.sources) for target in filling.targets)
 
-    def _read(self, text: str, is_last: bool) -> tuple[list[Entry], int]:
-        """Return entries, and where they end; what the last match of a text is depends on what follows."""
-        matches, entries, place, self.counted = list(self.pattern.finditer(text)), [], 0, 0
-        end = len(text) if is_last else matches[-1].start() if matches else 0
-        for match in [*(matches if is_last else matches[:-1]), None]:
-            start = match.start() if match else end
-            if wrong := self.gap.search(text, place, start):
-                if not is_last:  # perhaps a comment without an end, as far as it is known
-                    end = place
-                    break
-                self._count_lines(text, wrong.end() - 1)
-                entries.append(Entry("", state="refused", line=self.line, notes="neither an entry nor a comment"))
+    def _read(self) -> Iterator[Entry]:
+        place = 0
+        for match in chain(self.pattern.finditer(self.text), [None]):
+            start = match.start() if match else len(self.text)
+            if wrong := self.gap.search(self.text, place, start):
+                self._count_lines(wrong.end() - 1)
+                yield Entry("", state="refused", line=self.line, notes="neither an entry nor a comment")
             if match:
-                self._count_lines(text, max(start, match.start("start")))
-                entries += self._entries(match)
+                self._count_lines(max(start, match.start("start")))
+                yield from self._entries(match)
                 place = match.end()
-        self._count_lines(text, end)
-        return entries, end
 
-    def _count_lines(self, text: str, end: int) -> None:
-        self.line += text.count("\n", self.counted, end)
+    def _count_lines(self, end: int) -> None:
+        self.line += self.text.count("\n", self.counted, end)
         self.counted = end
 
     def _own(self, key: str, texts: tuple[str, ...], place: Any, is_plural=False, codes=(), state="") -> Entry:

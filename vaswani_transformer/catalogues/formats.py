@@ -45,23 +45,22 @@ def open_catalogue(
 
 def read(path: str | Path, **options: str | Path | None) -> Iterator[Entry]:
     """Yield the entries of a catalogue; options and errors are those of `open_catalogue`."""
-    for entries in open_catalogue(path, **options).blocks():
-        yield from entries
+    yield from open_catalogue(path, **options).entries()
 
 
 def fill(
     path: str | Path, answer: Callable[[list[Entry]], Iterable[Filling | None]], **options: str | Path | None
-) -> Iterator[bytes]:
-    """Yield a catalogue in which what is untranslated or fuzzy is filled, and all else is as it was.
+) -> bytes:
+    """Return a catalogue in which what is untranslated or fuzzy is filled, and all else is as it was.
 
-    `answer` gives a filling, or None, for each of the entries that it gets, those of a block of about 1 MiB of text;
-    options and errors are those of `open_catalogue`.
+    `answer` gives a filling, or None, for each of the entries that it gets; options and errors are those of
+    `open_catalogue`.
     """
     catalogue = open_catalogue(path, **options)
-    for entries in catalogue.blocks():
-        asked = [entry for entry in entries if entry.state in ("untranslated", "fuzzy")]
-        answers = zip(asked, answer(asked) if asked else (), strict=True)
-        yield catalogue.filled(entries, [pair for pair in answers if catalogue.takes(*pair)])
+    entries = list(catalogue.entries())
+    asked = [entry for entry in entries if entry.state in ("untranslated", "fuzzy")]
+    answers = zip(asked, answer(asked) if asked else (), strict=True)
+    return catalogue.filled(entries, [pair for pair in answers if catalogue.takes(*pair)])
 
 
 def pairs(path: str | Path) -> Iterator[tuple[str, str]]:

@@ -36,10 +36,8 @@ class JsonFile(Catalogue):
     comment = ""
     unread = 0  # characters that the parser does not count: YAML's byte order mark
 
-    def _read(self, text: str, is_last: bool) -> tuple[list[Entry], int]:
-        if not is_last:
-            return [], 0
-        self.root, self.counted = self._parse(text), 0
+    def _read(self) -> list[Entry]:
+        self.root = self._parse(self.text)
         entries, groups = [], {}  # by ids the nodes of each entry
         header = next((value for key, value in self.root.members if key.text == "@@locale" and value.text), None)
         key, below = self.root.members[0] if len(self.root.members) == 1 else (self.root, self.root)
@@ -47,7 +45,7 @@ class JsonFile(Catalogue):
         if below.members and is_language and (self.comment or f"{key.text}." in self.path.name):  # as in Rails' YAML
             self.root, header = below, key
         if header and self.source is None and self.language:
-            is_quoted = text[header.start] in "\"'" or self.language == "no"  # which is false in YAML
+            is_quoted = self.text[header.start] in "\"'" or self.language == "no"  # which is false in YAML
             name = _written(self.language) if is_quoted else self.language
             entries.append(Entry("", state="header", place=(*header[:2], name)))
         for key, form, node in self._texts(self.root, ()):
@@ -58,11 +56,11 @@ class JsonFile(Catalogue):
             texts = tuple(nodes[form].text if form in nodes else "" for form in forms)
             if is_plural and self.source is None:  # of a language with one form
                 texts = (texts[0] or texts[1], texts[1])
-            self._count_lines(text, next(iter(nodes.values())).start)
+            self._count_lines(next(iter(nodes.values())).start)
             entries.append(self._own(key, texts, nodes, is_plural))
         # What a list lacks is not added, but lists of texts alone are.
         self.missing = {key: e for key, e in self.missing.items() if not re.search(r"\[\d+\](\x04|$)", key)}
-        return entries, len(text)
+        return entries
 
     def _texts(self, node: Node, path: tuple[str, ...]) -> Iterator[tuple[str, str, Node]]:
         """Yield the texts below a node: an entry's id, the plural form or the number of the item, the text's node."""

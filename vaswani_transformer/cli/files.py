@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -112,19 +112,18 @@ def timed(doing: str, decode: Callable[..., Iterator[Any]], total: int) -> tuple
         return list(decode(progress=bar)), time.monotonic() - started
 
 
-def write_result(path: str | None, content: str | bytes | Iterable[bytes]) -> None:
+def write_result(path: str | None, content: str | bytes) -> None:
     """Write a result, to standard output without a path: a file keeps its content until all of the new one is there."""
-    content = content.encode() if isinstance(content, str) else content
-    data = [content] if isinstance(content, bytes) else content
+    data = content.encode() if isinstance(content, str) else content
     if not is_file(path):
         with contextlib.nullcontext(sys.stdout.buffer) if path in _STDOUT else Path(path).open("wb") as file:
-            file.writelines(data)
+            file.write(data)
             file.flush()
         return
     target = Path(path).resolve()  # of what a link leads to
     with written_whole(target) as new:
         with new.open("wb") as file:
-            file.writelines(data)
+            file.write(data)
         if target.exists():
             shutil.copymode(target, new)
 

@@ -91,7 +91,7 @@ class _FileWork:
             stem = name[: -len(ending)][-50:].replace("\0", "") or "file"
             (path := Path(folder) / f"{stem}{ending}").write_bytes(data)
             try:
-                return b"".join(fill(path, messages, language=self.served.target))
+                return fill(path, messages, language=self.served.target)
             except UserError as error:  # which names the file
                 raise HTTPException(400, f"Invalid request: {error}".replace(str(path), "the file")) from error
 

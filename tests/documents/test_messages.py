@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vaswani_transformer.catalogues.catalogue import Entry
-from vaswani_transformer.catalogues.formats import fill, pairs, read
+from vaswani_transformer.catalogues.formats import open_catalogue, pairs, read
 from vaswani_transformer.data.memory import Memory, read_memory
 from vaswani_transformer.documents import messages
 from vaswani_transformer.documents.formats import translate_parts
@@ -204,7 +204,7 @@ def test_what_is_filled_is_valid_by_msgfmt(tmp_path_factory, parts, seed):
         made.extend(zip(entries, fillings := filler(careless(seed))(entries), strict=True))
         return fillings
 
-    result = fill(folder / "a.po", answer)
+    result = open_catalogue(folder / "a.po").fill(answer)
     for entry, filling in made:
         if not filling.reason:
             assert kinds(filling.targets[0]) == kinds(entry.sources[0])

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from vaswani_transformer.catalogues.catalogue import CODE, CODES, MARK, Filling
-from vaswani_transformer.catalogues.formats import fill, read
+from vaswani_transformer.catalogues.formats import open_catalogue, read
 from vaswani_transformer.errors import UserError
 
 TEXTS = st.text(
@@ -33,7 +33,7 @@ def nothing(entries):
 
 def filled(path, answer=echo, **options):
     """The bytes of a filled catalogue."""
-    return fill(path, answer, **options)
+    return open_catalogue(path, **options).fill(answer)
 
 
 def check_parts(path, parts, text, **options):

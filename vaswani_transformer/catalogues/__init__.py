@@ -1,4 +1,4 @@
 """Translators' catalogues: gettext, XLIFF, Qt, Android, Java and Apple resources, JSON and YAML.
 
-`formats` reads and fills a file by the reader of its format. No model is known here: callers pass what fills entries.
+`formats` opens a file by the reader of its format. No model is known here: callers pass what fills entries.
 """

@@ -10,7 +10,7 @@ which `Entry.codes` has: a target must have those of its source.
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
@@ -117,8 +117,15 @@ class Catalogue:
             forms = tuple(self.plurals.values()) if any(each.counts for each in lacking) else ()
             yield from (replace(each, counts=forms if each.counts else (), place=None) for each in lacking)
 
-    def filled(self, entries: list[Entry], pairs: list[tuple[Entry, Filling]]) -> bytes:
-        """Return the file as it is written, filled with the pairs among its entries."""
+    def fill(self, answer: Callable[[list[Entry]], Iterable[Filling | None]]) -> bytes:
+        """Return the file in which what is untranslated or fuzzy is filled, and all else is as it was.
+
+        `answer` gives a filling, or None, for each of the entries that it gets.
+        """
+        entries = list(self.entries())
+        asked = [entry for entry in entries if entry.state in ("untranslated", "fuzzy")]
+        answers = zip(asked, answer(asked) if asked else (), strict=True)
+        pairs = [pair for pair in answers if self.takes(*pair)]
         edits = [entry.place for entry in entries if entry.state == "header"] + self._all_edits(pairs)
         parts, place = [], 0
         for start, end, new in sorted(edits, key=lambda edit: edit[:2]):

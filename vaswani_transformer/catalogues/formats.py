@@ -1,13 +1,13 @@
-"""Catalogues by the names of their formats: read, filled, and as pairs to train on."""
+"""Catalogues by the names of their formats: opened, read, and as pairs to train on."""
 
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
 from ..errors import UserError
 from ..files import to_path
-from .catalogue import Catalogue, Entry, Filling, read_label, with_codes, without_mark
+from .catalogue import Catalogue, Entry, read_label, with_codes, without_mark
 
 _READERS = {  # the class of each format, whose module is imported when it is needed: commands list the names
     "po": "line_files:GettextFile",
@@ -46,21 +46,6 @@ def open_catalogue(
 def read(path: str | Path, **options: str | Path | None) -> Iterator[Entry]:
     """Yield the entries of a catalogue; options and errors are those of `open_catalogue`."""
     yield from open_catalogue(path, **options).entries()
-
-
-def fill(
-    path: str | Path, answer: Callable[[list[Entry]], Iterable[Filling | None]], **options: str | Path | None
-) -> bytes:
-    """Return a catalogue in which what is untranslated or fuzzy is filled, and all else is as it was.
-
-    `answer` gives a filling, or None, for each of the entries that it gets; options and errors are those of
-    `open_catalogue`.
-    """
-    catalogue = open_catalogue(path, **options)
-    entries = list(catalogue.entries())
-    asked = [entry for entry in entries if entry.state in ("untranslated", "fuzzy")]
-    answers = zip(asked, answer(asked) if asked else (), strict=True)
-    return catalogue.filled(entries, [pair for pair in answers if catalogue.takes(*pair)])
 
 
 def pairs(path: str | Path) -> Iterator[tuple[str, str]]:

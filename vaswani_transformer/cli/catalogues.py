@@ -10,7 +10,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from ..catalogues.catalogue import Entry, Filling
-from ..catalogues.formats import fill, open_catalogue, pairs_of, read
+from ..catalogues.formats import open_catalogue, pairs_of, read
 from ..decoding.glossary import Glossary, term_forms
 from ..decoding.scoring import mean_confidence, word_confidences
 from ..decoding.translator import Translator
@@ -79,7 +79,7 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
             bar.update(len(fillings))
 
     with tqdm(total=states["untranslated"] + states["fuzzy"], desc="filling", unit=" entries", file=sys.stderr) as bar:
-        write_result(request.work.output, fill(files.input, answer, **given))
+        write_result(request.work.output, catalogue.fill(answer))
     shown = [row for row in rows if row.filling.reason != NO_WORDS]
     refused = [row for row in shown if row.filling.reason]
     for row in refused:

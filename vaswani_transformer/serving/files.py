@@ -15,7 +15,7 @@ from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from ..catalogues.formats import ENDINGS as CATALOGUES
-from ..catalogues.formats import fill
+from ..catalogues.formats import open_catalogue
 from ..decoding.scoring import mean_confidence, word_confidences
 from ..documents.formats import ENDINGS as DOCUMENTS
 from ..documents.formats import aligner, translate_document, translate_parts
@@ -91,7 +91,7 @@ class _FileWork:
             stem = name[: -len(ending)][-50:].replace("\0", "") or "file"
             (path := Path(folder) / f"{stem}{ending}").write_bytes(data)
             try:
-                return fill(path, messages, language=self.served.target)
+                return open_catalogue(path, language=self.served.target).fill(messages)
             except UserError as error:  # which names the file
                 raise HTTPException(400, f"Invalid request: {error}".replace(str(path), "the file")) from error
 

@@ -11,7 +11,7 @@ from ..decoding.scoring import length_rule
 from ..decoding.streaming import batches_by_length
 from ..decoding.translator import Piece, Translator
 from ..errors import UserError, reading
-from ..exported import NotExpressibleError, read_facts
+from ..exported import FACTS, NUMBERS, NotExpressibleError
 from ..json_and_yaml import parse_json, read_json, read_text
 from ..model.settings_vaswani import broken_range
 
@@ -57,7 +57,16 @@ class CTranslate2Model:
         self, folder: str | Path, device: str, compute_type: str, threads: int = 0, patience: float | None = None
     ):
         self.patience = patience
-        self.config = read_facts(folder, "ctranslate2")
+        facts = Path(folder) / FACTS
+        with reading(facts):
+            values = read_json(facts)
+            numbers = {name: int(values[name]) for name in ("positions", *NUMBERS)}
+            if values["format"] != "ctranslate2":
+                problem = f"{folder} holds a model exported to {values['format']}"
+                raise UserError(f"{problem}: export it with --format ctranslate2")
+        # Whatever the positions were before, they are a table now, and have an end.
+        rows = numbers["positions"]
+        self.config = SimpleNamespace(position_encoding="learned", max_position_embeddings=rows, **numbers)
         settings = read_json(path := Path(folder) / "generation_config.json")
         for name, value in settings.items():
             check_setting(name, value, f" in {path}")

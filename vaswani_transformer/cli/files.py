@@ -122,8 +122,7 @@ def write_result(path: str | None, content: str | bytes) -> None:
         return
     target = Path(path).resolve()  # of what a link leads to
     with written_whole(target) as new:
-        with new.open("wb") as file:
-            file.write(data)
+        new.write_bytes(data)
         if target.exists():
             shutil.copymode(target, new)
 

@@ -314,8 +314,8 @@ def test_a_text_to_translate_back_is_read_before_the_reverse_model_is_trained(st
     (tmp_path / "latin.de").write_bytes(b"sch\xf6n\n")
     (tmp_path / "empty" / "inner").rmdir()
     for name, message in {
-        "empty": "empty: no file in this folder",
-        "folders": "folders: no file in this folder",
+        "empty": f"{tmp_path / 'empty'}: empty",
+        "folders": f"{tmp_path / 'folders'}: empty",
         "blank.de": "blank.de: 'source' has no text",
         "latin.de": "latin.de, line 1: byte offset 3",
     }.items():

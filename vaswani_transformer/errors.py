@@ -40,7 +40,7 @@ def reading(path: str | PathLike) -> Iterator[None]:
         if not reason:  # a store's own error has the name alone
             cause = error.__cause__ if isinstance(error, OSError) else None
             reason = one_line(cause or error) or type(error).__name__
-            reason = "empty" if isinstance(error, StopIteration) else reason  # whose first row was asked for
+            reason = "empty" if isinstance(error, StopIteration) else reason  # its first item was asked for
         raise UserError(f"{path}: {reason}") from error
 
 

@@ -181,13 +181,17 @@ def test_strings_that_are_not_utf8_are_refused(tmp_path, kind):
     assert str(path) in message and "UTF8" in message
 
 
-def test_catalogues_are_read_in_either_direction_and_line_breaks_are_spaces(tmp_path):
+def test_catalogues_are_read_in_either_direction_and_line_breaks_are_spaces(tmp_path, caplog):
     for name, (source, target) in zip("abc", PAIRS, strict=True):
         quoted = (text.replace('"', r"\"").replace(" ", r"\n", 1) for text in (source, target))
         write(tmp_path / f"{name}.po", 'msgid "{}"\nmsgstr "{}"\n\nmsgid "open"\nmsgstr ""\n'.format(*quoted))
     assert read(data=tmp_path / "*.po") == read(data=tmp_path) == PAIRS
     assert read(data=tmp_path / "*.po", **REVERSED) == SWAPPED
     assert "no column 'en'; the columns are: source, target" in read(data=tmp_path / "a.po", **GERMAN)
+    caplog.clear()
+    path = write(tmp_path / "d.po", 'msgid "a"\nmsgstr "b\n\nmsgid "c"\nmsgstr "d"\n\nmsgid "e\nmsgstr "f"\n')
+    assert read(data=path) == [("c", "d")]
+    assert caplog.messages == [f"{path}: 2 entries are left out, the first in line 1: neither an entry nor a comment"]
     assert "empty, no pair" in read(data=write(tmp_path / "d.po", 'msgid "a"\nmsgstr ""\n'))
     write(tmp_path / "e.po", 'msgid "a"\nmsgstr "b"\n')  # one of several may be
     assert read(data=tmp_path / "[de].po") == [("a", "b")]

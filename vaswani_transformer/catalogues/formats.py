@@ -1,13 +1,15 @@
 """Catalogues by the names of their formats: opened, read, and as pairs to train on."""
 
+import logging
 import pkgutil
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
 from ..errors import UserError
 from ..files import to_path
 from .catalogue import Catalogue, Entry, read_label, with_codes, without_mark
+
+logger = logging.getLogger(__name__)
 
 _READERS = {  # the class of each format, whose module is imported when it is needed: commands list the names
     "po": "line_files:GettextFile",
@@ -49,8 +51,15 @@ def read(path: str | Path, **options: str | Path | None) -> Iterator[Entry]:
 
 
 def pairs(path: str | Path) -> Iterator[tuple[str, str]]:
-    """Yield sources and targets of what is translated."""
-    return chain.from_iterable(pairs_of(entry) for entry in read(path) if entry.state == "translated")
+    """Yield sources and targets of what is translated; a warning says where a part of the file cannot be read."""
+    refused = []
+    for entry in read(path):
+        if entry.state == "refused":
+            refused.append(f"line {entry.line}: {entry.notes}")
+        elif entry.state == "translated":
+            yield from pairs_of(entry)
+    if refused:
+        logger.warning("%s: %d entries are left out, the first in %s", path, len(refused), refused[0])
 
 
 def pairs_of(entry: Entry, all_forms: bool = False) -> Iterator[tuple[str, str]]:

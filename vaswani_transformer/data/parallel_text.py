@@ -176,9 +176,9 @@ def pair_source(
     if data is None:
         if sides[0] == sides[1]:  # of a folder all files
             with reading(paths[0]):
-                source = target = paths[0] / "*" if (is_folder := paths[0].is_dir()) else source
-                if is_folder and not any(map(Path.is_file, paths[0].iterdir())):
-                    raise UserError(f"{paths[0]}: no file in this folder")
+                if paths[0].is_dir():
+                    next(path for path in paths[0].iterdir() if path.is_file())  # or it is reported as empty
+                    source = target = paths[0] / "*"
         shards = _paired_shards(source, target)
         check_lines("text" if one_text else "two texts, or one table as data", *map(str, chain(*shards)))
         return _of_files(str(paths[0]), "text", columns, {"train": shards}, split)

@@ -31,8 +31,8 @@ def page() -> str:
 
 
 def _table(result: dict) -> str:
-    lines = [result["columns"], ["---"] * len(result["columns"]), *result["rows"]]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    head, *rows = ("| " + " | ".join(line) + " |" for line in (result["columns"], *result["rows"]))
+    table = "\n".join([head, "|---" * len(result["columns"]) + "|", *rows])
     origin = f"`{result['command']}`; commit {result['commit']}, {result['date']}; {result['processor']}."
     picture = f"\n![{result['title']}](pictures/{result['picture']})\n" if "picture" in result else ""
     return f"### {result['title']}\n\n{origin} {result['note']}\n\n{table}\n{picture}"

@@ -134,7 +134,7 @@ def test_json_lines_and_parquet_have_flat_columns_or_a_translation_column(tmp_pa
         ("a.parquet", "no parquet", ""),
         ("a.csv", "en,de\n", "empty"),
         ("a.jsonl", "", "a.jsonl: empty"),
-        ("a.tsv", "en\tde\n\t\n\t\n", "a.tsv: 'source' has no text"),
+        ("a.tsv", "en\tde\n\t\n\t\n", "a.tsv: 'target' has no text, nor has 'source'"),
         ("a.tsv", "\nen\tde\n\na\n", "a.tsv, line 4: 1 field(s)"),
         ("a.tsv", "en\tid\tde\na\t1\tb\nc\t2\n", "a.tsv, line 3: 2 field"),
         ("a.tsv", "en\tde\na\tb\tc\n", "a.tsv, line 2: 3 field(s), where the first has 2"),
@@ -191,7 +191,7 @@ def test_catalogues_are_read_in_either_direction_and_line_breaks_are_spaces(tmp_
     caplog.clear()
     path = write(tmp_path / "d.po", 'msgid "a"\nmsgstr "b\n\nmsgid "c"\nmsgstr "d"\n\nmsgid "e\nmsgstr "f"\n')
     assert read(data=path) == [("c", "d")]
-    assert caplog.messages == [f"{path}: 2 entries are left out, the first in line 1: neither an entry nor a comment"]
+    assert caplog.messages == [f"{path}: 2 parts are left out, the first in line 1: neither an entry nor a comment"]
     assert "empty, no pair" in read(data=write(tmp_path / "d.po", 'msgid "a"\nmsgstr ""\n'))
     write(tmp_path / "e.po", 'msgid "a"\nmsgstr "b"\n')  # one of several may be
     assert read(data=tmp_path / "[de].po") == [("a", "b")]

@@ -59,7 +59,7 @@ def pairs(path: str | Path) -> Iterator[tuple[str, str]]:
         elif entry.state == "translated":
             yield from pairs_of(entry)
     if refused:
-        logger.warning("%s: %d entries are left out, the first in %s", path, len(refused), refused[0])
+        logger.warning("%s: %d parts are left out, the first in %s", path, len(refused), refused[0])
 
 
 def pairs_of(entry: Entry, all_forms: bool = False) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ StudentOptions = options.recipe_options(lambda field: field.metadata["group"] !=
 
 
 def train(
-    recipe: RecipeName = AUTO,
+    recipe: RecipeName | None = None,
     /,
     *,
     quiet: Quiet = False,
@@ -23,7 +23,7 @@ def train(
     forecast: bool = False,
     fields: RecipeOptions = RecipeOptions(),  # noqa: B008 (of cyclopts)
 ) -> None:
-    """Train a model from a recipe, by default one that chooses settings by the text and the time.
+    """Train a model from a recipe, by default `auto`, which chooses settings by the text and the time.
 
     With --from the default is `finetune`. RECIPE is a name from `vaswani recipes` or a YAML file; options with a
     group's title are fields of it. The same command resumes an interrupted training.
@@ -36,8 +36,8 @@ def train(
     """
     from ..training.run import train as train_recipe
 
-    name = "finetune" if recipe == AUTO and fields.from_model is not None else recipe
-    settings = options.read_recipe(name, fields, chooses=True)
+    usual = AUTO if fields.from_model is None else "finetune"
+    settings = options.read_recipe(recipe or usual, fields, chooses=True)
     others = {"prepared": settings.prepared, "fuzzy_matches": settings.fuzzy_matches}
     options.exclude("--target-text", target_text, others | {"from": settings.from_model})
     options.exclude("--forecast", forecast, others | {"target_text": target_text})

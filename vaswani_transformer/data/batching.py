@@ -38,7 +38,8 @@ class TokenBatchSampler:
     at most the longest sentence. The batches are the same for any number of parts.
 
     Where augmentation makes pairs longer, `changed_lengths` lets batches be of similar lengths after that. An epoch has
-    as many of them as ever, each larger (up to `ROOM`); where that is not enough they are as without it.
+    as many of them as ever, each larger (up to `ROOM`); where that is not enough they are as without it. So they are in
+    the first epoch, of which few may be trained on.
 
     Memory: ordering an epoch takes about 50 bytes a pair for a moment, its order then 4; changed lengths take more.
 
@@ -187,7 +188,8 @@ class TokenBatchSampler:
 
     def _grown(self) -> "TokenBatchSampler | None":
         """Return this epoch's batches by the tokens of changed pairs; None where none is changed, or they are more."""
-        if self._changed_lengths is None or (self.epoch + 1) * self._number <= (start := self._counts_from or 0):
+        start = self._counts_from or 0
+        if self._changed_lengths is None or not self.epoch or (self.epoch + 1) * self._number <= start:
             return None
         lengths = np.maximum(self.lengths, self._changed_lengths(self.epoch))  # some may stay as they are
         for share in np.arange(lengths.sum() / np.sum(self.lengths), ROOM, 0.01):

@@ -28,7 +28,7 @@ _LANGUAGES = (
     re.compile(rb"""(?:"X-Source-Language: *|source-?language=["']|srcLang=["'])([a-z]{2,3})(?![a-z])"""),
     re.compile(rb"""(?:"Language: *|(?:target-|\s)language=["']|trgLang=["'])([a-z]{2,3})(?![a-z])"""),
 )
-CACHE_VERSION = 3  # part of every cache key: raise it when the meaning of the cached rows changes
+CACHE_VERSION = 4  # part of every cache key: raise it when the meaning of the cached rows changes
 _OWN = (".tsv", ".csv", ".tmx", *CATALOGUES)
 _BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of `datasets`, by suffix
 FORMATS = (*_OWN, *_BUILDERS)
@@ -103,6 +103,7 @@ def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str)
         dataset = dataset.rename_columns({name: name.removeprefix("translation.") for name in dataset.column_names})
     if not len(dataset):
         raise UserError(f"{where}: empty, no rows; give a dataset or split with at least one pair")
+    longest = 0
     for column in columns:
         column_position(column, dataset.column_names, where)
         kind, values, problem = dataset.features[column], dataset.data.column(column), None
@@ -113,10 +114,10 @@ def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str)
             problem = f"is {kind}, not text"
         elif values.null_count:
             problem = f"is null in row {values.is_null().index(True).as_py() + 1}"
-        elif (longest := pc.max(pc.utf8_length(values)).as_py() or 0) > LONGEST_LINE:
+        elif (longest := max(longest, pc.max(pc.utf8_length(values)).as_py() or 0)) > LONGEST_LINE:
             problem = f"has a text of {longest:,} characters, at most {LONGEST_LINE:,}"
-        elif not longest:
-            problem = "has no text"
+        elif column == columns[-1] and not longest:
+            problem = f"has no text, nor has {columns[0]!r}"
         if problem:
             raise UserError(f"{where}: {column!r} {problem}")
     dataset = dataset.select_columns(list(columns)).rename_columns(dict(zip(columns, DEFAULT_COLUMNS, strict=True)))
@@ -177,7 +178,7 @@ def pair_source(
         if sides[0] == sides[1]:  # of a folder all files
             with reading(paths[0]):
                 if paths[0].is_dir():
-                    next(path for path in paths[0].iterdir() if path.is_file())  # or it is reported as empty
+                    next(path for path in paths[0].glob("[!.]*") if path.is_file())  # or it is reported as empty
                     source = target = paths[0] / "*"
         shards = _paired_shards(source, target)
         check_lines("text" if one_text else "two texts, or one table as data", *map(str, chain(*shards)))

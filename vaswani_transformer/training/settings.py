@@ -76,7 +76,7 @@ FEW_STEPS = 2000  # if the minutes allow fewer of these, one that is smaller sti
 TRIAL_STEPS, TRIAL_SECONDS = 10, 20.0  # the trial ends with whichever is reached first
 TOKENS_PER_WORD = 1.3  # in prepared data
 _SAMPLE = 20_000  # pairs whose words and tokens are counted
-_TRIED = 5_000  # most of them that batches of the trial are made of
+_TRIED = 32  # batches that pairs for the trial are enough for; the first and the last are not full
 
 
 def vocabulary_size(words: float) -> int:
@@ -249,11 +249,13 @@ def trial_seconds(recipe: Recipe, pairs: datasets.Dataset, tokenizer: Any, proce
     model = with_attention(VaswaniForConditionalGeneration(config), replace(recipe, compile=False)).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     kinds, parts = choose_precision(recipe.precision), micro_batches_of(recipe, processes)
-    lengths = pair_lengths(pairs := pairs.select(range(0, len(pairs), 1 + len(pairs) // _TRIED)))
+    more = max(map(np.sum, pair_lengths(pairs))) // (_TRIED * recipe.tokens_per_batch)  # times as much as is needed
+    lengths = pair_lengths(pairs := pairs.select(range(0, len(pairs), max(1, int(more)))))
     limits = max(2, *map(np.max, lengths)), math.inf, math.inf
     changed = AugmentedPairs(pairs, tokenizer, augmentation_shares(recipe.augmentation), recipe.seed, limits)
     longer = changed.changed_lengths if changed.shares and device.type == "cpu" else None
     sampler = TokenBatchSampler(*lengths, recipe.tokens_per_batch, parts, recipe.seed, 0, longer)
+    sampler.set_epoch(1)  # with its changes
     most, collator = int(ROOM * sampler.part_tokens), PairCollator(config.pad_token_id)
     changed = replace(changed, limits=(limits[0], most, MOST_PADDED * most))
     times = [time.perf_counter()]

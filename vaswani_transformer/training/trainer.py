@@ -130,10 +130,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
     def batch_sampler(self) -> TokenBatchSampler:
         """Return the batches of `train_dataset` for these settings."""
         args = self.args
-        changed, tokens = None, max(int(np.sum(side, dtype=np.int64)) for side in self._lengths)
-        is_whole = args.max_steps <= 0 or args.max_steps * args.tokens_per_batch >= tokens
-        if self.shares and is_whole and args.device.type == "cpu":  # a GPU trains on an epoch about as fast
-            changed = self._changed_pairs.changed_lengths
+        is_looked_at = self.shares and args.device.type == "cpu"  # a GPU trains on an epoch about as fast
+        changed = self._changed_pairs.changed_lengths if is_looked_at else None
         start = args.augmentation_start if self.shares else None
         return TokenBatchSampler(*self._lengths, args.tokens_per_batch, self.micro_batches, args.seed, start, changed)
 

@@ -316,7 +316,7 @@ def test_a_text_to_translate_back_is_read_before_the_reverse_model_is_trained(st
     for name, message in {
         "empty": f"{tmp_path / 'empty'}: empty",
         "folders": f"{tmp_path / 'folders'}: empty",
-        "blank.de": "blank.de: 'target' has no text, nor has 'source'",
+        "blank.de": "blank.de: empty",
         "latin.de": "latin.de, line 1: byte offset 3",
     }.items():
         assert message in fails(*command, tmp_path / name)

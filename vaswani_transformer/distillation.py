@@ -132,7 +132,7 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
     with locked_together(recipe.output):
         with joined_processes() as processes:
             processes.share("output", lambda: check_output(final))  # before hours are spent
-            processes.share("target text", lambda: len(source.load()))  # the same
+            processes.share("target text", lambda: _check_text(source))  # the same
             processes.share("parallel text", lambda: _write_parallel_text(recipe, languages))
         notes = [path for path in (folder / DISTILLATION, notes_path(folder / TRANSLATIONS)) if path.exists()]
         if not notes:  # the reverse model has not translated yet
@@ -147,6 +147,11 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
         with joined_processes() as processes:
             processes.share("back-translated text", lambda: made.make(progress))
         return train(final, progress)
+
+
+def _check_text(source: PairSource) -> None:
+    with reading(source.where):
+        next(line for line, _ in source.stream() if line.strip())  # or it is reported as empty
 
 
 def _step(final: Recipe, reverse: Recipe, made: "DistilledText") -> int:

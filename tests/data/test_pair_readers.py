@@ -134,7 +134,6 @@ def test_json_lines_and_parquet_have_flat_columns_or_a_translation_column(tmp_pa
         ("a.parquet", "no parquet", ""),
         ("a.csv", "en,de\n", "empty"),
         ("a.jsonl", "", "a.jsonl: empty"),
-        ("a.tsv", "en\tde\n\t\n\t\n", "a.tsv: 'target' has no text, nor has 'source'"),
         ("a.tsv", "\nen\tde\n\na\n", "a.tsv, line 4: 1 field(s)"),
         ("a.tsv", "en\tid\tde\na\t1\tb\nc\t2\n", "a.tsv, line 3: 2 field"),
         ("a.tsv", "en\tde\na\tb\tc\n", "a.tsv, line 2: 3 field(s), where the first has 2"),

@@ -174,12 +174,13 @@ def test_few_times_through_the_text_make_a_smaller_model(tmp_path, monkeypatch):
     ("pairs", "message"),
     [
         ([("one", "eins")], "cannot hold validation_size 1 pairs out of 1"),
+        ([("", " ")] * 100, "odd.tsv: empty"),
         ([("a word", "ein Wort")] * 100, None),
         ([("1 2", "3 4"), ("?", "!")] * 60, None),
         ([("今天天气很好" * 3, "今日は天気がいい" * 3)] * 60, None),
         ([(f"the same {n}", f"the same {n}") for n in range(100)], None),
     ],
-    ids=["one pair", "all the same", "no letters", "no spaces", "one language"],
+    ids=["one pair", "blank", "all the same", "no letters", "no spaces", "one language"],
 )
 def test_odd_text_is_trained_or_refused_in_one_line(tmp_path, capsys, pairs, message):
     data, out = write_pairs(tmp_path / "odd.tsv", pairs), tmp_path / "out"

@@ -103,7 +103,6 @@ def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str)
         dataset = dataset.rename_columns({name: name.removeprefix("translation.") for name in dataset.column_names})
     if not len(dataset):
         raise UserError(f"{where}: empty, no rows; give a dataset or split with at least one pair")
-    longest = 0
     for column in columns:
         column_position(column, dataset.column_names, where)
         kind, values, problem = dataset.features[column], dataset.data.column(column), None
@@ -114,10 +113,8 @@ def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str)
             problem = f"is {kind}, not text"
         elif values.null_count:
             problem = f"is null in row {values.is_null().index(True).as_py() + 1}"
-        elif (longest := max(longest, pc.max(pc.utf8_length(values)).as_py() or 0)) > LONGEST_LINE:
+        elif (longest := pc.max(pc.utf8_length(values)).as_py() or 0) > LONGEST_LINE:
             problem = f"has a text of {longest:,} characters, at most {LONGEST_LINE:,}"
-        elif column == columns[-1] and not longest:
-            problem = f"has no text, nor has {columns[0]!r}"
         if problem:
             raise UserError(f"{where}: {column!r} {problem}")
     dataset = dataset.select_columns(list(columns)).rename_columns(dict(zip(columns, DEFAULT_COLUMNS, strict=True)))

@@ -10,6 +10,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 
+from ..errors import reading
 from ..files import is_local
 from ..model.language_codes_vaswani import typed_code
 from ..recipes.recipe import Recipe, augmentation_shares
@@ -101,6 +102,8 @@ def recipe_tokenizer(recipe: Recipe, train: datasets.Dataset, held_out: Sequence
     """Return the tokenizer that the recipe names, or one trained on a sample of the text but for the rows held out."""
     if recipe.tokenizer_folder is not None:
         return load_tokenizer(recipe.tokenizer_folder)
+    with reading(recipe.train_source or recipe.train_data):
+        next(pair for pair in pairs_of(train) if any(map(str.strip, pair)))  # or it is reported as empty
     # At random: a corpus is often several, one after the other, and the first pairs would give the pieces of one.
     rows = random_rows(len(train) - len(held_out), TOKENIZER_PAIRS, [recipe.seed, 1])
     rows = rows + np.searchsorted(np.asarray(held_out, np.int64) - np.arange(len(held_out)), rows, "right")

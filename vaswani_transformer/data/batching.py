@@ -38,8 +38,8 @@ class TokenBatchSampler:
     at most the longest sentence. The batches are the same for any number of parts.
 
     Where augmentation makes pairs longer, `changed_lengths` lets batches be of similar lengths after that. An epoch has
-    as many of them as ever, each larger (up to `ROOM`); where that is not enough they are as without it. So they are in
-    the first epoch, of which few may be trained on.
+    as many of them as ever, each larger (up to `ROOM`); where that is not enough they are as without it, and in the
+    first epoch, of which a short training may see little.
 
     Memory: ordering an epoch takes about 50 bytes a pair for a moment, its order then 4; changed lengths take more.
 
@@ -187,7 +187,7 @@ class TokenBatchSampler:
         return [batch[part_of == part] for part in range(self.micro_batches)]
 
     def _grown(self) -> "TokenBatchSampler | None":
-        """Return this epoch's batches by the tokens of changed pairs; None where none is changed, or they are more."""
+        """Return batches by tokens of changed pairs; None in the first epoch, without changes, or if they are more."""
         start = self._counts_from or 0
         if self._changed_lengths is None or not self.epoch or (self.epoch + 1) * self._number <= start:
             return None

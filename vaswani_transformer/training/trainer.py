@@ -130,7 +130,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
     def batch_sampler(self) -> TokenBatchSampler:
         """Return the batches of `train_dataset` for these settings."""
         args = self.args
-        is_looked_at = self.shares and args.device.type == "cpu"  # a GPU trains on an epoch about as fast
+        is_looked_at = self.shares and args.device.type == "cpu"  # on a GPU that takes as long as to train
         changed = self._changed_pairs.changed_lengths if is_looked_at else None
         start = args.augmentation_start if self.shares else None
         return TokenBatchSampler(*self._lengths, args.tokens_per_batch, self.micro_batches, args.seed, start, changed)

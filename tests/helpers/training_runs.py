@@ -16,7 +16,7 @@ from vaswani_transformer.training import run as training
 from vaswani_transformer.training.checkpoints import read_checkpoints
 
 
-class _Signal(TrainerCallback):
+class Signal(TrainerCallback):
     """Sends this process a signal during a step, as a cluster or a user would."""
 
     def __init__(self, step, number):
@@ -33,7 +33,7 @@ def stop_after_step(step: int, monkeypatch: pytest.MonkeyPatch, number: int = si
 
     def make_with_signal(self, *arguments):
         trainer = make(self, *arguments)
-        trainer.add_callback(_Signal(step, number))
+        trainer.add_callback(Signal(step, number))
         return trainer
 
     monkeypatch.setattr(training.TrainingRun, "_make_trainer", make_with_signal)

@@ -323,8 +323,6 @@ def test_files_of_windows(models, tmp_path, monkeypatch):
 
 
 def test_two_processes_do_not_write_one_file_of_translations(models, tmp_path, fails):
-    import fcntl
-
     (tmp_path / "in.txt").write_text("A dog.\n")
     (tmp_path / "out.txt").write_text("theirs\n")
     words = ["translate", models[0], "--output", tmp_path / "out.txt", "--max-new-tokens", "3"]

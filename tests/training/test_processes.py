@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
-from transformers import TrainerCallback
+from training_runs import Signal
 
 from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer import distributed as agreement
@@ -175,24 +175,13 @@ def choose_together(rank, folder, name, world_size, parts, more):
     (folder / f"{name}-{rank}.json").write_text(json.dumps([trainer.tokens_per_device, trainer.micro_batches]))
 
 
-class SignalIn(TrainerCallback):
-    """One process is asked to stop in its third step."""
-
-    def __init__(self, stopper, receives):
-        self.stopper, self.receives = stopper, receives
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if self.receives and state.global_step == 2:
-            self.stopper._receive(signal.SIGTERM, None)
-
-
 def asked_to_stop(rank, folder, name, world_size, parts, more):
-    """Sums over processes, other than the gradients', of steps that do nothing else; process 1 has a signal."""
+    """Sums over processes, other than the gradients', of steps that do nothing else; one has a signal in its third."""
     sums, all_reduce = [], torch.distributed.all_reduce
     trainer = make_trainer(folder / name, make_pairs(PAIRS), **settings(parts, more), logging_steps=100)
     log = TrainingLogCallback(folder / f"{name}-{rank}.jsonl")
     stopper = StopAndSaveCallback(log)
-    for callback in (log, stopper, SignalIn(stopper, rank == 1)):
+    for callback in (log, stopper, *[Signal(3, signal.SIGTERM)] * rank):
         trainer.add_callback(callback)
     noting = lambda *args, **more: sums.append(trainer.state.global_step) or all_reduce(*args, **more)  # noqa: E731
     with patch.object(torch.distributed, "all_reduce", noting):

@@ -75,11 +75,11 @@ def all_ids(words: bool = False) -> dict[str, int]:
     return {token: 3 + 2 * at for at, token in enumerate(tokens)}
 
 
-def with_pieces(ids: dict[str, int], names: dict[int, str]) -> dict[str, int]:
-    """The ids of `PIECES`, one below and two above those of the brackets and tags; they get their names too."""
+def grammar_with_words() -> tuple[BracketGrammar, dict[int, str], dict[str, int]]:
+    """With ids of `PIECES` too, one below and two above those of the brackets and tags."""
+    grammar, names = grammar_of(ids := all_ids(words=True))
     pieces = dict(zip(PIECES, (4, 1 + max(ids.values()), 900), strict=True))
-    names |= {number: piece for piece, number in pieces.items()}
-    return pieces
+    return grammar, names | {number: piece for piece, number in pieces.items()}, pieces
 
 
 @given(constituents(st.just("w")))
@@ -96,9 +96,7 @@ SPELLINGS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3)
 
 @given(constituents(st.just("w")), st.data())
 def test_every_tree_can_be_written_with_its_words(tree, data):
-    ids = all_ids(words=True)
-    grammar, names = grammar_of(ids)
-    pieces = with_pieces(ids, names)
+    grammar, names, pieces = grammar_with_words()
     spelled = [data.draw(SPELLINGS) for _ in tree.words()]
     tokens = " ".join(with_words(linearize(tree), list(map(" ".join, spelled)))).split()
     processor = BracketProcessor(grammar, [[[pieces[one] for one in word] for word in spelled]], [len(tokens) + 1])
@@ -129,9 +127,7 @@ def test_any_way_ends_in_a_tree(words, spare, run, random):
 
 @given(st.lists(SPELLINGS, min_size=1, max_size=5), st.integers(0, 14), st.randoms(use_true_random=False))
 def test_any_way_with_words_ends_in_a_tree_over_them(spelled, spare, random):
-    ids = all_ids(words=True)
-    grammar, names = grammar_of(ids)
-    pieces = with_pieces(ids, names)
+    grammar, names, pieces = grammar_with_words()
     least = sum(map(len, spelled)) + len(spelled)
     words = [[[pieces[piece] for piece in word] for word in spelled]]
     row = any_way(BracketProcessor(grammar, words, [least + 1 + spare]), names, random)

@@ -8,11 +8,11 @@ from collections import Counter
 from unittest.mock import patch
 
 import pytest
+from conftest import error_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_folders import write_model
 
-from vaswani_transformer import UserError
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.evaluation import metrics
 from vaswani_transformer.evaluation.metrics import paper_bleu, paper_tokens, split_compounds
@@ -118,8 +118,7 @@ def test_evaluate_prints_it_beside_sacrebleus(tmp_path, capsys):
 def test_mistakes_are_reported(monkeypatch):
     if importlib.util.find_spec("sacremoses"):
         for language in ("german", "DE"):
-            with pytest.raises(UserError, match=f"knows no language '{language}': give one of as, .*, de, "):
-                paper_tokens(["a"], language)
+            line = error_of(paper_tokens, ["a"], language)
+            assert f"knows no language '{language}': give one of as, " in line and ", de, " in line
     monkeypatch.setitem(sys.modules, "sacremoses", None)
-    with pytest.raises(UserError, match=r"pip install 'vaswani_transformer\[moses\]'"):
-        paper_tokens(["a"], "de")
+    assert "pip install 'vaswani_transformer[moses]'" in error_of(paper_tokens, ["a"], "de")

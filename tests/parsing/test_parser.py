@@ -4,9 +4,10 @@ import json
 import re
 
 import pytest
+from conftest import error_of
 from random_trees import GUM, tree_of
 
-from vaswani_transformer import UserError, load_model, load_recipe
+from vaswani_transformer import load_model, load_recipe
 from vaswani_transformer.evaluation.records import read_evaluation
 from vaswani_transformer.hub.model_card import METRICS
 from vaswani_transformer.hub.push import publish
@@ -104,8 +105,7 @@ def test_each_bracket_and_tag_is_one_token(trees):
 def test_a_translation_model_is_no_parser(model, tmp_path):
     loaded, tokenizer = load_model(model)
     del tokenizer.init_kwargs["tree_tokens"]
-    with pytest.raises(UserError, match="not a parser"):
-        Parser(loaded, tokenizer)
+    assert "not a parser" in error_of(Parser, loaded, tokenizer)
 
 
 def test_recipes(tmp_path, trees):
@@ -113,8 +113,7 @@ def test_recipes(tmp_path, trees):
     assert (paper.num_beams, paper.length_penalty, paper.max_extra_tokens, paper.vocab_size) == (21, 0.3, 300, 16_000)
     assert paper.preset == "parsing"
     recipe = load_recipe("parser-small", {"output": str(tmp_path), "train_source": "a"})
-    with pytest.raises(UserError, match="train_source is 'a'"):
-        parsing_recipe(recipe, [], [], TextForm())
+    assert "train_source is 'a'" in error_of(parsing_recipe, recipe, [], [], TextForm())
 
 
 @pytest.mark.parametrize("name", GUM)

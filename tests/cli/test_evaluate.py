@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import translating
@@ -44,10 +45,7 @@ def test_an_interrupted_evaluation_leaves_the_earlier_files(evaluate, tmp_path, 
     for name in ("scores.json", "out"):
         (tmp_path / name).write_text("earlier\n")
     before = sorted(tmp_path.iterdir())
-
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
+    interrupt = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("vaswani_transformer.decoding.translator.Translator.hypotheses", interrupt)
     assert evaluate("--json", tmp_path / "scores.json", "--output", tmp_path / "out") == 130
     assert sorted(tmp_path.iterdir()) == before

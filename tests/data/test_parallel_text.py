@@ -1,6 +1,7 @@
 """Where parallel text may be: many files, folders, saved datasets, the Hub; splits, and rows held out of them."""
 
 import json
+from unittest.mock import Mock
 
 import datasets
 import pytest
@@ -214,10 +215,8 @@ def test_a_hub_name_reaches_load_dataset_with_config_and_split(tmp_path, monkeyp
 
 
 def test_a_hub_dataset_out_of_reach_is_one_line(monkeypatch):
-    def unreachable(*arguments, **options):
-        raise ConnectionError("Couldn't reach 'wmt14' on the Hub\n(LocalEntryNotFoundError)" + " and so on" * 100)
-
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    error = ConnectionError("Couldn't reach 'wmt14' on the Hub\n(LocalEntryNotFoundError)" + " and so on" * 100)
+    monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=error))
     message = read(data="wmt14", config="de-en")
     assert "Hub dataset 'wmt14' (there is no such file or folder here)" in message
     assert "Couldn't reach 'wmt14' on the Hub (LocalEntryNotFoundError)" in message and len(message) < 600

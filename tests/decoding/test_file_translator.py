@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -102,9 +103,7 @@ def test_mistakes_in_options(model, source, tmp_path, fails):
     "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("MPS backend out of memory (9 MiB).")]
 )
 def test_a_batch_too_large_for_the_memory(model, monkeypatch, fails, error):
-    def full(*_):
-        raise error
-
+    full = Mock(side_effect=error)
     monkeypatch.setattr("vaswani_transformer.decoding.search.generate", full)
     assert "out of memory: lower --tokens-per-batch or --beams" in fails("translate", model, "A dog.", status=1)
     words = ["--target", "A dog.", "--output", "unused.html"]

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import translating
@@ -60,10 +61,7 @@ def test_terms_are_translated_as_the_catalogue_has_them(model, po, whole_outputs
     assert run(*command, "--beams", "2", "--consistent-terms", "--glossary", tmp_path / "own.tsv") == 0
     out, errors = capsys.readouterr()
     assert "term: " not in errors and out.count("pip") == 1
-
-    def refuse(*_):
-        raise UserError("the model's vocabulary cannot write it")
-
+    refuse = Mock(side_effect=UserError("the model's vocabulary cannot write it"))
     monkeypatch.setattr(catalogues, "term_forms", refuse)
     assert run(*command, "--consistent-terms") == 0 and "term: " not in capsys.readouterr().err
 

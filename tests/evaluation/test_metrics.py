@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import sacrebleu
@@ -27,9 +28,7 @@ def metric(tmp_path):
 
 
 def test_the_metric_needs_no_network(monkeypatch, metric):
-    def refuse(*_, **__):
-        raise OSError("no network in this test")
-
+    refuse = Mock(side_effect=OSError("no network in this test"))
     for name in ("create_connection", "getaddrinfo"):
         monkeypatch.setattr(socket, name, refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import import_differences
 import pyarrow as pa
@@ -70,13 +71,8 @@ def _train() -> None:
     shutil.copytree("run", "model", ignore=shutil.ignore_patterns("checkpoints", "*.py"))
     _run("prepare", "recipe.yaml", "--output", "prepared", "--quiet")
     _run("clean", "recipe.yaml", "--output", "cleaned", "--quiet")
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    finish, prepare._finish = prepare._finish, interrupt
-    assert main(["prepare", "recipe.yaml", "--output", "half", "--quiet"]) == 130
-    prepare._finish = finish
+    with patch.object(prepare, "_finish", side_effect=KeyboardInterrupt):
+        assert main(["prepare", "recipe.yaml", "--output", "half", "--quiet"]) == 130
 
 
 def _use_the_model() -> None:

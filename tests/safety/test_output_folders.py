@@ -10,6 +10,7 @@ import signal
 import stat
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -146,7 +147,7 @@ def test_an_output_that_is_a_link_is_as_any_other(recipe, trained, models, text,
     run = tmp_path / "run"
     shutil.copytree(trained, run, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(training.TrainingRun, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(training.TrainingRun, "_finish", Mock(side_effect=KeyboardInterrupt))
         train(load_recipe(str(recipe), {"output": str(run), "seed": 7, "overwrite": True}), progress=False)
     assert not (run / "model.safetensors").exists(), "old weights beside a new recipe"
     assert main(["train", str(recipe), "--output", str(run), "--seed", "7", "--quiet"]) == 0
@@ -288,10 +289,8 @@ def test_outputs_that_are_no_folders(recipe, tmp_path, fails, monkeypatch):
 
 
 def test_a_file_system_without_locks(models, tmp_path, monkeypatch, caplog):
-    def flock(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr("fcntl.flock", flock)
+    error = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=error))
     (tmp_path / "in.txt").write_text("A dog.\n")
     words = ["--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt", "--max-new-tokens", "3"]
     assert main([str(word) for word in ["translate", models[0], *words]]) == 0

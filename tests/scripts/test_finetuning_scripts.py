@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import finetuning
 import pytest
@@ -88,11 +89,7 @@ def test_nonsense_is_refused_by_argparse(monkeypatch, capsys, name):
 @pytest.mark.parametrize("name", ALL)
 def test_an_interrupted_script_says_so_in_one_line(folder, text, tmp_path, monkeypatch, capsys, name):
     monkeypatch.setattr(sys, "argv", [name, str(folder), "--output", str(tmp_path / "new"), *files(text)])
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(vt, "load_pairs", interrupted)
+    monkeypatch.setattr(vt, "load_pairs", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit) as caught:
         runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
     assert caught.value.code == 130 and capsys.readouterr().err == "interrupted\n"

@@ -7,7 +7,6 @@ import torch
 from conftest import padded_batch, random_ids, tiny_config, tiny_model
 from passes import IMPLEMENTATIONS, batch_of_three, embedding_matrices
 from references import sinusoids_by_formula
-from safetensors import safe_open
 
 from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer.model.layers_vaswani import dropout
@@ -38,13 +37,6 @@ class TestSinusoids:
             table = stack.embed_positions.table
             assert table.dtype == dtype
             torch.testing.assert_close(table, self.FORMULA.to(dtype), rtol=1e-7, atol=1e-7)
-
-    def test_table_is_in_no_state_dict_and_no_file(self, tmp_path):
-        model = tiny_model()
-        model.save_pretrained(tmp_path)
-        with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
-            names = set(file.keys()) | set(model.state_dict())
-        assert not [name for name in names if "position" in name]
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

@@ -93,7 +93,7 @@ class TestTying:
         model.resize_token_embeddings(size) if size else None
         model.save_pretrained(tmp_path)
         weights = load_file(tmp_path / "model.safetensors")
-        names = {name for name in weights if "embed_tokens" in name or name.split(".")[-2] in ("shared", "lm_head")}
+        names = {name for name in weights if "embed_" in name or name.split(".")[-2] in ("shared", "lm_head")}
         assert names == {f"{name}.weight" for name in stored}
         loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
         for each in (model, loaded):

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from conftest import error_of, padded_batch, random_ids, tiny_model
-from every_output import END, START, VOCABULARY, peaked_model, without_padding
-from references import exhaustive_search
+from every_output import END, START, VOCABULARY, every_output, peaked_model, without_padding
 
 from vaswani_transformer import Ensemble, Translator, load_ensemble, score_pairs, train_tokenizer
 
@@ -53,16 +52,7 @@ class TestSeveralMembers:
     def test_beams_find_the_best_of_all_outputs(self, alpha):
         limit, models = 3, [peaked_model(0), peaked_model(3)]
         source = random_ids(4, vocab_size=VOCABULARY)
-        prefixes = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * (limit - 1))
-        inputs = torch.cat((torch.full((len(prefixes), 1), START), prefixes), dim=1)
-        rows = common_log_probs(models, source, inputs).tolist()
-        log_probs = dict(zip(map(tuple, prefixes.tolist()), rows, strict=True))
-
-        def score(output):
-            row = log_probs[(*output[: limit - 1], *[0] * (limit - 1 - len(output)))]
-            return sum(row[step][token] for step, token in enumerate(output)) / ((5 + len(output)) / 6) ** alpha
-
-        best = exhaustive_search(score, VOCABULARY, END, limit)[:4]
+        best = every_output(Ensemble(models), source[None], alpha, limit)[:4]
         options = {"num_beams": 36, "num_return_sequences": 4, "length_penalty": alpha, "max_new_tokens": limit}
         outputs = Ensemble(models).generate(source[None], **options, **WITH_SCORES)
         found = [tuple(without_padding(row[: limit + 1])[1:]) for row in outputs.sequences]

@@ -6,11 +6,9 @@ import warnings
 import pytest
 import torch
 from conftest import padded_batch, random_ids, tiny_model
-from every_output import END
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging as transformers_logging
 
-from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer.model.search_vaswani import length_normalization
 
 
@@ -35,44 +33,29 @@ class TestLengthNormalization:
         assert length_normalization(length, 0.5, "power") == expected
 
 
-class TestGreedy:
-    def test_from_encoder_outputs_or_embeddings(self):
-        model = tiny_model()
-        input_ids, attention_mask = padded_batch((6, 3))
-        expected = model.generate(input_ids, attention_mask=attention_mask, max_new_tokens=9)
-        encoded = model.get_encoder()(input_ids, attention_mask=attention_mask)
-        encoded = BaseModelOutput(last_hidden_state=encoded.last_hidden_state)
-        for source in ({"encoder_outputs": encoded}, {"inputs_embeds": model.get_input_embeddings()(input_ids)}):
-            actual = model.generate(**source, attention_mask=attention_mask, max_new_tokens=9)
-            assert torch.equal(actual, expected)
+def test_greedy_from_encoder_outputs_or_embeddings():
+    model = tiny_model()
+    input_ids, attention_mask = padded_batch((6, 3))
+    expected = model.generate(input_ids, attention_mask=attention_mask, max_new_tokens=9)
+    encoded = model.get_encoder()(input_ids, attention_mask=attention_mask)
+    encoded = BaseModelOutput(last_hidden_state=encoded.last_hidden_state)
+    for source in ({"encoder_outputs": encoded}, {"inputs_embeds": model.get_input_embeddings()(input_ids)}):
+        actual = model.generate(**source, attention_mask=attention_mask, max_new_tokens=9)
+        assert torch.equal(actual, expected)
 
 
-def endless(model, *args, **options) -> int:
-    """How many tokens come when the end token never does, the start token not counted."""
-    return model.generate(*args, suppress_tokens=[END], **options).shape[1] - 1
-
-
-class TestLengthLimit:
-    @pytest.mark.parametrize("extra", [0, 60])
-    def test_max_extra_tokens_of_the_generation_config(self, extra, tmp_path):
-        model = tiny_model()
-        model.generation_config.max_extra_tokens = extra
-        assert endless(model, random_ids(1, 4)) == 4 + extra
-        model.save_pretrained(tmp_path)
-        assert endless(VaswaniForConditionalGeneration.from_pretrained(tmp_path), random_ids(1, 4)) == 4 + extra
-
-    @pytest.mark.parametrize("options", [{"num_beams": 1}, {"num_beams": 4}])
-    def test_lengths_beyond_the_table_of_sinusoids_give_no_warning(self, options, caplog):
-        transformers_logging.enable_propagation()
-        try:
-            with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
-                warnings.simplefilter("error")
-                for kind in ("sinusoidal", "sinusoidal-halves"):
-                    model = tiny_model(position_encoding=kind, max_position_embeddings=5, eos_token_id=None)
-                    model.generate(random_ids(1, 4), **options)
-        finally:
-            transformers_logging.disable_propagation()
-        assert caplog.text == ""
+@pytest.mark.parametrize("options", [{"num_beams": 1}, {"num_beams": 4}])
+def test_lengths_beyond_the_table_of_sinusoids_give_no_warning(options, caplog):
+    transformers_logging.enable_propagation()
+    try:
+        with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+            warnings.simplefilter("error")
+            for kind in ("sinusoidal", "sinusoidal-halves"):
+                model = tiny_model(position_encoding=kind, max_position_embeddings=5, eos_token_id=None)
+                model.generate(random_ids(1, 4), **options)
+    finally:
+        transformers_logging.disable_propagation()
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("own", [None, 30])

@@ -13,14 +13,14 @@ from vaswani_transformer import VaswaniForConditionalGeneration
 
 def test_is_written_with_the_model_and_read_again(tmp_path):
     model = tiny_model(vocab_size=9, scale=1.5)
-    model.generation_config.update(num_beams=4, length_penalty=2.0, max_new_tokens=9)
+    model.generation_config.update(num_beams=4, length_penalty=2.0, max_extra_tokens=3)
     model.save_pretrained(tmp_path / "gnmt")
     assert json.loads((tmp_path / "gnmt" / "generation_config.json").read_text())["length_normalization"] == "gnmt"
     model.generation_config.length_normalization = "power"
     model.save_pretrained(tmp_path / "power")
     sources, load = random_ids(8, 6, vocab_size=9), VaswaniForConditionalGeneration.from_pretrained
     outputs = {rule: load(tmp_path / rule).generate(sources) for rule in ("gnmt", "power")}
-    assert torch.equal(outputs["power"], model.generate(sources))
+    assert torch.equal(outputs["power"], model.generate(sources)) and outputs["power"].shape[1] == 1 + 6 + 3
     assert torch.equal(outputs["gnmt"], model.generate(sources, length_normalization="gnmt"))
     assert not torch.equal(outputs["gnmt"], outputs["power"])
 

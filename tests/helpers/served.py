@@ -102,6 +102,16 @@ def request(app, method: str, path: str, **content) -> httpx.Response:
     return asyncio.run(call())
 
 
+def all_at_once(app, path: str, bodies: list[dict], **options) -> list[httpx.Response]:
+    """The responses to requests that are posted together."""
+
+    async def call():
+        async with client_of(app) as client:
+            return await asyncio.gather(*(client.post(path, json=body, **options) for body in bodies))
+
+    return asyncio.run(call())
+
+
 def ask(app, method: str, path: str, **content):
     """The status and the answer of one request, from JSON."""
     response = request(app, method, path, **content)

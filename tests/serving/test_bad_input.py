@@ -13,7 +13,7 @@ import lxml.html
 import pytest
 import served
 from children import wait_for
-from served import LANGUAGES, SENTENCES, Limits, ask, client_of, load_in_double, running, translated
+from served import LANGUAGES, SENTENCES, Limits, all_at_once, ask, client_of, load_in_double, running, translated
 
 from vaswani_transformer.documents.formats import translate_document
 from vaswani_transformer.serving.server import _Protocol
@@ -115,22 +115,16 @@ def test_pages_are_as_safe_as_they_were(page):
 
 
 def test_a_full_queue_refuses_and_comes_back(make, loaded):
-    async def run():
-        async with client_of(make(limits=Limits(queue=20))) as client:
-
-            async def post(texts):
-                response = await client.post("/translate", json={"q": texts, **LANGUAGES})
-                return response.status_code, response.headers.get("retry-after"), response.json()
-
-            first = await asyncio.gather(*(post([one] * 5) for one in SENTENCES[:12]))
-            return first, await post(SENTENCES)  # more than the queue has, but there is nothing else
-
-    first, last = asyncio.run(run())
-    good = [answer for status, _, answer in first if status == 200]
-    refused = [(after, answer) for status, after, answer in first if status == 503]
-    assert good and refused and len(good) + len(refused) == 12
-    assert all(after == "1" and list(answer) == ["error"] for after, answer in refused)
-    assert last == (200, None, {"translatedText": translated(loaded, SENTENCES)})
+    app = make(limits=Limits(queue=20))
+    answers = all_at_once(app, "/translate", [{"q": [one] * 5, **LANGUAGES} for one in SENTENCES[:12]])
+    assert {answer.status_code for answer in answers} == {200, 503}
+    for answer in answers:
+        is_refused = answer.status_code == 503
+        assert answer.headers.get("retry-after") == ("1" if is_refused else None)
+        assert list(answer.json()) == ["error" if is_refused else "translatedText"]
+    # More than the queue has, but there is nothing else.
+    last = ask(app, "POST", "/translate", json={"q": SENTENCES, **LANGUAGES})
+    assert last == (200, {"translatedText": translated(loaded, SENTENCES)})
 
 
 def test_too_many_requests_at_once_are_refused_before_they_are_read(make):

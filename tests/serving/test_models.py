@@ -8,7 +8,7 @@ import weakref
 import pytest
 import served
 from conftest import error_of
-from served import SENTENCES, ask, client_of, find_models, load_in_double, translated
+from served import SENTENCES, all_at_once, ask, client_of, find_models, load_in_double, translated
 
 from vaswani_transformer import load_model, score_tokens
 
@@ -80,13 +80,8 @@ def test_each_is_loaded_once_when_it_is_first_asked_for(make, folder):
     load, loads = counting()
     app = make(f"en-de={folder}", f"de-en={folder}", load=load)
     assert not loads
-
-    async def run():
-        async with client_of(app) as client:
-            wanted = [{"q": one, "source": "en", "target": "de"} for one in SENTENCES]
-            return await asyncio.gather(*(client.post("/translate", json=each) for each in wanted))
-
-    assert {answer.status_code for answer in asyncio.run(run())} == {200}
+    answers = all_at_once(app, "/translate", [{"q": one, "source": "en", "target": "de"} for one in SENTENCES])
+    assert {answer.status_code for answer in answers} == {200}
     assert len(loads) == 1 and [place.name for place in app.state.service.models.loaded] == ["en-de"]
 
 

@@ -144,9 +144,8 @@ def test_pairs_tokenized_and_prepared(world, tmp_path):
     rows = open_prepared(tmp_path / "p").train.as_dataset()
     assert [rows["input_ids"][:], rows["labels"][:]] == expected
     sizes = {"d_model": 8, "d_ff": 8, "num_heads": 1, "encoder_layers": 1, "decoder_layers": 1}
-    assert (
-        trial_seconds(Recipe(tokens_per_batch=4096, **sizes), rows, tokenizer, 1) > 0
-    )  # with room for the ids of either side
+    # With room for the ids of either side.
+    assert trial_seconds(Recipe(tokens_per_batch=4096, **sizes), rows, tokenizer, 1) > 0
 
 
 def test_exported_to_ctranslate2(world, tmp_path):

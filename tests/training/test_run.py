@@ -281,11 +281,8 @@ def test_a_run_can_be_ended_before_its_first_validation(recipe):
     recipe = dataclasses.replace(recipe, evaluate_every=100, average_checkpoints=0)
     stop_after(3, recipe)
     result = train(dataclasses.replace(recipe, max_steps=3), progress=False)
-    assert (
-        result.steps == 3
-        and result.kept.startswith("last")
-        and equal(weights_of(result.folder), weights_of(Path(recipe.output) / "checkpoints" / "checkpoint-3"))
-    )
+    assert result.steps == 3 and result.kept.startswith("last")
+    assert equal(weights_of(result.folder), weights_of(Path(recipe.output) / "checkpoints" / "checkpoint-3"))
 
 
 # "time": of a run of an earlier version.

@@ -37,11 +37,6 @@ SHARED_DATA = ROOT.parent / "shared" / "data"
 _PATHS = [*map(str, (TESTS, TESTS / "helpers", ROOT, ROOT / "scripts")), *filter(None, [os.environ.get("PYTHONPATH")])]
 os.environ["PYTHONPATH"] = os.pathsep.join(_PATHS)
 
-requires_shared_data = pytest.mark.skipif(
-    not SHARED_DATA.is_dir(), reason=f"needs the project's shared data, which is not at {SHARED_DATA}"
-)
-
-
 gc.disable()  # until the first test: what the test files import are millions of objects, and hardly any garbage
 os.fsync = lambda descriptor: None  # waiting for disks took a third of the time, and nobody cuts the power here
 # A machine that others use may take any time for one example.

@@ -4,7 +4,6 @@ import gzip
 import random
 
 import pytest
-from conftest import requires_shared_data
 from hypothesis import given
 from sentencepiece_models import TEXTS, trained
 
@@ -111,7 +110,6 @@ def test_what_has_no_counterpart_is_refused(texts, tmp_path):
             backend(trained(tmp_path, texts, fault.partition(" ")[0], **options))
 
 
-@requires_shared_data
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["unigram", "byte pairs", "unigram, bytes"])
 @pytest.mark.parametrize("language", ["en", "de"])

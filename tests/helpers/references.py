@@ -6,7 +6,7 @@ Nothing here imports the package but the type of a model whose weights are copie
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -172,11 +172,3 @@ def outputs_within(vocab_size: int, eos_token_id: int, max_tokens: int) -> Itera
         for prefix in itertools.product(others, repeat=length - 1):
             yield (*prefix, eos_token_id)
     yield from itertools.product(others, repeat=max_tokens)
-
-
-def exhaustive_search(
-    score: Callable[[Sequence[int]], float], vocab_size: int, eos_token_id: int, max_tokens: int
-) -> list[tuple[float, tuple[int, ...]]]:
-    """Every possible output with its score, the best first."""
-    scored = [(score(output), output) for output in outputs_within(vocab_size, eos_token_id, max_tokens)]
-    return sorted(scored, reverse=True)

@@ -60,20 +60,6 @@ def small_model(tmp_path_factory) -> Path:
     return save_model(tmp_path_factory.mktemp("model") / "model", small_tokenizer())
 
 
-def save_model_without_overflow(folder: Path, tokenizer) -> Path:
-    """A model folder with random weights, every second column of each matrix zero.
-
-    A processor without VNNI adds two products of 8 bits in 16 bits, and cuts off what goes beyond: how far int8 is from
-    the model then depends on the processor. Where one of the two products is zero, it is the same on all of them.
-    """
-    model = tiny_model(vocab_size=len(tokenizer), max_position_embeddings=100, scale=2.0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() == 2:
-                weight[:, 1::2] = 0
-    return _save(model, folder, tokenizer, 5)
-
-
 def save_trained_model(folder: Path, tokenizer, steps: int = 80, **changes) -> Path:
     """A model folder with weights that have learned a little: outputs end, and beams disagree about where.
 

@@ -52,13 +52,6 @@ def every_output(
     return sorted(((score(output), output) for output in outputs_within(VOCABULARY, END, limit)), reverse=True)
 
 
-def memoryless_model(p_end: float, p_other: float) -> VaswaniForConditionalGeneration:
-    """Whatever came before, the next token is the end with `p_end` and token 5 with `p_other`."""
-    row = [(1 - p_end - p_other) / 7] * 9
-    row[END], row[5] = p_end, p_other
-    return chained_model([row] * 9)
-
-
 def chained_model(table: list[list[float]]) -> VaswaniForConditionalGeneration:
     """After each token, whatever came before it and whatever the source is, the probabilities of its row."""
     model = tiny_model(vocab_size=len(table), tie_word_embeddings=False)

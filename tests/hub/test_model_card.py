@@ -51,10 +51,6 @@ def full_facts(**changes) -> CardFacts:
     return facts(**{**values, "license": "mit", "datasets": ["owner/texts"], **changes})
 
 
-def headings(card: str) -> list[str]:
-    return re.findall(r"^## (.*)$", card, re.MULTILINE)
-
-
 @pytest.mark.parametrize("preset", ["base", "parsing"])
 @pytest.mark.parametrize("make", [facts, full_facts])
 def test_every_template_gives_a_card_that_the_hub_client_reads_back(preset, make):
@@ -70,7 +66,8 @@ def test_every_template_gives_a_card_that_the_hub_client_reads_back(preset, make
     assert all(len(line.split("|")) == 4 for line in re.findall(r"^\|.*\|$", card.replace(r"\|", ""), re.MULTILINE))
     expected = ["How to use", "Intended use and limits", "Model", "Training", "Evaluation", "Decoding", "Citation"]
     unknown = set() if make is full_facts else {"Training", "Evaluation"}
-    assert headings(card) == [heading for heading in expected if heading not in unknown]
+    headings = re.findall(r"^## (.*)$", card, re.MULTILINE)
+    assert headings == [heading for heading in expected if heading not in unknown]
 
 
 def test_the_model_index_holds_the_scores_exactly_and_how_they_were_obtained():

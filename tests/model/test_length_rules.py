@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from conftest import random_ids, tiny_model
-from every_output import memoryless_model
+from every_output import END, chained_model
 from transformers import GenerationConfig
 
 from vaswani_transformer import VaswaniForConditionalGeneration
@@ -43,7 +43,9 @@ def test_a_wrong_setting_is_one_clear_line(settings, message, tmp_path):
 
 def test_early_stopping_true_ends_with_the_first_full_list():
     # For alpha 2 the longest output is the best by far, and the two shortest are the first that end.
-    model, source = memoryless_model(0.50, 0.49), random_ids(1, 4, vocab_size=9)
+    row = [0.01 / 7] * 9
+    row[END], row[5] = 0.50, 0.49  # whatever came before
+    model, source = chained_model([row] * 9), random_ids(1, 4, vocab_size=9)
     options = {"num_beams": 2, "length_penalty": 2.0, "max_new_tokens": 40}
     lengths = {stop: model.generate(source, early_stopping=stop, **options).shape[1] for stop in (True, False, "never")}
     assert lengths[True] <= 3 and lengths[False] == lengths["never"] == 41

@@ -118,12 +118,6 @@ def test_misspelt_option_and_recipe(fails):
     assert "did you mean" not in fails("train", "zzzzzzzz")
 
 
-@pytest.fixture(scope="module")
-def learned(tmp_path_factory):
-    """A model of 60 learned positions."""
-    return write_model(tmp_path_factory.mktemp("learned"), position_encoding="learned", max_position_embeddings=60)
-
-
 def test_output_is_not_touched_before_the_input_is_known_to_be_there(model, tmp_path, fails):
     (tmp_path / "out").write_text("precious\n")
     fails("translate", model, "--input", tmp_path / "missing", "--output", tmp_path / "out")
@@ -197,11 +191,12 @@ def test_the_home_folder_in_a_recipe_file(text, tmp_path, monkeypatch):
     assert sorted(path.name for path in here.iterdir()) == ["a.yaml", "b.yaml"]
 
 
-def test_evaluate_refuses_what_it_cannot_evaluate_before_it_translates(model, learned, tmp_path, fails):
+def test_evaluate_refuses_what_it_cannot_evaluate_before_it_translates(model, tmp_path, fails):
     (tmp_path / "blank").write_text("\n \n")
     (tmp_path / "one").write_text("A dog.\n")
     assert "blank" in fails("evaluate", model, "--source", tmp_path / "blank", "--reference", tmp_path / "blank")
     (tmp_path / "long").write_text("Ein Hund " * 100 + "\n")
+    learned = write_model(tmp_path / "learned", position_encoding="learned", max_position_embeddings=60)
     line = fails("evaluate", learned, "--source", tmp_path / "one", "--reference", tmp_path / "long")
     assert "line 1" in line and "at most 60" in line
 

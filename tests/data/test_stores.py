@@ -48,14 +48,9 @@ def fetched(url: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def remote_text(text, store):
-    return send(text, f"{store}/text")
-
-
-def test_text_and_folder_in_a_store_give_the_bytes_that_they_give_here(recipe, remote_text, store, tmp_path):
+def test_text_and_folder_in_a_store_give_the_bytes_that_they_give_here(recipe, text, store, tmp_path):
     recipe = dataclasses.replace(recipe, tokenizer=None, **TWO)
-    remote = dataclasses.replace(recipe, data_dir=remote_text)
+    remote = dataclasses.replace(recipe, data_dir=send(text, f"{store}/text"))
     output = f"{store}/prepared"
     here, from_there = make(recipe, tmp_path / "here"), make(remote, tmp_path / "from")
     assert from_there == make(remote, output) == make(remote, output)  # the second finds it done

@@ -27,11 +27,6 @@ def loaded(request):
     return tiny_model(seed=1, scale=3.0, dtype=torch.float64, **sizes), tokenizer
 
 
-@pytest.fixture(scope="module")
-def folder(loaded, tmp_path_factory):
-    return save(tmp_path_factory.mktemp("model"), *loaded)
-
-
 def test_parts_of_long_lines_have_the_code_of_their_line(loaded):
     options = {"num_beams": 1, "scores": True, "split_long": True, "max_source_tokens": 26}
     alone = [FRENCH + A, FRENCH + B, FRENCH + C, GREEK + B, GREEK + C, C]
@@ -119,7 +114,8 @@ def test_alignments_leave_codes_out(loaded):
         assert {number for number, _ in links} <= set(range(len(source.split())))
 
 
-def test_commands_do_as_with_typed_codes(loaded, folder, tmp_path, capsys):
+def test_commands_do_as_with_typed_codes(loaded, tmp_path, capsys):
+    folder = save(tmp_path / "model", *loaded)
     typed, plain, target = (str(tmp_path / name) for name in ("typed", "plain", "target"))
     for name, lines in ((typed, [FRENCH + A, "", FRENCH + C]), (plain, [A, "", C]), (target, ["Ein Hund.", "", "Er."])):
         (tmp_path / name).write_text("\n".join([*lines, ""]))

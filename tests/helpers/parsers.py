@@ -3,13 +3,10 @@
 Fixtures for test files with `pytest_plugins = ["parsers"]`, trained once for all of them.
 """
 
-from pathlib import Path
-
 import pytest
 from random_trees import TINY
 
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.training.run import TrainingResult
 
 NOUNS, VERBS, PLACES = ("dog", "cat", "house", "(", "U\u2009S"), ("sees", "likes", "finds"), ("here", "there")
 
@@ -45,13 +42,6 @@ def wordy_model(trees, tmp_path_factory):
     """Another, which writes words too, and whose tags are all `XX`."""
     folder = tmp_path_factory.mktemp("wordy_model") / "run"
     return train(trees, folder, "--no-tags", "--vocab-size", "500")
-
-
-@pytest.fixture
-def without_training(monkeypatch):
-    """`vaswani parse train` writes the text of the trees and ends before training."""
-    result = TrainingResult(Path("nowhere"), 0, 0.0, {}, 0)
-    monkeypatch.setattr("vaswani_transformer.training.run.train", lambda *_, **options: result)
 
 
 @pytest.fixture

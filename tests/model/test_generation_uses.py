@@ -29,44 +29,36 @@ def test_with_two_vocabularies_the_steps_of_the_best_hypothesis_add_up(decoder_v
 
 
 ASSISTANTS = {
-    "itself": None,
+    "itself": {"seed": 2},
     "smaller": {"seed": 5, "encoder_layers": 1, "decoder_layers": 1, "d_model": 12, "d_ff": 16},
     "random": {"seed": 6},
     "learned positions": {"seed": 8, "position_encoding": "learned", "max_position_embeddings": 80},
 }
 
 
-class TestAssistedDecoding:
+def model_of(name: str):
+    """One of these, with beams as `vaswani train` writes them."""
+    model = tiny_model(scale=1.5, dtype=torch.float64, **ASSISTANTS[name])
+    model.generation_config.update(num_beams=4, length_penalty=0.6, max_extra_tokens=12)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "assistants"),
+    [
+        ({}, ASSISTANTS),
+        ({"max_new_tokens": 7}, ["smaller"]),
+        ({"suppress_tokens": [END], "max_extra_tokens": 9}, ["smaller", "learned positions"]),
+        ({"min_new_tokens": 12}, ["random"]),
+        ({"decoder_input_ids": torch.tensor([[START, 7, 5]])}, ["smaller"]),
+        ({"repetition_penalty": 1.5}, ["random"]),
+    ],
+)
+def test_greedy_output_is_identical_with_an_assistant(options, assistants):
     """Speculative decoding: a small model drafts, the model itself decides."""
-
-    @pytest.fixture(scope="class")
-    def model(self):
-        model = tiny_model(seed=2, scale=1.5, dtype=torch.float64)
-        # Beams as `vaswani train` writes them.
-        model.generation_config.update(num_beams=4, length_penalty=0.6, max_extra_tokens=12)
-        return model
-
-    def assistant(self, model, name):
-        changes = ASSISTANTS[name]
-        if changes is None:
-            return model
-        assistant = tiny_model(scale=1.5, dtype=torch.float64, **changes)
-        assistant.generation_config.update(num_beams=4, length_penalty=0.6, max_extra_tokens=12)
-        return assistant
-
-    @pytest.mark.parametrize(
-        ("options", "assistants"),
-        [
-            ({}, ASSISTANTS),
-            ({"max_new_tokens": 7}, ["smaller"]),
-            ({"suppress_tokens": [END], "max_extra_tokens": 9}, ["smaller", "learned positions"]),
-            ({"min_new_tokens": 12}, ["random"]),
-            ({"decoder_input_ids": torch.tensor([[START, 7, 5]])}, ["smaller"]),
-            ({"repetition_penalty": 1.5}, ["random"]),
-        ],
-    )
-    def test_greedy_output_is_identical_under_any_options(self, model, options, assistants):
-        expected = model.generate(random_ids(1, 3), num_beams=1, **options)
-        for name in assistants:
-            assisted = {**options, "assistant_model": self.assistant(model, name)}
-            assert torch.equal(model.generate(random_ids(1, 3), num_beams=1, **assisted), expected)
+    model = model_of("itself")
+    expected = model.generate(random_ids(1, 3), num_beams=1, **options)
+    for name in assistants:
+        assistant = model if name == "itself" else model_of(name)
+        assisted = model.generate(random_ids(1, 3), num_beams=1, assistant_model=assistant, **options)
+        assert torch.equal(assisted, expected)

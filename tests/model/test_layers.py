@@ -26,17 +26,13 @@ def test_a_padded_row_equals_the_row_alone(attn_implementation, with_decoder_mas
         torch.testing.assert_close(together[row : row + 1, :target_length], alone, rtol=1e-4, atol=1e-5)
 
 
-class TestSinusoids:
-    FORMULA = torch.tensor(sinusoids_by_formula(32, 24), dtype=torch.float64)
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-    def test_table_after_loading(self, tmp_path, dtype):
-        tiny_model().save_pretrained(tmp_path)
-        loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path, dtype=dtype)
-        for stack in (loaded.model.encoder, loaded.model.decoder):
-            table = stack.embed_positions.table
-            assert table.dtype == dtype
-            torch.testing.assert_close(table, self.FORMULA.to(dtype), rtol=1e-7, atol=1e-7)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_table_of_sinusoids_after_loading(tmp_path, dtype):
+    tiny_model().save_pretrained(tmp_path)
+    loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path, dtype=dtype)
+    expected = torch.tensor(sinusoids_by_formula(32, 24), dtype=torch.float64).to(dtype)
+    for stack in (loaded.model.encoder, loaded.model.decoder):
+        torch.testing.assert_close(stack.embed_positions.table, expected, rtol=1e-7, atol=1e-7)  # of this dtype
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

@@ -11,6 +11,7 @@ from vaswani_transformer.decoding import search
 from vaswani_transformer.decoding.translator import Hypothesis
 from vaswani_transformer.output_folder import OutputFolder
 from vaswani_transformer.parsing.parser import Parser, load_trees
+from vaswani_transformer.training.run import TrainingResult
 
 pytest_plugins = ["parsers"]
 
@@ -33,8 +34,9 @@ def test_a_refused_training_changes_nothing(model, trees, run, tmp_path, change)
     assert contents(folder) == before
 
 
-@pytest.mark.usefixtures("without_training")
-def test_a_text_of_the_users_is_refused_and_a_missing_one_is_made_again(trees, run, tmp_path):
+def test_a_text_of_the_users_is_refused_and_a_missing_one_is_made_again(trees, run, tmp_path, monkeypatch):
+    result = TrainingResult(tmp_path / "nowhere", 0, 0.0, {}, 0)  # of a training that does not begin
+    monkeypatch.setattr("vaswani_transformer.training.run.train", lambda *_, **options: result)
     (tmp_path / "run" / "text").mkdir(parents=True)
     (tmp_path / "run" / "text" / "train.words").write_bytes(b"\xff\xfe")
     err = run(*training(trees, tmp_path / "run"), status=2).err

@@ -120,7 +120,7 @@ def test_the_report_has_counts_and_samples_and_nothing_that_a_reader_would_obey(
             assert plainly(text[1][row][0]) == plainly(text[1][first][0]) and first < row
 
 
-def test_cleaned_text_is_prepared_and_trained_on_as_the_command_says(text, tmp_path, capsys, monkeypatch):
+def test_cleaned_text_is_prepared_and_trained_on_as_the_command_says(text, tmp_path, capsys):
     recipe = tmp_path / "r.yaml"
     fields = {name: value for name, value in vars(text[0]).items() if value != getattr(Recipe(), name)}
     fields |= {"max_length": 60, "vocab_size": 400, "tokens_per_batch": 600, "tokens_per_device": 600}

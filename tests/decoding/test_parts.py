@@ -156,7 +156,7 @@ def test_a_text_that_changes_meanwhile(model, source, tmp_path, fails, here, mon
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["worker", "driver"])
-def test_killed_it_resumes_to_the_same_bytes(model, source, expected, tmp_path, victim):
+def test_killed_it_resumes_to_the_same_bytes(model, source, tmp_path, victim):
     """Processes of their own, one of which is killed twice."""
     psutil = pytest.importorskip("psutil")
     many, output = tmp_path / "in", tmp_path / "out"

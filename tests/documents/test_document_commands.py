@@ -151,7 +151,7 @@ def test_markup_that_is_made_to_be_slow():
     assert translated(deep, "html") == deep.replace("x", "X")
 
 
-def test_words_that_cannot_be_aligned_are_taken_in_order(translator, tmp_path):
+def test_words_that_cannot_be_aligned_are_taken_in_order(tmp_path):
     model, tokenizer = load_model(write_model(tmp_path / "short", position_encoding="learned"), "cpu")
     sources, targets = ["Two dogs", "A", "a " * 40], ["zwei Hunde", "B C", "b " * 40]
     links = aligner(model, tokenizer)(sources, targets)

@@ -196,7 +196,7 @@ def test_scores_of_other_weights_are_refused(push, model, scores, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_waits_between_its_attempts(hub, model, tmp_path):
+def test_a_process_of_its_own_waits_between_its_attempts(hub, model):
     """As `test_a_push_that_broke_can_be_repeated`, with nothing in the client changed: about half a minute."""
     command = [sys.executable, "-m", "vaswani_transformer", "push", str(model), REPO, "--license", "mit"]
 

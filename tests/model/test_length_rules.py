@@ -32,7 +32,7 @@ def test_is_written_with_the_model_and_read_again(tmp_path):
         ({"max_extra_tokens": -1}, "max_extra_tokens is -1: it must be a whole number from 0 to 1,000,000"),
     ],
 )
-def test_a_wrong_setting_is_one_clear_line(settings, message, tmp_path):
+def test_a_wrong_setting_is_one_clear_line(settings, message):
     model = tiny_model(vocab_size=9)
     with pytest.raises(ValueError) as caught:
         model.generate(random_ids(1, 4, vocab_size=9), **settings)

@@ -102,13 +102,13 @@ def test_each_bracket_and_tag_is_one_token(trees):
         assert tokenizer.decode(encoded, skip_special_tokens=True) == sentence_text(words)
 
 
-def test_a_translation_model_is_no_parser(model, tmp_path):
+def test_a_translation_model_is_no_parser(model):
     loaded, tokenizer = load_model(model)
     del tokenizer.init_kwargs["tree_tokens"]
     assert "not a parser" in error_of(Parser, loaded, tokenizer)
 
 
-def test_recipes(tmp_path, trees):
+def test_recipes(tmp_path):
     paper = load_recipe("parser")
     assert (paper.num_beams, paper.length_penalty, paper.max_extra_tokens, paper.vocab_size) == (21, 0.3, 300, 16_000)
     assert paper.preset == "parsing"

@@ -140,7 +140,7 @@ def test_folders_within_an_output_are_replaced_but_for_files_of_others(tmp_path)
     assert files == {"last": "new", "new": "new", "mine": "mine"}
 
 
-def test_an_output_that_is_a_link_is_as_any_other(recipe, trained, models, text, tmp_path):
+def test_an_output_that_is_a_link_is_as_any_other(recipe, trained, models, tmp_path):
     for name in ("run", "prepared", "average"):
         (tmp_path / "disk" / name).mkdir(parents=True)
         (tmp_path / name).symlink_to(tmp_path / "disk" / name)

@@ -139,7 +139,7 @@ def test_a_glossary_with_what_it_cannot_be_combined_with(make):
     assert status == 400 and "a glossary is for a beam search of one model: leave it out" in answer["error"]
 
 
-def test_endless_repetition_is_cut_and_says_so(make, folder):
+def test_endless_repetition_is_cut_and_says_so(make):
     def load(path):
         model, tokenizer = served.load_in_double(path)
         token = tokenizer(text_target=" no", add_special_tokens=False)["input_ids"][0]

@@ -285,7 +285,7 @@ def test_the_card_names_the_model_that_was_started_from(source, recipe, tmp_path
 
 
 @pytest.mark.slow
-def test_adapters_on_two_processes_are_those_of_one(source, recipe, tmp_path):
+def test_adapters_on_two_processes_are_those_of_one(recipe, tmp_path):
     recipe = changed(recipe, lora_rank=2, tokens_per_device=300, dropout=0.0, learning_rate_scale=0.1)
     one = train(recipe, progress=False).folder
     path, output = tmp_path / "two.yaml", tmp_path / "two"

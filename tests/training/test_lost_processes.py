@@ -289,7 +289,7 @@ def test_processes_end_with_a_checkpoint_when_their_launcher_is_killed(start, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", ["torch.OutOfMemoryError('CUDA out of memory.')", "KeyError('a mistake of ours')"])
-def test_a_process_that_fails_says_so_alone(start, tmp_path, error):
+def test_a_process_that_fails_says_so_alone(start, error):
     processes = start.by_hand(2, *ENDLESS, program=failing("training_step", 1, 9, error))
     assert [process.wait(timeout=60) for process, _ in processes] == [1, 1], said(processes)
     [line] = errors(processes)

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from test_trainer import BATCH_TOKENS, make_model, make_pairs, make_trainer, trained, weights_of
+from training_runs import equal
 
 from vaswani_transformer.training import device_memory
 
@@ -45,13 +46,12 @@ def test_trial_steps_leave_nothing_behind(tmp_path, device, padding_free):
     assert 60 < trainer.tokens_per_device <= POSITIONS
     assert trainer.micro_batches == math.ceil(300 / trainer.tokens_per_device)
     assert not trainer.model.training and all(parameter.grad is None for parameter in model.parameters())
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, before[name]), name
+    assert equal(model.state_dict(), before)
     trainer.train()
     settings["tokens_per_device"] = trainer.tokens_per_device
     other = trained(tmp_path, make_pairs(300), make_model(dropout=0.3), **settings)
     assert other.batches == trainer.batches
-    assert all(torch.equal(weight, weights_of(trainer)[name]) for name, weight in weights_of(other).items())
+    assert equal(weights_of(other), weights_of(trainer))
 
 
 def test_padded_batches_are_tried_with_their_padding_beside_adams_averages(tmp_path, device, monkeypatch):

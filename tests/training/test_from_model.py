@@ -58,10 +58,7 @@ def logged(folder, name: str) -> list[float]:
 def test_a_training_starts_from_the_given_weights_tokenizer_and_search(source, recipe, text, rank):
     fields = {"lora_rank": rank, "learning_rate_scale": 1e-12, "num_beams": 3, "max_steps": 2}  # nothing changes
     result = train(changed(recipe, **fields), progress=False)
-    before, after = weights_of(source), weights_of(result.folder)
-    assert before.keys() == after.keys()
-    for name, weight in before.items():
-        torch.testing.assert_close(after[name], weight, rtol=0, atol=1e-7)
+    torch.testing.assert_close(weights_of(result.folder), weights_of(source), rtol=0, atol=1e-7)
     model, tokenizer = vt.load_model(source, device="cpu")
     sides = [(text / f"validation.{side}").read_text().splitlines() for side in ("en", "de")]
     losses, counts = vt.score_pairs(model, tokenizer, *sides)
@@ -291,7 +288,5 @@ def test_adapters_on_two_processes_are_those_of_one(recipe, tmp_path):
     path, output = tmp_path / "two.yaml", tmp_path / "two"
     path.write_text(yaml.safe_dump(dataclasses.asdict(recipe) | {"output": str(output)}))
     run_on_two_processes("train", path, "--quiet")
-    alone, together = weights_of(one), weights_of(output)
-    assert alone.keys() == together.keys() and (output / "adapter" / "adapter_config.json").is_file()
-    for name in alone:
-        torch.testing.assert_close(alone[name], together[name], rtol=0, atol=1e-4)
+    assert (output / "adapter" / "adapter_config.json").is_file()
+    torch.testing.assert_close(weights_of(one), weights_of(output), rtol=0, atol=1e-4)

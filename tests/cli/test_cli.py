@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -19,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from vaswani_transformer.cli import translate
 from vaswani_transformer.cli.main import _prepare_libraries, main
+from vaswani_transformer.cli.train import _print_trained
 from vaswani_transformer.loading import quiet_transformers
 from vaswani_transformer.recipes.recipe import Recipe
 
@@ -72,6 +75,12 @@ def test_downloads_have_a_bar_in_a_terminal_alone(monkeypatch):
         with quiet_transformers():
             pass
         assert are_progress_bars_disabled() is not is_terminal and not transformers_logging.is_progress_bar_enabled()
+
+
+def test_the_printed_command_is_for_a_shell(capsys):
+    result = SimpleNamespace(steps=1, seconds=1.0, kept="last", metrics={}, folder=Path("mes modèles"), verdict=[])
+    _print_trained(result)
+    assert capsys.readouterr().out.endswith("vaswani translate 'mes modèles' 'a sentence'\n")
 
 
 def test_lists(capsys):

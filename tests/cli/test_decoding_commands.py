@@ -87,10 +87,18 @@ def test_a_number_beyond_its_range_is_refused(fails, words):
 
 
 def test_a_model_is_all_that_translate_requires(model, fails):
-    assert "MODEL requires an argument (see `vaswani translate --help`)" in fails("translate")
+    assert "MODEL is missing (see `vaswani translate --help`)" in fails("translate")
+    assert "--reference is missing (see" in fails("evaluate", model, "--source", "a")
+    assert "--source requires an argument (see" in fails("evaluate", model, "--source")
     words = ["--ensemble", model, "Two dogs.", "--device", "cpu"]  # the sentence is taken for one more of the ensemble
     assert fails("translate", model, *words) == "error: there is no model folder Two dogs."
     assert "o/m (of the Hub: hf download o/m --local-dir DIR)" in fails("translate", "o/m", "Two dogs.")
+
+
+def test_a_files_name_as_sentence_is_translated_with_a_hint(model, source, capsys):
+    assert run("translate", model, source, *OPTIONS, "--device", "cpu") == 0
+    hint, (out, errors) = f"this is a file's name: --input {source} translates its lines", capsys.readouterr()
+    assert hint in errors and len(out.splitlines()) == 1
 
 
 def test_a_bar_leaves_the_lines_of_the_output_whole(model, source, tmp_path, monkeypatch):

@@ -67,7 +67,10 @@ def test_files_of_different_length_are_refused_with_both_names_and_counts(tmp_pa
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_invalid_utf8_is_reported_with_file_line_and_byte_offset(tmp_path, suffix):
     files = write_two(tmp_path, b"one\ntw\xff\n", "eins\nzwei\n", suffix)
-    assert f"{files['source']}, line 2: byte offset 2 " in read(**files)
+    assert f"{files['source']}, line 2: byte offset 2 " in (message := read(**files))
+    assert message.endswith("(invalid start byte): convert it first, as by iconv -f LATIN1 -t UTF-8")
+    files = write_two(tmp_path, "one\n".encode("utf-16"), "eins\n", suffix)
+    assert read(**files).endswith("convert it first, as by iconv -f UTF-16 -t UTF-8")
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.TSV"])
@@ -113,6 +116,13 @@ def test_csv_has_quoting_and_words_like_null_stay_text(tmp_path):
     assert read(data=path, **REVERSED) == [(t, s) for s, t in expected]
 
 
+def test_csv_of_a_spreadsheet_whose_decimal_mark_is_the_comma(tmp_path):
+    path = write(tmp_path / "a.csv", 'source;target\n"a; b, c";1,5\n')
+    assert read(data=path) == [("a; b, c", "1,5")]
+    path = write(tmp_path / "b.csv", "source,target;notes,target\na,b,c\n")
+    assert read(data=path) == [("a", "c")]
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz", "we[ir]d*.parquet"])
 @pytest.mark.parametrize("nested", [False, True])
 def test_json_lines_and_parquet_have_flat_columns_or_a_translation_column(tmp_path, name, nested):
@@ -138,10 +148,11 @@ def test_json_lines_and_parquet_have_flat_columns_or_a_translation_column(tmp_pa
         ("a.tsv", "en\tid\tde\na\t1\tb\nc\t2\n", "a.tsv, line 3: 2 field"),
         ("a.tsv", "en\tde\na\tb\tc\n", "a.tsv, line 2: 3 field(s), where the first has 2"),
         ("a.csv", "en,de\na,b\nHello, you,c\n", "a.csv, row 3: 3 field(s), where the first has 2"),
+        ("a.jsonl", '{"en": "a", "de": 5}', "'de' is int64, not text"),
         ("a.csv", "en,de,de\na,b,c\n", "several columns 'de'"),
         ("a.csv", 'en,de\na,b\n"c,d\ne,f\n', "a.csv, line 4: unexpected end of data"),
         ("a.csv", "en,goal\na,b\n", "no column 'de'; the columns are: en, goal"),
-        ("a.jsonl", '{"en": "a", "de": "b"}\n{"en": "a", "de": 5}', "'de' is Json"),
+        ("a.jsonl", '{"en": "a", "de": "b"}\n{"en": "a", "de": 5}', "'de' is of several kinds, not text"),
         ("a.jsonl", '{"en": "a", "de": "b"}\n{"en": null, "de": "b"}', "'en' is null in row 2"),
         ("a.jsonl", '\n{"en": "a", "de"', "JSON parse error"),
         ("a.jsonl", '{"en": "a", "de": "b", "en": "c"}', "specified twice"),

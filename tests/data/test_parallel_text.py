@@ -18,8 +18,16 @@ from vaswani_transformer.recipes.recipe import Recipe
 @pytest.mark.parametrize("names", [(), ("source",), ("target",), ("source", "data"), ("source", "target", "data")])
 def test_anything_but_one_training_set_is_refused(tmp_path, names):
     path = write(tmp_path / "a.tsv", "a\tb\n")
-    fix = "was given: give either both text files (source, target) or data"
-    assert error_of(load_pairs, **dict.fromkeys(names, path)) == f"{' and '.join(names) or 'nothing'} {fix}"
+    fix = "give either both text files (source, target) or data"
+    assert error_of(load_pairs, **dict.fromkeys(names, path)) == f"given: {', '.join(names) or 'nothing'}; {fix}"
+
+
+@pytest.mark.parametrize("part", ["train", "validation"])
+@pytest.mark.parametrize(("side", "missing"), [("source", "target"), ("target", "source")])
+def test_one_side_without_the_other_is_named(part, side, missing):
+    recipe = Recipe(**{f"{part}_{side}": "lines.txt"})
+    together = f"{part}_source and {part}_target belong together"
+    assert error_of(data_sources, recipe) == f"{part}_{missing} is missing: {together}"
 
 
 def test_one_column_for_both_sides_is_refused_and_a_file_has_slices(tmp_path):

@@ -30,9 +30,16 @@ def answer(source):
 
 @pytest.fixture(scope="module")
 def rows():
-    hypotheses = lambda sources, progress: ([Hypothesis(answer(source))] for source in sources)  # noqa: E731
-    clean = [Hypothesis(answer(source)) for source, _ in PAIRS]
-    return dict(stress(SimpleNamespace(hypotheses=hypotheses), PAIRS, clean))
+    counted = []
+
+    def hypotheses(sources, progress):
+        progress.update(len(sources))
+        return ([Hypothesis(answer(source))] for source in sources)
+
+    clean, bar = [Hypothesis(answer(source)) for source, _ in PAIRS], SimpleNamespace(update=counted.append)
+    found = dict(stress(SimpleNamespace(hypotheses=hypotheses), PAIRS, clean, bar))
+    assert sum(counted) == len(PAIRS) * len(CHANGES)  # a bar of so many comes to its end
+    return found
 
 
 def test_every_change_that_a_pair_has_a_place_for_is_a_row(rows):

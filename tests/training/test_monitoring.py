@@ -53,7 +53,7 @@ def test_without_a_terminal_every_logged_step_is_a_line(recipe, capfd, caplog):
     ]
     assert [re.sub(r"[ :].*", "", line) for line in validated] == ["step", "step", "best", "average"]
     assert "validation BLEU: on the tokens of char" in caplog.messages
-    assert any(re.match(r"length penalty 0.6: validation BLEU with beam 2 \d", line) for line in caplog.messages)
+    assert any(re.match(r"length penalty 0.6, beam 2: validation BLEU \d", line) for line in caplog.messages)
 
 
 def test_a_terminal_has_a_bar(recipe, monkeypatch):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 import signal
 
@@ -19,8 +20,8 @@ from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer import load_recipe, train_tokenizer
 from vaswani_transformer.cli.main import main
+from vaswani_transformer.training import forecast, verdict
 from vaswani_transformer.training import run as training
-from vaswani_transformer.training import verdict
 from vaswani_transformer.training.forecast import gain_of_doubling
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -99,6 +100,7 @@ def test_a_forecast_is_of_nested_parts_and_the_same_validation_however_often_it_
     command = ["train", str(recipe), "--forecast", "--quiet", "--output"]
     with monkeypatch.context() as patch:
         patch.setattr(training, "compare_systems", recorded)
+        patch.setattr(forecast, "has_learned_nothing", lambda metrics: False)
         assert main([*command, str(tmp_path / "straight")]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert len(references) == 2 * 3 and references == references[:1] * 6 and len(references[0]) == 3
@@ -106,8 +108,11 @@ def test_a_forecast_is_of_nested_parts_and_the_same_validation_however_often_it_
     out = tmp_path / "out"
     assert [main([*command, str(out)]) for _ in range(4)] == [128 + signal.SIGTERM] * 3 + [0]
     first, again = (json.loads((folder / "verdict.json").read_text()) for folder in (tmp_path / "straight", out))
-    assert first["verdict"] == again["verdict"] and set(shown) > set(first["verdict"])
-    assert first["verdict"][-1].startswith("forecast: twice the pairs would bring about +")
+    assert first["verdict"][:-1] == again["verdict"][:-1] and set(shown) > set(first["verdict"])
+    gains, scores = zip(*(each["verdict"][-1].split(" (") for each in (first, again)), strict=True)
+    assert re.fullmatch(r"forecast: twice the pairs would bring about \+\S+ chrF", gains[0])
+    assert gains[1] == "forecast: none, since a model has learned nothing: give more minutes"
+    assert scores[0] == scores[1] and scores[0].startswith("chrF with a quarter of them ")
     assert main([*command, str(out)]) == 0  # nothing is left to do
     assert json.loads((out / "verdict.json").read_text()) == again
 

@@ -98,7 +98,10 @@ def _explain(error: BaseException) -> str:
     if isinstance(error, CycloptsError):
         error.verbose = False
         name = " ".join(["vaswani", *(error.command_chain or ())])
-        return f"{one_line(error, _LONGEST).replace(_ESCAPE, '').removesuffix('.')} (see `{name} --help`)"
+        text = one_line(error, _LONGEST).replace(_ESCAPE, "").removesuffix(".")
+        if getattr(error, "keyword", "") is None:  # the word that was without a value
+            text = text.replace("requires an argument", "is missing")
+        return f"{text} (see `{name} --help`)"
     if is_panic(error):  # usually a text on which a regular expression backtracked ten million times
         return f"the tokenizer failed on a text ({one_line(error)}): change the rules in tokenizer.json, or the text"
     if isinstance(error, OSError):

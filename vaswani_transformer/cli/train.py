@@ -1,5 +1,6 @@
 """The commands that train: `vaswani train`, `vaswani distill` and `vaswani demo`."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,7 +63,8 @@ def _print_trained(result: Any) -> None:
     print(f"trained {result.steps:,} steps in {duration(result.seconds)}; kept the {result.kept}: validation {shown}")
     curve = result.folder / "learning_curve.png"
     print("\n".join([*result.verdict, *([f"learning curve: {curve}"] if curve.exists() else [])]))
-    print(f"model: {result.folder}\ntranslate with it: vaswani translate {result.folder} 'a sentence'")
+    command = shlex.join(["vaswani", "translate", str(result.folder), "a sentence"])
+    print(f"model: {result.folder}\ntranslate with it: {command}")
 
 
 def distill(

@@ -2,6 +2,8 @@
 
 import functools
 import hashlib
+import os
+import shlex
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -92,6 +94,9 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
     chosen = written.format and f"--format {written.format}"
     if any(map(has_undecoded, sentences)):
         raise UserError("a sentence is not valid UTF-8: convert it first")
+    if len(sentences) == 1 and os.path.isfile(sentences[0]):  # noqa: PTH113 (Path's fails where it is long)
+        hint = f"this is a file's name: --input {shlex.quote(sentences[0])} translates its lines"
+        print(hint, file=sys.stderr)
     if written.format is None:
         name, formats = (files.input or "").lower(), {**ENDINGS, **CATALOGUE_ENDINGS, ".txt": "text", ".ts": "text"}
         written = replace(written, format=next((formats[end] for end in formats if name.endswith(end)), "text"))

@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,11 @@ def _read_table(path: Path, columns: tuple[str, str], errors: str = "strict") ->
     """Read TSV, without quoting and maybe without a header, or CSV, which has both."""
     lines, is_csv = read_lines(path, errors=errors), path.name.lower().removesuffix(".gz").endswith(".csv")
     csv.field_size_limit(LONGEST_LINE)
-    rows = csv.reader((line + "\n" for line in lines), strict=True) if is_csv else (line.split("\t") for line in lines)
-    names = []
+    rows, names = (line.split("\t") for line in lines), []
+    if is_csv:
+        first = next(lines, "")
+        mark = ";" if ";" in first and "," not in first else ","  # as spreadsheets write it where commas are decimal
+        rows = csv.reader((line + "\n" for line in chain([first], lines)), delimiter=mark, strict=True)
     try:
         for number, fields in enumerate(rows, 1):
             if fields in ([], [""]):
@@ -66,7 +69,7 @@ def _read_table(path: Path, columns: tuple[str, str], errors: str = "strict") ->
                     yield " ".join(fields), ""
                     continue
                 counts = f"{len(fields)} field(s), where the first has {len(names)}"
-                raise UserError(f"{path}, {'row' if is_csv else 'line'} {number}: {counts}; give it both sides")
+                raise UserError(f"{path}, {'row' if is_csv else 'line'} {number}: {counts}; give it as many")
             yield fields[source], fields[target]
     except csv.Error as error:
         raise UserError(f"{path}, line {rows.line_num}: {error}") from error

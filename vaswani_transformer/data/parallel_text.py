@@ -110,7 +110,7 @@ def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str)
         if pa.types.is_string_view(values.type):
             values = values.cast(pa.large_string())  # whose lengths pyarrow can compute
         if getattr(kind, "dtype", None) not in ("string", "large_string", "string_view"):
-            problem = f"is {kind}, not text"
+            problem = f"is {getattr(kind, 'dtype', None) or 'of several kinds'}, not text"
         elif values.null_count:
             problem = f"is null in row {values.is_null().index(True).as_py() + 1}"
         elif (longest := pc.max(pc.utf8_length(values)).as_py() or 0) > LONGEST_LINE:
@@ -156,8 +156,8 @@ def pair_source(
     columns = source_column, target_column
     if (data is None) == (source is None) or (source is None) != (target is None):
         names = [name for name, value in (("source", source), ("target", target), ("data", data)) if value is not None]
-        given = " and ".join(names) or "nothing"
-        raise UserError(f"{given} was given: give either both text files (source, target) or data")
+        given = ", ".join(names) or "nothing"
+        raise UserError(f"given: {given}; give either both text files (source, target) or data")
     sides = columns if data is not None else [home_path(name).absolute() for name in (source, target)]
     if sides[0] == sides[1] and not one_text:
         raise UserError(f"{sides[0]} is both source and target: name two columns, or two files")

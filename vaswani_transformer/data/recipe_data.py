@@ -10,7 +10,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 
-from ..errors import reading
+from ..errors import UserError, reading
 from ..files import is_local
 from ..model.language_codes_vaswani import typed_code
 from ..recipes.recipe import Recipe, augmentation_shares
@@ -64,6 +64,10 @@ def data_sources(recipe: Recipe, one_text: bool = False) -> tuple[PairSource, Pa
     Raises:
         UserError: for a recipe without training data, and as `pair_source`, which looks at both before either is read.
     """
+    for part in ("train", "validation"):
+        options = [f"{part}_{side}" for side in ("source", "target")]
+        if len(missing := [name for name in options if getattr(recipe, name) is None]) == 1:
+            raise UserError(f"{missing[0]} is missing: {options[0]} and {options[1]} belong together")
     train = _source(recipe, recipe.train_source, recipe.train_target, recipe.train_data, recipe.train_split, one_text)
     data = recipe.validation_data or split_to_validate_on(recipe)
     validation = recipe.validation_source, recipe.validation_target, data

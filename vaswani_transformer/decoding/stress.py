@@ -33,7 +33,10 @@ def stress(
     translator.split_long = True  # a sentence twice may be more than the model takes
     for kind in CHANGES:
         new = [changed(kind, *pair, Random(f"0 {kind} {place}")) for place, pair in enumerate(pairs)]
-        if places := [place for place, pair in enumerate(pairs) if new[place] != pair]:
+        places = [place for place, pair in enumerate(pairs) if new[place] != pair]
+        if progress is not None:
+            progress.update(len(pairs) - len(places))
+        if places:
             sources = [new[place][0] for place in places]
             outputs = [ranked[0] for ranked in translator.hypotheses(sources, progress=progress)]
             columns = ([items[place] for place in places] for items in (pairs, new, clean))

@@ -20,7 +20,7 @@ from .checkpoints import WEIGHTS
 from .run import TrainingResult, join_process_group, tokenized_pairs, train, validation_sample
 from .run_folder import CHECKPOINTS, CONTENTS, FORECAST, VERDICT, check_contents, content_hashes
 from .settings import Row
-from .verdict import has_learned_nothing, warned
+from .verdict import has_learned_nothing
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +60,12 @@ def train_with_forecast(recipe: Recipe, progress: bool = True) -> TrainingResult
             parts = processes.share("parts of the text", lambda: _write_parts(recipe))
         results = [*(train_once(part, progress) for part in parts), whole]
         scores = [result.metrics["eval_chrf"] for result in results]
-        gain = f"{FORECAST}: twice the pairs would bring about {gain_of_doubling(*scores):+.1f} chrF"
-        line = gain + " (a quarter {:.1f}, half {:.1f}, all {:.1f})".format(*scores)
-        is_nothing = any(has_learned_nothing(result.metrics) for result in results)
+        gain = f"twice the pairs would bring about {gain_of_doubling(*scores):+.1f} chrF"
+        if any(has_learned_nothing(result.metrics) for result in results):
+            gain = "none, since a model has learned nothing: give more minutes"
+        line = f"{FORECAST}: {gain} (chrF with a quarter of them {{:.1f}}, half {{:.1f}}, all {{:.1f}})".format(*scores)
         others = [each for each in whole.verdict if not each.startswith(FORECAST)]
-        whole = replace(whole, verdict=[*others, warned(line, is_nothing, "a model has learned nothing")])
+        whole = replace(whole, verdict=[*others, line])
         if is_first_process():
             OutputFolder(recipe.output).write_text(VERDICT, json.dumps(vars(whole), default=str, indent=1))
     return whole

@@ -75,7 +75,8 @@ def check_output(recipe: Recipe) -> Path | None:
     output.check_ours(PREPARED, REVERSE)
     finished = (folder / WEIGHTS).exists()
     if finished and not recipe.overwrite:
-        raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it")
+        more = f"to train it further, --from {folder} and another --output"
+        raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it; {more}")
     output.check([*_FILES, *(f"{ADAPTER}/adapter_{name}" for name in ("config.json", "model.safetensors"))])
     if RECIPE not in output.names and any(checkpoints.glob("[!.]*")):
         raise UserError(f"{checkpoints} was not made by a training of this program: give another --output")

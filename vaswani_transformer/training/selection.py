@@ -97,7 +97,7 @@ def choose_length_penalty(trainer: VaswaniTrainer, seconds_left: Callable[[], fl
         scores[alpha], longest = output.metrics["search_bleu"], max(longest, output.metrics["search_runtime"])
         endless[alpha] = int((~np.isin(output.predictions[:, 1:], search.eos_token_id).any(axis=1)).sum())
         shown = alpha, search.num_beams, scores[alpha], endless[alpha]
-        logger.info("length penalty %g: validation BLEU with beam %d %.2f, %d outputs without end", *shown)
+        logger.info("length penalty %g, beam %d: validation BLEU %.2f, %d outputs without end", *shown)
         if not says_something(max(scores.values()), output.metrics["search_bleu_error"]):
             break
         if endless[alpha] <= endless[start] and scores[alpha] >= scores[chosen] + 0.1:

@@ -141,7 +141,8 @@ class _Choice:
             kind = field_type(name)[0]
             value = value if str in (kind, type(value)) else kind(f"{value:.3g}") if kind is float else round(value)
             self.recipe = replace(self.recipe, **{name: value})
-            logger.info("%s: %s (%s)", name, f"{value:,}" if isinstance(value, int) else value, reason)
+            shown = "none" if value is None else f"{value:,}" if isinstance(value, int) else value
+            logger.info("%s: %s (%s)", name, shown, reason)
 
     def _text(self) -> tuple[int, float, float]:
         """Return pairs, words of both sides, and mean tokens of the longer side; keeps a tokenized sample."""
@@ -181,7 +182,7 @@ class _Choice:
         """Set the fields for steps; `fit` is of `_steps_that_fit`, `epoch` the steps of one pass through the text."""
         minutes = self.recipe.max_minutes
         enough = max(LEAST_STEPS, row.epochs * epoch)
-        steps, reason = enough, "where the text has been seen often enough"
+        steps, reason = enough, "{:.1f} passes: where the text has been seen often enough"
         if fit:
             fitting, seconds, _ = fit
             if fitting < (least := LEAST_STEPS if "max_steps" in self.left else 1):
@@ -189,8 +190,9 @@ class _Choice:
                 times = math.ceil(11 * least / fitting) / 10  # with a margin: no two trials take the same time
                 raise UserError(f"{problem}, and a training needs {least} or more: give {times:g} times the minutes")
             if fitting < steps:
-                steps, reason = fitting, f"by a trial {fitting:,.0f} steps of {seconds:.2g} s fit; the clock decides"
-        self.choose("max_steps", min(enough, SPARE_STEPS * steps), f"{steps / epoch:.1f} passes: {reason}")
+                trial = f"by a trial {fitting:,.0f} steps of {seconds:.2g} s fit"
+                steps, reason = fitting, f"the clock decides; {trial}, {{:.1f}} passes"
+        self.choose("max_steps", min(enough, SPARE_STEPS * steps), reason.format(steps / epoch))
         steps = steps if "max_steps" in self.left else min(self.recipe.max_steps, fit[0] if fit else math.inf)
         warmup = np.clip(WARMUP * steps, max(1, min(LEAST_WARMUP, 0.4 * steps)), 4000)
         self.choose("warmup_steps", warmup, f"{WARMUP:.0%} of the steps, up to 40% of few, at most the paper's")

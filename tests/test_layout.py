@@ -94,7 +94,7 @@ ROOM_LINES = {
     "experiments": 679, "serving": 1501, "hub": 682, "export": 1062, "parsing": 833, "documents": 1719,
     "attention": 395, "catalogues": 900, "recipes": 398, "evaluation": 326,
 }  # fmt: skip
-TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1562, 25000, 11.8
+TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1563, 25000, 11.8
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19997
 
 

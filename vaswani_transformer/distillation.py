@@ -160,7 +160,8 @@ def _step(final: Recipe, reverse: Recipe, made: "DistilledText") -> int:
     passes = trained["metrics"]["eval_epoch"] * 60 * minutes / trained["seconds"]  # through the pairs alone
     lines, pairs = (sum(1 for _ in text.stream()) for text in (made.source, made.parallel))
     if passes < ENOUGH:
-        problem = f"in {minutes:g} minutes a training goes through the pairs alone {passes:.1f} times"
+        left = f"the {minutes:g} minutes that the reverse model leaves"
+        problem = f"in {left} a training goes through the pairs alone {passes:.1f} times"
         needed = math.ceil(ENOUGH / passes * minutes / (1 - REVERSE_MINUTES))
         raise UserError(f"{problem}: for more text give --max-minutes {needed} or more, or leave --target-text out")
     step = max(1, round(lines / (pairs * (passes / PASSES - 1))))

@@ -244,7 +244,7 @@ class TrainingRun:
             is_held_out = not (recipe.validation_source or recipe.validation_data)
             is_made = Path(recipe.train_source or "/").absolute().parent == self.folder.absolute()  # by `distill`
             own = " against the teachers' translations" if is_held_out and is_made else ""
-            lines = [*self.text_verdict, *verdict.of_scores(metrics, f"validation{own}")]
+            lines = [*self.text_verdict, *verdict.of_scores(metrics, f"validation{own}, greedy")]
             steps, seconds = trainer.state.global_step, self.log.seconds()
             result = TrainingResult(self.folder, steps, seconds, metrics, averaged, kept, lines, self.languages)
             self._finish(trainer, result)

@@ -64,7 +64,7 @@ def test_a_text_of_sentences_is_changed_in_training_and_no_other(data, tmp_path)
     assert chosen(write_pairs(tmp_path / "sentences.tsv", pairs), tmp_path / "out").augmentation == "default"
 
 
-def test_every_open_field_is_chosen_and_no_other(data, tmp_path):
+def test_every_open_field_is_chosen_and_no_other(data, tmp_path, monkeypatch):
     recipe, given = chosen(data, tmp_path / "out"), load_recipe("auto", {"train_data": str(data)})
     for field in fields(Recipe):
         if field.name != "output":
@@ -76,6 +76,9 @@ def test_every_open_field_is_chosen_and_no_other(data, tmp_path):
     assert chosen(data, tmp_path / "out", d_model=300).num_heads == 4  # the preset's 8 do not divide it
     recipe = chosen(data, tmp_path / "out", **kept)
     assert {name: getattr(recipe, name) for name in kept} == kept
+    assert recipe.label_smoothing == rules.SMOOTHING
+    monkeypatch.setattr(rules, "LITTLE_TEXT", 400 * 12 - 1)
+    assert chosen(data, tmp_path / "out").label_smoothing == 0.1  # the paper's, from so many words on
     assert equation_3(7, 48, 7, recipe.learning_rate_scale) == pytest.approx(ROWS[0].rate, rel=0.01)
 
 

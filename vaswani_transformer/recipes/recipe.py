@@ -108,7 +108,7 @@ class Recipe:
     lora_rank: int | None = _optimizer(None, "train adapters of this rank (LoRA) in place of the weights of from_model")
     decline_steps: AutoInt = _optimizer(0, "last steps, in which the rate also falls to zero; 0: none, as in the paper")
     learning_rate_scale: AutoFloat = _optimizer(1.0, "factor on the learning rate of the paper's Equation 3")
-    label_smoothing: float = _optimizer(0.1, "share of the target probability spread over the vocabulary")
+    label_smoothing: AutoFloat = _optimizer(0.1, "share of the target probability spread over the vocabulary")
     adam_beta1: float = _optimizer(0.9, "Adam's beta 1")
     adam_beta2: float = _optimizer(0.98, "Adam's beta 2")
     adam_epsilon: float = _optimizer(1e-9, "Adam's epsilon")
@@ -176,7 +176,7 @@ class Recipe:
 CHOSEN = (
     "validation_size", "augmentation", "augmentation_start", "vocab_size", "d_model", "d_ff", "num_heads",
     "encoder_layers", "decoder_layers", "dropout", "tokens_per_batch", "max_steps", "warmup_steps", "decline_steps",
-    "learning_rate_scale", "evaluate_every", "validation_bleu",
+    "learning_rate_scale", "label_smoothing", "evaluate_every", "validation_bleu",
 )  # fmt: skip
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 PATHS = (

@@ -97,7 +97,7 @@ def _write_parts(recipe: Recipe) -> list[Recipe]:
     check_contents(folder.parent, content_hashes(tokenizer, train, validation))
     folder.mkdir(exist_ok=True)
     data = {each.name: each.default for each in fields(Recipe) if each.metadata["group"] == DATA}
-    same = {*CHOSEN} & {*Row._fields, "augmentation", "validation_size"}  # sizes too, or the curve has steps
+    same = {*CHOSEN} & {*Row._fields, "label_smoothing", "augmentation", "validation_size"}  # or the curve has steps
     data |= {name: getattr(made, name) for name in (*same, "max_length", "max_length_ratio")}
     data["validation_data"] = str(folder / "validation.parquet")
     order, parts = np.random.default_rng([made.seed, 2]).permutation(len(texts[0])), []

@@ -73,6 +73,7 @@ VALIDATIONS, MINUTES_APART, TRANSLATED = 12, 2.0, 25  # at most so many, so far 
 LEAST_STEPS = 50
 FEW_PASSES, SOME_PASSES = 20, 35  # below the first a smaller model learns more, below the second one with dropout 0.1
 FEW_STEPS = 2000  # if the minutes allow fewer of these, one that is smaller still
+LITTLE_TEXT, SMOOTHING = 400_000, 0.3  # words of both sides, up to which labels are smoothed by more than the paper's
 TRIAL_STEPS, TRIAL_SECONDS = 10, 20.0  # the trial ends with whichever is reached first
 TOKENS_PER_WORD = 1.3  # in prepared data
 _SAMPLE = 20_000  # pairs whose words and tokens are counted
@@ -121,11 +122,13 @@ class _Choice:
         while "d_model" in left and passes < FEW_PASSES and place and (place == first or fit[0] < FEW_STEPS):
             place -= 1
             fit = self._steps_that_fit(self._row(place))
-        row, reason = self._row(place), f"for {float(f'{words:.2g}'):,.0f} words"
+        row, reason = self._row(place), (size := f"for {float(f'{words:.2g}'):,.0f} words")
         if passes < SOME_PASSES:
             row, reason = row._replace(dropout=min(0.1, row.dropout)), "few minutes for so much text"
         for name, value in row._asdict().items():
             self.choose(name, value, reason)
+        smoothing = SMOOTHING if words <= LITTLE_TEXT else Recipe.label_smoothing
+        self.choose("label_smoothing", smoothing, size)
         self._choose_steps(row, fit, max(1, pairs * tokens / self.recipe.tokens_per_batch))
         check_recipe(self.recipe)
 

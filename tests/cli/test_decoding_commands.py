@@ -97,7 +97,7 @@ def test_a_model_is_all_that_translate_requires(model, fails):
 
 def test_a_files_name_as_sentence_is_translated_with_a_hint(model, source, capsys):
     assert run("translate", model, source, *OPTIONS, "--device", "cpu") == 0
-    hint, (out, errors) = f"this is a file's name: --input {source} translates its lines", capsys.readouterr()
+    hint, (out, errors) = f"this is a file's name: --input {source} translates the file", capsys.readouterr()
     assert hint in errors and len(out.splitlines()) == 1
 
 

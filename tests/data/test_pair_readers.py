@@ -117,7 +117,7 @@ def test_csv_has_quoting_and_words_like_null_stay_text(tmp_path):
 
 
 def test_csv_of_a_spreadsheet_whose_decimal_mark_is_the_comma(tmp_path):
-    path = write(tmp_path / "a.csv", 'source;target\n"a; b, c";1,5\n')
+    path = write(tmp_path / "a.csv", '\n"no, id";source;target\n1;"a; b, c";1,5\n')
     assert read(data=path) == [("a; b, c", "1,5")]
     path = write(tmp_path / "b.csv", "source,target;notes,target\na,b,c\n")
     assert read(data=path) == [("a", "c")]
@@ -149,6 +149,7 @@ def test_json_lines_and_parquet_have_flat_columns_or_a_translation_column(tmp_pa
         ("a.tsv", "en\tde\na\tb\tc\n", "a.tsv, line 2: 3 field(s), where the first has 2"),
         ("a.csv", "en,de\na,b\nHello, you,c\n", "a.csv, row 3: 3 field(s), where the first has 2"),
         ("a.jsonl", '{"en": "a", "de": 5}', "'de' is int64, not text"),
+        ("a.jsonl", '{"en": "a", "de": ["b"]}', "'de' is List(Value('string')), not text"),
         ("a.csv", "en,de,de\na,b,c\n", "several columns 'de'"),
         ("a.csv", 'en,de\na,b\n"c,d\ne,f\n', "a.csv, line 4: unexpected end of data"),
         ("a.csv", "en,goal\na,b\n", "no column 'de'; the columns are: en, goal"),

@@ -1,6 +1,7 @@
 """Where parallel text may be: many files, folders, saved datasets, the Hub; splits, and rows held out of them."""
 
 import json
+from dataclasses import replace
 from unittest.mock import Mock
 
 import datasets
@@ -24,10 +25,13 @@ def test_anything_but_one_training_set_is_refused(tmp_path, names):
 
 @pytest.mark.parametrize("part", ["train", "validation"])
 @pytest.mark.parametrize(("side", "missing"), [("source", "target"), ("target", "source")])
-def test_one_side_without_the_other_is_named(part, side, missing):
+def test_one_side_without_the_other_is_named(tmp_path, part, side, missing):
     recipe = Recipe(**{f"{part}_{side}": "lines.txt"})
     together = f"{part}_source and {part}_target belong together"
     assert error_of(data_sources, recipe) == f"{part}_{missing} is missing: {together}"
+    pairs = str(write(tmp_path / "a.tsv", "a\tb\n"))
+    both = replace(recipe, train_data=pairs, validation_data=pairs)
+    assert error_of(data_sources, both).startswith(f"given: {side}, data; give either")
 
 
 def test_one_column_for_both_sides_is_refused_and_a_file_has_slices(tmp_path):

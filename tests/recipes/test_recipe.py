@@ -158,6 +158,7 @@ def test_a_preset_on_the_command_line_replaces_its_fields_of_the_file():
     assert (recipe.encoder_layers, recipe.decoder_layers) == (None, 1)
     recipe = load_recipe("auto", {"preset": "table3-d-smoothing-0.0"})
     assert (recipe.label_smoothing, load_recipe("auto", {"preset": "base"}).label_smoothing) == (0.0, AUTO)
+    assert model_config(load_recipe("auto"), 100).label_smoothing == 0.1
     config = model_config(load_recipe("auto", {"preset": "table3-c-layers-2"}), 100)
     assert (config.encoder_layers, config.d_model, config.d_ff, config.num_heads) == (2, 512, 2048, 8)
     for name in ("small", "wmt14-en-de-big"):

@@ -20,7 +20,8 @@ from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer import load_recipe, train_tokenizer
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.training import forecast, verdict
+from vaswani_transformer.data.words import words_of
+from vaswani_transformer.training import forecast, settings, verdict
 from vaswani_transformer.training import run as training
 from vaswani_transformer.training.forecast import gain_of_doubling
 
@@ -83,7 +84,7 @@ def recipe(tmp_path_factory, text):
     values = {name: value for name, value in TINY_RECIPE.items() if not name.startswith("validation")}
     values |= {"data_dir": str(folder), "validation_size": 5, "validation_bleu": 3, "max_extra_tokens": 2}
     values |= {"max_steps": 2, "evaluate_every": 2, "precision": "fp32", "dropout": 0.0}
-    values |= {"vocab_size": "auto", "augmentation": "auto"}
+    values |= {"vocab_size": "auto", "augmentation": "auto", "label_smoothing": "auto"}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(values))
     return folder / "tiny.yaml"
 
@@ -98,6 +99,8 @@ def test_a_forecast_is_of_nested_parts_and_the_same_validation_however_often_it_
         return compare(systems, texts, bleu)
 
     command = ["train", str(recipe), "--forecast", "--quiet", "--output"]
+    words = [len(words_of(recipe.with_name(f"train.{side}").read_text())) for side in ("en", "de")]
+    monkeypatch.setattr(settings, "LITTLE_TEXT", 0.8 * sum(words))  # half of it is less
     with monkeypatch.context() as patch:
         patch.setattr(training, "compare_systems", recorded)
         patch.setattr(forecast, "has_learned_nothing", lambda metrics: False)
@@ -111,13 +114,13 @@ def test_a_forecast_is_of_nested_parts_and_the_same_validation_however_often_it_
     assert first["verdict"][:-1] == again["verdict"][:-1] and set(shown) > set(first["verdict"])
     gains, scores = zip(*(each["verdict"][-1].split(" (") for each in (first, again)), strict=True)
     assert re.fullmatch(r"forecast: twice the pairs would bring about \+\S+ chrF", gains[0])
-    assert gains[1] == "forecast: none, since a model has learned nothing: give more minutes"
+    assert gains[1] == "forecast: none, since a model has learned nothing: give more minutes or text"
     assert scores[0] == scores[1] and scores[0].startswith("chrF with a quarter of them ")
     assert main([*command, str(out)]) == 0  # nothing is left to do
     assert json.loads((out / "verdict.json").read_text()) == again
 
     recipes = [load_recipe(str(out / folder / "recipe.yaml")) for folder in ("", "forecast/quarter", "forecast/half")]
-    assert [each.augmentation for each in recipes] == ["default"] * 3
+    assert [(each.augmentation, each.label_smoothing) for each in recipes] == [("default", 0.1)] * 3
     files = (out / "forecast" / f"{name}.parquet" for name in ("quarter", "half"))
     parts = [list(datasets.Dataset.from_parquet(str(path))) for path in files]
     assert list(map(len, parts)) == [10, 21] and all(pair in parts[1] for pair in parts[0])

@@ -94,9 +94,6 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
     chosen = written.format and f"--format {written.format}"
     if any(map(has_undecoded, sentences)):
         raise UserError("a sentence is not valid UTF-8: convert it first")
-    if len(sentences) == 1 and os.path.isfile(sentences[0]):  # noqa: PTH113 (Path's fails where it is long)
-        hint = f"this is a file's name: --input {shlex.quote(sentences[0])} translates its lines"
-        print(hint, file=sys.stderr)
     if written.format is None:
         name, formats = (files.input or "").lower(), {**ENDINGS, **CATALOGUE_ENDINGS, ".txt": "text", ".ts": "text"}
         written = replace(written, format=next((formats[end] for end in formats if name.endswith(end)), "text"))
@@ -106,6 +103,9 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
             raise UserError(f"{files.input} {problem}, or --format text to take its lines as they are")
         request = replace(request, written=written)
     options.exclude("SENTENCE", sentences, {"input": files.input, "prefix": files.prefix})
+    if len(sentences) == 1 and os.path.isfile(sentences[0]):  # noqa: PTH113 (Path's fails where it is long)
+        hint = f"this is a file's name: --input {shlex.quote(sentences[0])} translates the file"
+        print(hint, file=sys.stderr)
     without = {"prefix": files.prefix, "ensemble": request.computing.ensemble, "sample": sampling.sample}
     options.exclude("--glossary", files.glossary, without)
     options.exclude("--consistent-terms", written.consistent_terms, without)

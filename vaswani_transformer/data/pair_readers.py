@@ -49,9 +49,12 @@ def _read_table(path: Path, columns: tuple[str, str], errors: str = "strict") ->
     csv.field_size_limit(LONGEST_LINE)
     rows, names = (line.split("\t") for line in lines), []
     if is_csv:
-        first = next(lines, "")
-        mark = ";" if ";" in first and "," not in first else ","  # as spreadsheets write it where commas are decimal
-        rows = csv.reader((line + "\n" for line in chain([first], lines)), delimiter=mark, strict=True)
+        head = []
+        while not "".join(head) and (line := next(lines, None)) is not None:
+            head.append(line)
+        marks = re.sub('"[^"]*"', "", "".join(head))
+        mark = ";" if ";" in marks and "," not in marks else ","  # as spreadsheets write it where commas are decimal
+        rows = csv.reader((line + "\n" for line in chain(head, lines)), delimiter=mark, strict=True)
     try:
         for number, fields in enumerate(rows, 1):
             if fields in ([], [""]):

@@ -110,7 +110,8 @@ def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str)
         if pa.types.is_string_view(values.type):
             values = values.cast(pa.large_string())  # whose lengths pyarrow can compute
         if getattr(kind, "dtype", None) not in ("string", "large_string", "string_view"):
-            problem = f"is {getattr(kind, 'dtype', None) or 'of several kinds'}, not text"
+            shown = {"Json": "of several kinds"}.get(type(kind).__name__, getattr(kind, "dtype", kind))
+            problem = f"is {shown}, not text"
         elif values.null_count:
             problem = f"is null in row {values.is_null().index(True).as_py() + 1}"
         elif (longest := pc.max(pc.utf8_length(values)).as_py() or 0) > LONGEST_LINE:

@@ -66,7 +66,8 @@ def data_sources(recipe: Recipe, one_text: bool = False) -> tuple[PairSource, Pa
     """
     for part in ("train", "validation"):
         options = [f"{part}_{side}" for side in ("source", "target")]
-        if len(missing := [name for name in options if getattr(recipe, name) is None]) == 1:
+        missing = [name for name in options if getattr(recipe, name) is None]
+        if len(missing) == 1 and getattr(recipe, f"{part}_data") is None:
             raise UserError(f"{missing[0]} is missing: {options[0]} and {options[1]} belong together")
     train = _source(recipe, recipe.train_source, recipe.train_target, recipe.train_data, recipe.train_split, one_text)
     data = recipe.validation_data or split_to_validate_on(recipe)

@@ -388,7 +388,8 @@ def model_config(recipe: Recipe, vocab_size: int) -> "VaswaniConfig":  # noqa: F
         overrides |= {"d_model": AUTO, "num_heads": AUTO}
     if {"d_model", "num_heads"} & overrides.keys():  # a preset's own head widths belong to its own d_model and heads
         overrides = {"d_k": None, "d_v": None, **overrides}
-    overrides |= {"vocab_size": vocab_size, "label_smoothing": recipe.label_smoothing}
+    smoothing = Recipe.label_smoothing if recipe.label_smoothing == AUTO else recipe.label_smoothing
+    overrides |= {"vocab_size": vocab_size, "label_smoothing": smoothing}
     overrides = {name: value for name, value in overrides.items() if value != AUTO}
     with reading("the recipe's model"):
         return VaswaniConfig.from_preset(recipe.preset, **overrides)

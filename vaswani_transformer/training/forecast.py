@@ -62,7 +62,7 @@ def train_with_forecast(recipe: Recipe, progress: bool = True) -> TrainingResult
         scores = [result.metrics["eval_chrf"] for result in results]
         gain = f"twice the pairs would bring about {gain_of_doubling(*scores):+.1f} chrF"
         if any(has_learned_nothing(result.metrics) for result in results):
-            gain = "none, since a model has learned nothing: give more minutes"
+            gain = "none, since a model has learned nothing: give more minutes or text"
         line = f"{FORECAST}: {gain} (chrF with a quarter of them {{:.1f}}, half {{:.1f}}, all {{:.1f}})".format(*scores)
         others = [each for each in whole.verdict if not each.startswith(FORECAST)]
         whole = replace(whole, verdict=[*others, line])

@@ -75,7 +75,7 @@ def check_output(recipe: Recipe) -> Path | None:
     output.check_ours(PREPARED, REVERSE)
     finished = (folder / WEIGHTS).exists()
     if finished and not recipe.overwrite:
-        more = f"to train it further, --from {folder} and another --output"
+        more = f"vaswani train --from {folder} with another --output trains it further"
         raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it; {more}")
     output.check([*_FILES, *(f"{ADAPTER}/adapter_{name}" for name in ("config.json", "model.safetensors"))])
     if RECIPE not in output.names and any(checkpoints.glob("[!.]*")):

@@ -116,19 +116,19 @@ class _Choice:
         if recipe.from_model is not None:
             read_model_of(recipe.from_model)  # before its tokenizer is missed
         pairs, words, tokens = self._prepared() if recipe.prepared is not None else self._text()
+        size = f"for {float(f'{words:.2g}'):,.0f} words"
+        self.choose("label_smoothing", SMOOTHING if words <= LITTLE_TEXT else Recipe.label_smoothing, size)
         first = place = next(place for place, row in enumerate(ROWS) if words <= row.words)
         fit = self._steps_that_fit(self._row(place))
         passes = fit[2] / (pairs * tokens) if fit else math.inf
         while "d_model" in left and passes < FEW_PASSES and place and (place == first or fit[0] < FEW_STEPS):
             place -= 1
             fit = self._steps_that_fit(self._row(place))
-        row, reason = self._row(place), (size := f"for {float(f'{words:.2g}'):,.0f} words")
+        row, reason = self._row(place), size
         if passes < SOME_PASSES:
             row, reason = row._replace(dropout=min(0.1, row.dropout)), "few minutes for so much text"
         for name, value in row._asdict().items():
             self.choose(name, value, reason)
-        smoothing = SMOOTHING if words <= LITTLE_TEXT else Recipe.label_smoothing
-        self.choose("label_smoothing", smoothing, size)
         self._choose_steps(row, fit, max(1, pairs * tokens / self.recipe.tokens_per_batch))
         check_recipe(self.recipe)
 

@@ -50,7 +50,7 @@ def _read_table(path: Path, columns: tuple[str, str], errors: str = "strict") ->
     rows, names = (line.split("\t") for line in lines), []
     if is_csv:
         head = []
-        while not "".join(head) and (line := next(lines, None)) is not None:
+        while not (head and head[-1]) and (line := next(lines, None)) is not None:
             head.append(line)
         marks = re.sub('"[^"]*"', "", "".join(head))
         mark = ";" if ";" in marks and "," not in marks else ","  # as spreadsheets write it where commas are decimal

@@ -128,7 +128,9 @@ def test_a_forecast_is_of_nested_parts_and_the_same_validation_however_often_it_
     assert {(pair["source"], pair["target"]) for pair in parts[1]} < set(zip(*sides, strict=True))
     assert not {pair["target"] for pair in parts[1]} & set(references[0])
     shutil.rmtree(out / "checkpoints")  # by which the text would be compared
-    assert "already holds a model: give another --output, or --overwrite" in fails(*command, out)
+    line = fails(*command, out)
+    assert "already holds a model: give another --output, or --overwrite" in line
+    assert line.endswith(f"vaswani train --from {out} with another --output trains it further")
 
 
 def test_what_no_forecast_is_made_of(recipe, tmp_path, fails):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import shlex
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def check_output(recipe: Recipe) -> Path | None:
     output.check_ours(PREPARED, REVERSE)
     finished = (folder / WEIGHTS).exists()
     if finished and not recipe.overwrite:
-        more = f"vaswani train --from {folder} with another --output trains it further"
+        more = f"vaswani train --from {shlex.quote(str(folder))} with another --output trains it further"
         raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it; {more}")
     output.check([*_FILES, *(f"{ADAPTER}/adapter_{name}" for name in ("config.json", "model.safetensors"))])
     if RECIPE not in output.names and any(checkpoints.glob("[!.]*")):

@@ -95,10 +95,13 @@ def test_an_output_that_takes_nothing(output, status):
     assert (done.returncode, done.stderr.count(b"\n")) == (status, status)
 
 
-def test_help_documents_every_field(capsys):
+def test_help_documents_every_field(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     assert main(["train", "--help"]) == 0
     out = capsys.readouterr().out
     assert all("--" + field.name.replace("_", "-") in out for field in dataclasses.fields(Recipe))
+    assert "--d-model INT" in out and "--output PATH" in out
+    assert "an interrupted training." in out  # lines end where the terminal's do, not where the docstring's do
 
 
 @pytest.mark.parametrize(

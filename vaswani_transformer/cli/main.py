@@ -57,7 +57,7 @@ def make_app() -> App:
     app.command(parse)
     for parent, commands in ((app, _COMMANDS), (parse, _PARSING)):
         for name, function in commands.items():
-            parent.command(f"{__package__}.{function}", name=name)
+            parent.command(f"{__package__}.{function}", name=name, help_format="markdown")
     app.register_install_completion_command()
     return app
 

@@ -177,7 +177,7 @@ def export(
 ) -> None:
     """Write a model for CTranslate2, ONNX Runtime, transformers.js or Marian, or a site that translates in the browser.
 
-    It is compared with the original on a few sentences before the folder appears, but for Marian, which is not run.
+    It is compared with the original on a few sentences before the folder appears, except for Marian, which is not run.
     CTranslate2 and ONNX (transformers.js too) are extras: pip install 'vaswani_transformer[ctranslate2]' or '[onnx]'.
 
     Args:

@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 from ..errors import UserError
 from ..hardware import MOST_WORKERS
 from ..model.settings_vaswani import SETTING_RANGES, broken_range
-from ..recipes.recipe import AUTO, CHOSEN, Recipe, field_type, load_recipe
+from ..recipes.recipe import AUTO, CHOSEN, PATHS, Recipe, field_type, load_recipe
 
 
 def _refuse_empty(_, value) -> None:
@@ -19,7 +19,7 @@ def _refuse_empty(_, value) -> None:
         raise ValueError("It is empty: give a name.")
 
 
-NOT_EMPTY = Parameter(validator=_refuse_empty)
+NOT_EMPTY = Parameter(validator=_refuse_empty, metavar="PATH")
 Path_ = Annotated[str, NOT_EMPTY]  # a file or folder
 SEVERAL = Parameter(consume_multiple=True)  # an option that takes all words up to the next option
 REQUIRED = Parameter(required=True)  # words of which there must be one at least
@@ -143,15 +143,16 @@ def recipe_options(is_wanted: Callable[[dataclasses.Field], bool] = lambda field
     groups: dict[str, Group] = {}
     options = []
     for each in filter(is_wanted, dataclasses.fields(Recipe)):
-        kind = bool if field_type(each.name)[0] is bool else str
-        title = each.metadata["group"]
+        kind, title = field_type(each.name)[0], each.metadata["group"]
+        default = "" if each.default is None else f" (default: {each.default})"
         parameter = Parameter(
             name=[option for option in (each.metadata["flag"], flag(each.name)) if option],
             negative_bool=("no-",),
             group=groups.setdefault(title, Group.create_ordered(title)),
-            help=f"{each.metadata['help']} (default: {'none' if each.default is None else each.default})",
+            help=each.metadata["help"] + default,
+            metavar="PATH" if each.name in PATHS else kind.__name__.upper(),
         )
-        options.append((each.name, Annotated[kind | None, parameter], None))
+        options.append((each.name, Annotated[(bool if kind is bool else str) | None, parameter], None))
     made = dataclasses.make_dataclass("RecipeOptions", options)
     made.__module__ = __name__  # else cyclopts takes it for a type of Python's own
     return Parameter(name="*")(made)

@@ -27,7 +27,8 @@ def train(
     """Train a model from a recipe, by default `auto`, which chooses settings by the text and the time.
 
     With --from the default is `finetune`. RECIPE is a name from `vaswani recipes` or a YAML file; options with a
-    group's title are fields of it. The same command resumes an interrupted training.
+    group's title are fields of it, and their defaults apply where it has no value. The same command resumes an
+    interrupted training.
 
     Args:
         target_text: also learn from this text of the target language alone (or a folder, or a pattern: a.*.de.gz),

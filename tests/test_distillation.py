@@ -230,7 +230,7 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(teachers, stranger, stude
     for words, message in {
         ("distill", *teachers, stranger, *command[2:]): "have different tokenizers: members of an ensemble",
         (*command, "--text", tmp_path / "empty.en"): "empty.en: empty, no pair; give at least one",
-        (*command[:3], "small", *command[4:]): "given: nothing; give either both text files",
+        (*command[:3], "small", *command[4:]): "there is no text to train on: give both train_source",
         (*command[:3], tmp_path / "own.yaml", *command[4:]): "the student's recipe has another tokenizer",
         (*command[:4], "--output", teachers[0], "--overwrite"): f"is where the model {teachers[0]} lies",
         (*command, "--beams", 0): 'Invalid value "0" for --beams. Must be >= 1',

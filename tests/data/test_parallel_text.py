@@ -26,10 +26,10 @@ def test_anything_but_one_training_set_is_refused(tmp_path, names):
 @pytest.mark.parametrize("part", ["train", "validation"])
 @pytest.mark.parametrize(("side", "missing"), [("source", "target"), ("target", "source")])
 def test_one_side_without_the_other_is_named(tmp_path, part, side, missing):
-    recipe = Recipe(**{f"{part}_{side}": "lines.txt"})
-    together = f"{part}_source and {part}_target belong together"
-    assert error_of(data_sources, recipe) == f"{part}_{missing} is missing: {together}"
     pairs = str(write(tmp_path / "a.tsv", "a\tb\n"))
+    recipe = Recipe(**{f"{part}_{side}": "lines.txt"}, train_data=None if part == "train" else pairs)
+    fix = f"give both {part}_source and {part}_target, or {part}_data"
+    assert error_of(data_sources, recipe) == f"{part}_{missing} is missing: {fix}"
     both = replace(recipe, train_data=pairs, validation_data=pairs)
     assert error_of(data_sources, both).startswith(f"given: {side}, data; give either")
 

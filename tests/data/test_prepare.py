@@ -205,7 +205,7 @@ def test_nothing_left_and_nonsense_are_refused(recipe, tmp_path):
     assert "validation data: no pair is left after filtering (2 pairs" in error_of(make, blank, tmp_path / "q")
     many = dataclasses.replace(recipe, validation_size=210)
     assert "cannot hold validation_size 210" in error_of(make, many, tmp_path / "r")
-    assert "given: nothing" in error_of(make, Recipe(), tmp_path / "s")
+    assert "there is no text to train on" in error_of(make, Recipe(), tmp_path / "s")
 
 
 def test_the_command_prepares_checks_and_trains(text, tmp_path, capsys, fails):

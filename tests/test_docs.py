@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
     """Where the examples run: models lie where the demo and the commands of the pages leave theirs."""
     text = ["Today my father sees three small birds in the garden.", "Heute sieht mein Vater drei kleine Vögel."]
     tokenizer = train_tokenizer(text, vocab_size=300)
-    sizes = {"runs/mine": {}, "demo_output/model": {}, "runs/small": {"decoder_layers": 1}}
+    sizes = {"runs/mine": {}, "models/mine": {}, "demo_output/model": {}, "runs/small": {"decoder_layers": 1}}
     for seed, (name, changes) in enumerate(sizes.items()):
         model = tiny_model(seed, scale=1.5, vocab_size=len(tokenizer), dtype=torch.float64, **changes)
         model.generation_config.update(num_beams=4, length_penalty=0.6)

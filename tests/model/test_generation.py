@@ -56,7 +56,7 @@ def test_lengths_beyond_the_table_of_sinusoids_give_no_warning(options, caplog):
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("own", [None, 30])
+@pytest.mark.parametrize("own", [None, 20, 30])  # 20 is the default of transformers
 def test_a_limit_stays_what_the_user_made_it_when_the_trainer_fills_in_defaults(own):
     model = tiny_model(max_position_embeddings=128)
     model.generation_config.max_length, model.generation_config.eos_token_id = own, None

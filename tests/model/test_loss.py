@@ -31,10 +31,11 @@ def example(dtype=torch.float32):
 def test_equals_the_label_smoother_of_transformers(epsilon, dtype, items):
     logits, labels = example(dtype)
     ours = label_smoothed_cross_entropy(logits, labels, epsilon, items)
-    assert ours.dtype == torch.float32 and ours.shape == ()
+    wide = torch.promote_types(dtype, torch.float32)
+    assert ours.dtype == wide and ours.shape == ()
     (gradient,) = torch.autograd.grad(ours, logits)
     smoother, items = LabelSmoother(epsilon), None if items is None else int(items)
-    theirs = smoother({"logits": logits.float()}, labels.clone(), num_items_in_batch=items)
+    theirs = smoother({"logits": logits.to(wide)}, labels.clone(), num_items_in_batch=items)
     (their_gradient,) = torch.autograd.grad(theirs, logits)
     assert ours.item() == pytest.approx(theirs.item(), rel=2e-6)
     tolerance = max(1e-5, torch.finfo(dtype).eps)  # each is rounded to the logits' type

@@ -176,14 +176,17 @@ class VaswaniGenerationMixin:
         """Unset what transformers' `Seq2SeqTrainer` writes into the model's generation configuration.
 
         With `predict_with_generate` it sets every unset field to the library's default, for good. The 20 of
-        `max_length` would cut each later output of the model, and of the saved one. Only this sets all fields.
+        `max_length` would cut each later output of the model, and of the saved one. Only this sets all fields, after a
+        call of `generate`, when a `max_length` of one's own was set already.
         """
         config = self.generation_config
         defaults = {name: value for name, value in config._get_default_generation_params().items() if value is not None}
-        if all(getattr(config, name, None) is not None for name in defaults):
-            for name, value in defaults.items():
-                if getattr(config, name) == value:
-                    setattr(config, name, None)
+        if unset := [name for name in defaults if getattr(config, name, None) is None]:
+            self._unset_settings = unset
+            return
+        for name in getattr(self, "_unset_settings", defaults):
+            if getattr(config, name) == defaults[name]:
+                setattr(config, name, None)
 
     def _prepare_generation_config(self, generation_config, **kwargs):
         # Since 5.0: an unknown setting is accepted only if the model's own generation configuration has it.

@@ -43,8 +43,9 @@ def label_smoothed_cross_entropy(
         IndexError: from torch on a CPU, for a label that is no token id.
     """
     labels, items = _flat(labels.to(logits.device), epsilon, num_items_in_batch)
+    logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
     total = nn.functional.cross_entropy(
-        logits.flatten(0, -2).float(), labels, ignore_index=IGNORE_INDEX, label_smoothing=epsilon, reduction="sum"
+        logits, labels, ignore_index=IGNORE_INDEX, label_smoothing=epsilon, reduction="sum"
     )
     return total / items
 

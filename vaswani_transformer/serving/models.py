@@ -56,11 +56,12 @@ def find_models(names: Sequence[str]) -> list[ServedModel]:
     are not known, and languages that are given twice.
     """
     models: dict[str, ServedModel] = {}  # by name
+    missing = []
     for name in names:
         match = re.fullmatch(rf"({_CODE})-({_CODE})=(.+)", name, re.DOTALL)
         folder = Path(match[3] if match else name)
         if not folder.is_dir():
-            logger.warning(f"there is no model folder {folder}: it is left out")
+            missing.append(folder)
             continue
         languages = match.group(1, 2) if match else [*filter(None, known_languages(folder))]
         if len(languages) != 2:
@@ -70,6 +71,8 @@ def find_models(names: Sequence[str]) -> list[ServedModel]:
             raise UserError(f"{other.folder} and {folder} are both for {served.name}: give one of them")
     if not models:
         raise UserError(f"there is no model folder {', '.join(names)}: give the folder of a model")
+    for folder in missing:
+        logger.warning(f"there is no model folder {folder}: it is left out")
     return list(models.values())
 
 

@@ -67,7 +67,7 @@ def data_sources(recipe: Recipe, one_text: bool = False) -> tuple[PairSource, Pa
     for part in ("train", "validation"):
         options = [f"{part}_{side}" for side in ("source", "target")]
         missing = [name for name in options if getattr(recipe, name) is None]
-        if getattr(recipe, f"{part}_data") is None and (len(missing) == 1 or missing and part == "train"):
+        if getattr(recipe, f"{part}_data") is None and (len(missing) == 1 or (missing and part == "train")):
             problem = f"{missing[0]} is missing" if len(missing) == 1 else "there is no text to train on"
             raise UserError(f"{problem}: give both {options[0]} and {options[1]}, or {part}_data")
     train = _source(recipe, recipe.train_source, recipe.train_target, recipe.train_data, recipe.train_split, one_text)

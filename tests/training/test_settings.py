@@ -49,13 +49,20 @@ def chosen(data, output, **changes) -> Recipe:
     return choose_settings(load_recipe("auto", {"train_data": str(data), "output": str(output), **changes}))
 
 
-@given(st.lists(st.floats(1, 1e9), min_size=2, max_size=2))
-def test_more_text_has_no_smaller_a_vocabulary_nor_model(sizes):
+@given(st.lists(st.floats(1, 1e9), min_size=2, max_size=2), st.floats(1, 100))
+def test_more_text_has_no_smaller_a_vocabulary_nor_model(sizes, length):
     less, more = sorted(sizes)
-    assert 500 <= vocabulary_size(less) <= vocabulary_size(more) <= 37_000
+    assert 500 <= vocabulary_size(less, length) <= vocabulary_size(more, length) <= 37_000
+    assert vocabulary_size(less, length) <= vocabulary_size(less, 1)
     rows = [next(row for row in ROWS if size <= row.words) for size in (less, more)]
     for name in ("d_model", "d_ff", "encoder_layers", "tokens_per_batch"):
         assert getattr(rows[0], name) <= getattr(rows[1], name)
+
+
+def test_short_lines_have_an_entry_for_each_eight_words(data, tmp_path):
+    assert chosen(data, tmp_path / "out").vocab_size == 2 * 400 * 6 / 8
+    longer = write_pairs(tmp_path / "longer.tsv", [(words(12, n), words(12, -n - 1)) for n in range(200)])
+    assert chosen(longer, tmp_path / "out").vocab_size == 500
 
 
 def test_a_text_of_sentences_is_changed_in_training_and_no_other(data, tmp_path):

@@ -76,16 +76,21 @@ FEW_STEPS = 2000  # if the minutes allow fewer of these, one that is smaller sti
 LITTLE_TEXT, SMOOTHING = 400_000, 0.3  # words of both sides, up to which labels are smoothed by more than the paper's
 TRIAL_STEPS, TRIAL_SECONDS = 10, 20.0  # the trial ends with whichever is reached first
 TOKENS_PER_WORD = 1.3  # in prepared data
+SHORT_LINES, WORDS_PER_ENTRY, MOST_OF_SHORT_LINES = 8.0, 8.0, 8000  # the vocabulary of lines of fewer words than these
 _SAMPLE = 20_000  # pairs whose words and tokens are counted
 _TRIED = 32  # batches that pairs for the trial are enough for; the first and the last are not full
 
 
-def vocabulary_size(words: float) -> int:
-    """Return entries for a text of so many words, both sides together: 2,000 for 170,000, 9,000 for 5 million.
+def vocabulary_size(words: float, length: float) -> int:
+    """Return entries for a text of so many words, both sides together, in lines of `length` words on average.
 
-    Gowda and May (2020, arXiv 2004.02334) found 1,000 to be best for 30,000 pairs and 8,000 for a million.
+    2,000 for 170,000 words, 9,000 for 5 million: Gowda and May (2020, arXiv 2004.02334) found 1,000 to be best for
+    30,000 pairs and 8,000 for a million. Short lines, such as those of interfaces, are learnt by whole words sooner.
     """
-    return int(np.clip(round(2000 * (words / 170_000) ** 0.45, -2), 500, 37_000))
+    entries = 2000 * (words / 170_000) ** 0.45
+    if length < SHORT_LINES:
+        entries = max(entries, min(words / WORDS_PER_ENTRY, MOST_OF_SHORT_LINES))
+    return int(np.clip(round(entries, -2), 500, 37_000))
 
 
 def choose_settings(recipe: Recipe) -> Recipe:
@@ -158,8 +163,10 @@ class _Choice:
         ends = float(np.mean([ends_a_sentence(row["source"]) is not None for row in sample]))
         kind = "default" if ends >= SENTENCES else None
         self.choose("augmentation", kind, f"{ends:.0%} of the sources end as sentences do")
-        size = f"{len(text):,} pairs of {words / 2 / len(text):.1f} words: each entry has to be seen often"
-        self.choose("vocab_size", vocabulary_size(words), size)
+        length = words / 2 / len(text)
+        reason = "short lines are learnt by the word" if length < SHORT_LINES else "each entry has to be seen often"
+        reason = f"{len(text):,} pairs of {length:.1f} words: {reason}"
+        self.choose("vocab_size", vocabulary_size(words, length), reason)
         recipe = self.recipe
         if recipe.fuzzy_matches:
             text = load_training_pairs(recipe)[0]

@@ -76,7 +76,7 @@ FEW_STEPS = 2000  # if the minutes allow fewer of these, one that is smaller sti
 LITTLE_TEXT, SMOOTHING = 400_000, 0.3  # words of both sides, up to which labels are smoothed by more than the paper's
 TRIAL_STEPS, TRIAL_SECONDS = 10, 20.0  # the trial ends with whichever is reached first
 TOKENS_PER_WORD = 1.3  # in prepared data
-SHORT_LINES, WORDS_PER_ENTRY, MOST_OF_SHORT_LINES = 8.0, 8.0, 8000  # the vocabulary of lines of fewer words than these
+SHORT_LINES, WORDS_PER_ENTRY, MOST_OF_SHORT_LINES = 10.0, 8.0, 8000  # the vocabulary of lines of fewer words than these
 _SAMPLE = 20_000  # pairs whose words and tokens are counted
 _TRIED = 32  # batches that pairs for the trial are enough for; the first and the last are not full
 

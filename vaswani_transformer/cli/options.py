@@ -19,8 +19,8 @@ def _refuse_empty(_, value) -> None:
         raise ValueError("It is empty: give a name.")
 
 
-NOT_EMPTY = Parameter(validator=_refuse_empty, metavar="PATH")
-Path_ = Annotated[str, NOT_EMPTY]  # a file or folder
+NOT_EMPTY = Parameter(validator=_refuse_empty)
+Path_ = Annotated[str, NOT_EMPTY, Parameter(metavar="PATH")]  # a file or folder
 SEVERAL = Parameter(consume_multiple=True)  # an option that takes all words up to the next option
 REQUIRED = Parameter(required=True)  # words of which there must be one at least
 

@@ -176,8 +176,8 @@ class VaswaniGenerationMixin:
         """Unset what transformers' `Seq2SeqTrainer` writes into the model's generation configuration.
 
         With `predict_with_generate` it sets every unset field to the library's default, for good. The 20 of
-        `max_length` would cut each later output of the model, and of the saved one. Only this sets all fields, after a
-        call of `generate`, when a `max_length` of one's own was set already.
+        `max_length` would cut each later output of the model, and of the saved one. Only this sets all fields, and
+        `generate` has noted before which were unset.
         """
         config = self.generation_config
         defaults = {name: value for name, value in config._get_default_generation_params().items() if value is not None}

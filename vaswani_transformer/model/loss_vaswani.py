@@ -27,7 +27,7 @@ def label_smoothed_cross_entropy(
     epsilon: float = 0.1,
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """The training loss of Section 5.4, in nats a token.
+    """The training loss of Section 5.4, in nats a token, computed in float32 or, of such logits, float64.
 
     Equal to `torch.nn.functional.cross_entropy(..., label_smoothing=epsilon)`: the share epsilon is spread over the
     whole vocabulary, the right label included.

@@ -270,7 +270,9 @@ def test_text_of_the_target_language_is_translated_back_and_learned_too(
     student, text, tmp_path, monkeypatch, fails, caplog
 ):
     (tmp_path / "mono").mkdir()
-    shutil.copy(text / "test.de", tmp_path / "mono")
+    own = (student.parent / "short.de").read_text().split("\n")
+    mono = [*(text / "test.de").read_text().splitlines(), *filter(None, own)]
+    (tmp_path / "mono" / "mono.de").write_text("".join(f"{line}\n" for line in mono))
     command = ["train", student, "--vocab-size", 300, "--validation-source", "none", "--validation-target", "none"]
     command += ["--validation-size", "auto", "--augmentation", "auto", "--dropout", "auto", "--max-minutes", 9999]
     command += ["--target-text", tmp_path / "mono", "--quiet", "--bleu-tokenizer", "char"]
@@ -292,7 +294,7 @@ def test_text_of_the_target_language_is_translated_back_and_learned_too(
     parallel, held_out, pairs = (pairs_of(out, name) for name in ("parallel", "validation", "back_translated"))
     assert len(held_out) == 1 and len(parallel) == LINES - 1 and not set(held_out) & set(parallel)
     made = [pair for pair in pairs if pair[0].startswith("<BT> ")]
-    mono = (text / "test.de").read_text().splitlines()
+    assert held_out[0][1] in mono and held_out[0][1] not in {target for _, target in made}
     assert made and [target for _, target in made] == [line for line in mono if line in dict(map(reversed, made))]
     assert pairs[len(made) :] == parallel  # once: there is as much of it as of the other
     reverse = load_recipe(str(out / "reverse" / "recipe.yaml"))
@@ -339,7 +341,9 @@ def test_translations_that_teach_nothing_are_made_anew(tmp_path):
 def test_few_minutes_take_few_lines_of_text_or_are_refused(tmp_path):
     (tmp_path / "verdict.json").write_text('{"metrics": {"eval_epoch": 12}, "seconds": 60}')
     texts = [SimpleNamespace(stream=lambda lines=lines: ((str(n), "") for n in range(lines))) for lines in (40, 2)]
-    recipe = Recipe(output=str(tmp_path), train_source="a", train_target="b")
+    (tmp_path / "held").write_text("one\n")
+    held_out = {f"validation_{side}": str(tmp_path / "held") for side in ("source", "target")}
+    recipe = Recipe(output=str(tmp_path), train_source="a", train_target="b", **held_out)
     made = distillation.DistilledText([], recipe, *texts)
 
     def step(minutes):

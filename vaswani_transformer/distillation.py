@@ -24,7 +24,7 @@ from typing import Any
 from .data.augmentation import TAG
 from .data.parallel_text import PairSource
 from .data.recipe_data import data_sources, load_training_pairs, split_to_validate_on
-from .data.text_files import file_stamp
+from .data.text_files import file_stamp, read_lines
 from .data.tokenization import SIDES, load_tokenizer, tokenizer_sha256
 from .decoding.file_translator import FileTranslator, record
 from .decoding.output import ResumableOutput, notes_path
@@ -288,8 +288,10 @@ class DistilledText:
             write_in_parts(output, doing, make, ((sources, file_stamp(sources)),), window, workers)
 
     def _sources(self) -> Iterator[str]:
-        """Yield each source as one line."""
-        return (" ".join(source.splitlines()) for source, _ in islice(self.source.stream(), 0, None, self.step))
+        """Yield each source as one line; those aside that are targets to validate on."""
+        lines = (" ".join(source.splitlines()) for source, _ in islice(self.source.stream(), 0, None, self.step))
+        held_out = () if self.parallel is None else set(read_lines(Path(self.recipe.validation_target)))
+        return (line for line in lines if line not in held_out)
 
     def _file_translator(self) -> FileTranslator:
         """Return the teachers' translator with their models loaded; workers call this too."""

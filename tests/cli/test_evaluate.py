@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+import unicodedata
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -39,6 +40,29 @@ def test_evaluate_may_write_to_devices_and_through_links(evaluate, tmp_path, cap
     assert evaluate("--output", tmp_path / "link") == 0
     assert (tmp_path / "link").is_symlink() and (tmp_path / "out").read_text().count("\n") == 3
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_reference_may_have_its_accents_as_signs_of_their_own(evaluate, tmp_path):
+    found = []
+    for form in ("NFC", "NFD"):
+        text = unicodedata.normalize(form, "Über die Brücke läuft eine Kuh.\n")
+        (tmp_path / "test.de").write_text(text * 3)
+        (tmp_path / "other.de").write_text("Über die Brücke läuft ein Hund.\n" * 3)
+        names = ["bleu", "chrf", "perplexity"]
+        assert evaluate("--json", tmp_path / "scores.json") == 0
+        scores = json.loads((tmp_path / "scores.json").read_text())
+        files = [
+            "--source",
+            tmp_path / "test.en",
+            "--reference",
+            tmp_path / "other.de",
+            "--json",
+            tmp_path / "two.json",
+        ]
+        assert run("evaluate", tmp_path / "test.de", tmp_path / "other.de", *files) == 0
+        systems = json.loads((tmp_path / "two.json").read_text())["systems"]
+        found.append([[scores[name] for name in names], [system["chrf"] for system in systems]])
+    assert found[0] == found[1] and found[0][1][0] > 50
 
 
 def test_an_interrupted_evaluation_leaves_the_earlier_files(evaluate, tmp_path, monkeypatch):

@@ -155,6 +155,12 @@ def test_splits_and_slices_of_a_folder(tmp_path):
     for split in ("train[10:]", "train[5:5]", "dev", "train+dev[:3]"):
         message = read(data=tmp_path, split=split)
         assert isinstance(message, str) and str(tmp_path) in message
+    for name in (".hidden.tsv", "notes.txt"):
+        write(tmp_path / name, "a\tb\n")
+    assert read(data=tmp_path) == lines
+    write(tmp_path / "legal.tsv", "a\tb\n")  # which `datasets` would leave out
+    assert "legal.tsv would be left out, since other names there are of splits (" in read(data=tmp_path)
+    assert len(read(data=tmp_path / "[a-z]*.tsv")) == 12
 
 
 def test_a_folder_is_read_again_after_an_edit(tmp_path):

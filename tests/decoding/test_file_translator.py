@@ -111,6 +111,19 @@ def test_a_batch_too_large_for_the_memory(model, monkeypatch, fails, error):
     assert fails("attention", model, "A dog.", *words, status=1).endswith("use a machine with more of it")
 
 
+def test_lines_longer_than_all_of_the_training_are_split(tmp_path, capsys, caplog):
+    folder = write_model(tmp_path / "model")
+    (tmp_path / "in").write_text("A dog sees a cat. The cat sees two dogs. One dog is here. A cat was there.\n" * 2)
+    command, outputs = ["translate", folder, "--input", tmp_path / "in", *OPTIONS], []
+    for most, options in ((30, []), (None, ["--max-source-tokens", "30"]), (30, ["--long-lines", "refuse"])):
+        (folder / "recipe.yaml").write_text(f"max_length: {most}\n" if most else "")
+        assert run(*command, *options) == 0
+        outputs.append(capsys.readouterr().out)
+        assert ("2 lines were longer" in caplog.text) == ("refuse" not in options)
+        caplog.clear()
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
 def test_resuming_wants_the_same_input_model_and_options(model, source, tmp_path, fails):
     command = ["translate", model, "--output", tmp_path / "out"]
     bad = tmp_path / "bad"

@@ -91,6 +91,19 @@ def test_the_command_takes_exact_matches_of_a_model_that_knows_no_others(model, 
     assert "Hund" in capsys.readouterr().out
 
 
+def test_a_tag_that_the_vocabulary_does_not_have_stays_beside_a_memory(model, tmp_path, capsys):
+    (tmp_path / "memory.tsv").write_text("A dog.\tEin Hund.\n")
+    outputs = []
+    for more in (
+        [],
+        ["--target-language", "<2fr>"],
+        ["--target-language", "<2fr>", "--memory", tmp_path / "memory.tsv"],
+    ):
+        assert run("translate", model, "The dog sees a cat.", "--max-new-tokens", "12", *more) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] != outputs[1] == outputs[2]
+
+
 def test_a_memory_is_a_file_that_an_output_depends_on(model, tmp_path, fails):
     memory, output = tmp_path / "memory.tsv", tmp_path / "out"
     memory.write_text("A dog.\tEin Hund.\n")

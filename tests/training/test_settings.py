@@ -165,14 +165,16 @@ def test_finetuning_is_timed_with_the_model_that_it_starts_from(data, folder, tm
 
 def test_few_times_through_the_text_make_a_smaller_model(tmp_path, monkeypatch):
     data = write_pairs(tmp_path / "more.tsv", [(words(30, n), words(30, -n - 1)) for n in range(2000)])
-    widths, trained, train_one = [], {}, rules.recipe_tokenizer
+    widths, sizes, trained, train_one = [], [], {}, rules.recipe_tokenizer
     one = lambda *about: trained["one"] if trained else trained.setdefault("one", train_one(*about))  # noqa: E731
     monkeypatch.setattr(rules, "recipe_tokenizer", one)  # of the same text each time
     for seconds in (1e-9, 0.02, 0.1):
         monkeypatch.setattr(rules, "trial_seconds", lambda *_, seconds=seconds: seconds)
         recipe = chosen(data, tmp_path / "out", max_minutes=1, augmentation="default")
         widths.append((recipe.d_model, recipe.dropout, recipe.max_steps > 1140, recipe.augmentation_start))
+        sizes.append(recipe.vocab_size)
     assert widths == [(256, 0.3, True, 0), (256, 0.1, True, 1710), (128, 0.1, False, 342)]  # 60% of those that fit
+    assert sizes == [vocabulary_size(read, 30) for read in (120_000, 120_000, 120_000 * 5.2 / 6)]  # of what is read
     assert chosen(data, tmp_path / "out", max_minutes=1).augmentation_start == 0  # nothing is changed
     given = {"d_model": 64, "num_heads": 2}
     assert chosen(data, tmp_path / "out", max_minutes=1, **given).d_model == 64
@@ -180,6 +182,9 @@ def test_few_times_through_the_text_make_a_smaller_model(tmp_path, monkeypatch):
     assert chosen(data, tmp_path / "out", max_minutes=1, **given).augmentation_start == 342  # it needs the trial, too
     monkeypatch.setattr(rules, "ROWS", [row._replace(words=row.words / 10) for row in ROWS])
     assert chosen(data, tmp_path / "out", max_minutes=1).d_model == 128  # two rows less, where steps are few, too
+    monkeypatch.setattr(rules, "trial_seconds", lambda *_: 0.5)
+    assert chosen(data, tmp_path / "out", max_minutes=1).vocab_size == vocabulary_size(120_000 * 1.04 / 6, 30)
+    assert chosen(data, tmp_path / "out", max_minutes=1, vocab_size=1600).vocab_size == 1600
 
 
 @pytest.mark.parametrize(

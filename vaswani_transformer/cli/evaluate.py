@@ -6,6 +6,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from unicodedata import normalize
 
 from cyclopts import Parameter
 
@@ -83,7 +84,8 @@ def evaluate(
     filled = [pairs[number - 1] for number in numbers]
     if not filled:
         raise UserError(f"{source} and {reference} hold blank lines only: nothing to evaluate")
-    sources, references = map(list, zip(*pairs, strict=True))
+    sources = [source for source, _ in pairs]
+    references = [normalize("NFC", reference) for _, reference in pairs]  # as models write
     language = target_language or [*known_languages(model), None, None][1]
     bleu = metrics.bleu_metric(references, bleu_tokenizer, language)
 
@@ -144,7 +146,7 @@ def _compare(systems: list[str], sources: list[str], references: list[str], bleu
     texts = {}
     for name in sorted(systems, key=lambda name: Path(name).is_dir()):  # models take longer: files, and mistakes, first
         if Path(name).is_file():
-            texts[name] = list(read_lines(Path(name)))
+            texts[name] = [normalize("NFC", line) for line in read_lines(Path(name))]
         else:
             texts[name], _ = files.timed(name, partial(load(name).translate, sources), len(sources))
         if len(texts[name]) != len(references):

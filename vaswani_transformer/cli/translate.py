@@ -194,6 +194,7 @@ def load(folder: str, request: Request):
     from ..decoding.glossary import read_glossary
     from ..decoding.scoring import word_confidences
     from ..decoding.translator import Translator
+    from ..hub.card_facts import read_run_recipe
 
     files, written = request.files, request.written
     needs = {name: getattr(written, name) for name in ("alignments", "consistent_terms")}
@@ -203,15 +204,18 @@ def load(folder: str, request: Request):
     model, tokenizer = request.computing.load(folder, **needs, glossary=files.glossary, prefix=files.prefix)
     settings = options.generate_options(model, request.search, request.sampling, written.nbest)
     of_others = written.format in CATALOGUES or memory  # plural forms and segments, which it names
-    has_codes = not of_others or LanguageCodes(tokenizer).known
+    is_tag = not (written.target_language or "-")[0].isalpha()  # such as <2fr>, which is no name of a language
+    has_codes = not of_others or LanguageCodes(tokenizer).known or is_tag
     # What looks at a line and its translation afterwards needs positions for all of it.
     is_whole = model.config.position_encoding == "learned" and (written.alignments or written.confidence)
+    is_split = files.long_lines == "split" and not is_whole
+    learned = read_run_recipe(folder).get("max_length") if is_split and not files.prefix else None
     translator = Translator(
         model,
         tokenizer,
         request.computing.tokens_per_batch,
-        max_source_tokens=files.max_source_tokens,
-        split_long=files.long_lines == "split" and not is_whole,
+        max_source_tokens=files.max_source_tokens or learned,
+        split_long=is_split,
         scores=written.scores or written.nbest is not None,
         glossary=glossary,
         memory=memory,

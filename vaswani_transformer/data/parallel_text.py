@@ -221,8 +221,13 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
         ours = {str(key): [path for path in dict.fromkeys(named[key]) if suffix(path) in FORMATS] for key in named}
         shards = {name: [(Path(path),) for path in paths] for name, paths in ours.items() if paths}
         kinds = sorted({suffix(path.name) for paths in shards.values() for (path,) in paths})
-        if len(kinds) > 1:  # `datasets` would take those of one
-            raise UserError(f"{folder} holds files of several formats ({', '.join(kinds)}); name those of one")
+        taken = {path for paths in shards.values() for (path,) in paths}
+        own = (path for path in files if not any(part[0] in "._" for part in path.relative_to(folder).parts))
+        left = [path for path in own if suffix(path.name) in kinds and path not in taken]
+        if len(kinds) > 1 or left:  # `datasets` would take those of one format, and those that it knows a split of
+            splits = f"other names there are of splits ({', '.join(shards)}): rename it, or name files by a pattern"
+            several = f"{folder} holds files of several formats ({', '.join(kinds)}); name those of one"
+            raise UserError(several if len(kinds) > 1 else f"{left[0]} would be left out, since {splits}")
         if kinds:
             return _of_files(str(folder), kinds[0], columns, shards, split)
     if glob.has_magic(str(folder)):

@@ -78,11 +78,6 @@ class _Group:
         """Return the tokens of the longest source that is searched."""
         return max((len(ticket.pieces[number].ids) for ticket, number in self.running.values()), default=0)
 
-    @property
-    def cost(self) -> int:
-        """Return rows times source tokens, padding counted."""
-        return len(self.running) * self.longest * self.beams
-
     def turn(self, room: int) -> None:
         """Compute a step of the search, or a batch, with what waits as far as it fits into the room."""
         is_joinable = self.search is not None  # before anything is admitted, so that an error reaches all that wait
@@ -155,11 +150,6 @@ class _Group:
             del self.running[sentence]
         if gone:
             self.search.give_up(gone)
-
-    def fail(self, error: BaseException) -> None:
-        """Send an error to all that have sentences here."""
-        for ticket in {*self.waiting, *(ticket for ticket, _ in self.running.values())}:
-            ticket.deliver(error)
 
 
 class Engine:
@@ -304,11 +294,13 @@ class Engine:
 
     def _turn(self, group: _Group, is_last: bool) -> None:
         """Let a group work; `is_last`: others wait, so that it takes nothing more until it is done."""
-        others = sum(other.cost for other in self._groups.values() if other is not group)
+        others = (other for other in self._groups.values() if other is not group)
+        taken = sum(len(other.running) * other.longest * other.beams for other in others)  # rows times source tokens
         try:
-            group.turn(0 if is_last and group.running else self._room - others)
+            group.turn(0 if is_last and group.running else self._room - taken)
         except BaseException as error:  # a tokenizer's panic is no `Exception`
-            group.fail(error)
+            for ticket in {*group.waiting, *(ticket for ticket, _ in group.running.values())}:
+                ticket.deliver(error)
             del self._groups[group.key]  # its search may be broken
             return
         if is_last and not group.running:  # behind those that wait

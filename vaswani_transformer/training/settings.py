@@ -73,6 +73,7 @@ VALIDATIONS, MINUTES_APART, TRANSLATED = 12, 2.0, 25  # at most so many, so far 
 LEAST_STEPS = 50
 FEW_PASSES, SOME_PASSES = 20, 35  # below the first a smaller model learns more, below the second one with dropout 0.1
 FEW_STEPS = 2000  # if the minutes allow fewer of these, one that is smaller still
+READ = 6.0  # passes; with fewer the vocabulary is that of as much less text
 LITTLE_TEXT, SMOOTHING = 400_000, 0.3  # words of both sides, up to which labels are smoothed by more than the paper's
 TRIAL_STEPS, TRIAL_SECONDS = 10, 20.0  # the trial ends with whichever is reached first
 TOKENS_PER_WORD = 1.3  # in prepared data
@@ -130,6 +131,12 @@ class _Choice:
             place -= 1
             fit = self._steps_that_fit(self._row(place))
         row, reason = self._row(place), size
+        if "vocab_size" in left and recipe.prepared is None:
+            read = fit[2] / (pairs * tokens) if fit else math.inf
+            if read < READ and recipe.tokenizer is recipe.from_model is None:
+                tokens = self._tokenize(words * read / READ)
+                fit, self.vocabulary = self._steps_that_fit(row), f"few entries are learned in {read:.1f} passes"
+            self.choose("vocab_size", self.recipe.vocab_size, self.vocabulary)
         if passes < SOME_PASSES:
             row, reason = row._replace(dropout=min(0.1, row.dropout)), "few minutes for so much text"
         for name, value in row._asdict().items():
@@ -163,19 +170,23 @@ class _Choice:
         ends = float(np.mean([ends_a_sentence(row["source"]) is not None for row in sample]))
         kind = "default" if ends >= SENTENCES else None
         self.choose("augmentation", kind, f"{ends:.0%} of the sources end as sentences do")
-        length = words / 2 / len(text)
+        self.length = length = words / 2 / len(text)
         reason = "short lines are learnt by the word" if length < SHORT_LINES else "each entry has to be seen often"
-        reason = f"{len(text):,} pairs of {length:.1f} words: {reason}"
-        self.choose("vocab_size", vocabulary_size(words, length), reason)
-        recipe = self.recipe
-        if recipe.fuzzy_matches:
-            text = load_training_pairs(recipe)[0]
+        self.vocabulary = f"{len(text):,} pairs of {length:.1f} words: {reason}"
+        if self.recipe.fuzzy_matches:
+            text = load_training_pairs(self.recipe)[0]
             sample = text.select(np.linspace(0, len(text) - 1, min(len(text), _SAMPLE)).astype(int))
-        self.tokenizer = recipe_tokenizer(recipe, sample)
-        limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
-        self.sample, _ = tokenize_pairs(sample, self.tokenizer, **limits, description="counting tokens")
-        tokens = max(float(np.mean(side)) for side in pair_lengths(self.sample)) * len(self.sample) / len(sample)
-        return len(text), words, tokens
+        self.text = sample
+        return len(text), words, self._tokenize(words)
+
+    def _tokenize(self, words: float) -> float:
+        """Set the vocabulary to that of so many words, and return as `_text` the mean tokens of the longer side."""
+        if "vocab_size" in self.left:
+            self.recipe = replace(self.recipe, vocab_size=vocabulary_size(words, self.length))
+        self.tokenizer = recipe_tokenizer(self.recipe, self.text)
+        limits = {"max_length": self.recipe.max_length, "max_length_ratio": self.recipe.max_length_ratio}
+        self.sample, _ = tokenize_pairs(self.text, self.tokenizer, **limits, description="counting tokens")
+        return max(float(np.mean(side)) for side in pair_lengths(self.sample)) * len(self.sample) / len(self.text)
 
     def _prepared(self) -> tuple[int, float, float]:
         """Return the same of prepared data, whose words are estimated."""

@@ -127,7 +127,13 @@ def test_a_forecast_is_of_nested_parts_and_the_same_validation_however_often_it_
     sides = [recipe.with_name(f"train.{side}").read_text().splitlines() for side in ("en", "de")]
     assert {(pair["source"], pair["target"]) for pair in parts[1]} < set(zip(*sides, strict=True))
     assert not {pair["target"] for pair in parts[1]} & set(references[0])
-    shutil.rmtree(out / "checkpoints")  # by which the text would be compared
+    for side in ("en", "de"):
+        with recipe.with_name(f"train.{side}").open("a") as file:
+            file.writelines(f"{word} {word} {word}\n" for word in "abcdefghijkl")
+    assert "already holds a model" in fails(*command, out)
+    assert [main([*command, str(out), "--overwrite"]) for _ in range(4)] == [128 + signal.SIGTERM] * 3 + [0]
+    assert len(datasets.Dataset.from_parquet(str(out / "forecast" / "half.parquet"))) == 27
+    shutil.rmtree(out / "checkpoints")  # by which the text is compared
     line = fails(*command, out)
     assert "already holds a model: give another --output, or --overwrite" in line
     assert line.endswith(f"vaswani train --from {out} with another --output trains it further")

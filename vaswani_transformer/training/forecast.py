@@ -18,7 +18,7 @@ from ..output_folder import RECIPE, OutputFolder, locked_together
 from ..recipes.recipe import AUTO, CHOSEN, DATA, Recipe, load_recipe
 from .checkpoints import WEIGHTS
 from .run import TrainingResult, join_process_group, tokenized_pairs, train, validation_sample
-from .run_folder import CHECKPOINTS, CONTENTS, FORECAST, VERDICT, check_contents, content_hashes
+from .run_folder import CHECKPOINTS, CONTENTS, FORECAST, PREPARED, VERDICT, check_contents, content_hashes
 from .settings import Row
 from .verdict import has_learned_nothing
 
@@ -80,13 +80,16 @@ def train_once(recipe: Recipe, progress: bool) -> TrainingResult:
 
 
 def _finished(recipe: Recipe) -> TrainingResult | None:
-    """Return the result of a finished run of the same settings, those aside that were chosen; None if there is none."""
+    """Return the result of a finished run of the same text and settings, those aside that were chosen, if any."""
     folder = Path(recipe.output)
     if not all((folder / name).exists() for name in (WEIGHTS, VERDICT, f"{CHECKPOINTS}/{CONTENTS}")):
         return None
     made = load_recipe(str(folder / CHECKPOINTS / RECIPE))
     chosen = {name: getattr(made, name) for name in CHOSEN if getattr(recipe, name) == AUTO}
     is_same = replace(recipe, overwrite=False, **chosen) == made
+    if is_same and not (folder / PREPARED).exists():  # and so is the text
+        tokenizer, *pairs, _, _ = tokenized_pairs(made, lambda _: load_tokenizer(folder))
+        is_same = content_hashes(tokenizer, *pairs) == read_json(folder / CHECKPOINTS / CONTENTS)
     return TrainingResult(**read_json(folder / VERDICT) | {"folder": folder}) if is_same else None
 
 

@@ -159,7 +159,7 @@ def test_splits_and_slices_of_a_folder(tmp_path):
         write(tmp_path / name, "a\tb\n")
     assert read(data=tmp_path) == lines
     write(tmp_path / "legal.tsv", "a\tb\n")  # which `datasets` would leave out
-    assert "legal.tsv would be left out, since other files there are named by split (" in read(data=tmp_path)
+    assert "legal.tsv would be left out, since other files are named by split (" in read(data=tmp_path)
     assert len(read(data=tmp_path / "[a-z]*.tsv")) == 12
 
 

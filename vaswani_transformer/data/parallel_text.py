@@ -225,7 +225,7 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
         own = (path for path in files if not any(part[0] in "._" for part in path.relative_to(folder).parts))
         left = [path for path in own if suffix(path.name) in kinds and path not in taken]
         if len(kinds) > 1 or left:  # `datasets` would take those of one format, and those that it knows a split of
-            splits = f"other files there are named by split ({', '.join(shards)}): rename it, or name files by a pattern"
+            splits = f"other files are named by split ({', '.join(shards)}): rename it, or name files by a pattern"
             several = f"{folder} holds files of several formats ({', '.join(kinds)}); name those of one"
             raise UserError(several if len(kinds) > 1 else f"{left[0]} would be left out, since {splits}")
         if kinds:

@@ -91,7 +91,7 @@ def test_each_room_says_what_lives_there(room):
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
     "model": 4039, "data": 3176, "training": 2583, "importing": 1206, "cli": 2026, "decoding": 1904,
-    "experiments": 679, "serving": 1496, "hub": 682, "export": 1062, "parsing": 833, "documents": 1719,
+    "experiments": 679, "serving": 1501, "hub": 682, "export": 1062, "parsing": 833, "documents": 1719,
     "attention": 395, "catalogues": 900, "recipes": 399, "evaluation": 326,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1565, 25000, 11.8

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 
 import pytest
 import served
@@ -162,6 +163,20 @@ def events_of(app, wanted) -> list[tuple[str, dict]]:
     blocks = [block.split("\n") for block in response.text.strip().split("\n\n")]
     assert all(first.startswith("event: ") and second.startswith("data: ") for first, second in blocks)
     return [(first[7:], json.loads(second[6:])) for first, second in blocks]
+
+
+def test_sentences_longer_than_any_in_training_are_divided(folder, make, tmp_path):
+    sentence = " ".join(SENTENCES[:4]).replace(".", "")
+    counts = {}
+    for most in (9, 200):
+        copy = shutil.copytree(folder, tmp_path / str(most))
+        (copy / "recipe.yaml").write_text(f"max_length: {most}\n")
+        body = {"text": sentence, "source": "en", "target": "de"}
+        answer = ask(make(f"en-de={copy}"), "POST", "/v1/translations", json=body)[1]
+        sources = [each["source"] for each in answer["translations"][0]["sentences"]]
+        assert " ".join(sources) == sentence
+        counts[most] = len(sources)
+    assert counts[9] > counts[200] == 1
 
 
 def test_a_stream_has_the_sentences_in_order(make):

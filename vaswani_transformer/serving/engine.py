@@ -156,14 +156,17 @@ class Engine:
     """A model, which may be an exported one, in a thread of its own.
 
     With 4 beams `tokens_per_batch` source tokens are searched at once, padding counted, with more beams fewer.
-    `note_batch` is called with the number of sentences of each step and batch; `memory` is as of `Translator`.
+    `note_batch` is called with the number of sentences of each step and batch; `memory` is as of `Translator`. A
+    sentence of more than `longest` tokens, which training had none of, is divided.
     """
 
-    def __init__(self, model, tokenizer, tokens_per_batch=2048, note_batch: Callable = lambda size: None, memory=None):
+    def __init__(
+        self, model, tokenizer, tokens_per_batch=2048, note_batch=lambda size: None, memory=None, longest=None
+    ):
         self.model, self.tokenizer, self.note_batch = model, tokenizer, note_batch
         self.pending = 0  # sentences that have come and are not done
         self.translator = Translator(model, tokenizer, tokens_per_batch, max_source_tokens=LONGEST, memory=memory)
-        self._longest = min(LONGEST, positions(model.config))
+        self._longest = min(longest or LONGEST, LONGEST, positions(model.config))
         self._room, self.is_ours = tokens_per_batch * _BEAMS, hasattr(model, "open_search")
         self._groups: dict[_Key, _Group] = {}
         # Requests are tokenised in their own threads, but no tokenizer is made for two at once.

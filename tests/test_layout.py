@@ -90,7 +90,7 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4039, "data": 3176, "training": 2583, "importing": 1206, "cli": 2026, "decoding": 1904,
+    "model": 4039, "data": 3171, "training": 2583, "importing": 1206, "cli": 2026, "decoding": 1904,
     "experiments": 679, "serving": 1501, "hub": 682, "export": 1062, "parsing": 833, "documents": 1719,
     "attention": 395, "catalogues": 900, "recipes": 399, "evaluation": 326,
 }  # fmt: skip

@@ -294,14 +294,9 @@ class PackedCollator:
             held = f"{tokens.tolist()} tokens, {number} sentences of filling and sentences of {lengths.max()} tokens"
             raise UserError(f"{held} do not fit sizes {sizes.tolist()} and max_length {self.max_length}")
         filling = np.arange(1, number + 1) * room[:, None] // max(number, 1)  # ends of sentences, evenly long
-        sentences = len(pairs) + number
-        if self.source_size is not None:
-            sentences = 1 << (sentences - 1).bit_length()
-        offsets = np.empty((2, sentences + 1), np.int32)
-        offsets[:] = sizes[:, None]
-        offsets[:, 0] = 0
-        offsets[:, 1 : len(pairs) + 1] = lengths.cumsum(axis=1)
-        offsets[:, len(pairs) + 1 : len(pairs) + 1 + number] = tokens[:, None] + filling
+        ends = np.hstack((lengths.cumsum(axis=1), tokens[:, None] + filling)).astype(np.int32)
+        empty = 0 if self.source_size is None else (1 << (ends.shape[1] - 1).bit_length()) - ends.shape[1]
+        offsets = np.pad(np.pad(ends, ((0, 0), (0, empty)), "edge"), ((0, 0), (1, 0)))
         return {
             "input_ids": _packed(sides[0], tokens[0], sizes[0], self.pad_token_id),
             "labels": _packed(sides[1], tokens[1], sizes[1], IGNORE_INDEX),

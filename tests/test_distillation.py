@@ -22,7 +22,7 @@ from training_runs import equal, stop_after_step, weights_of
 import vaswani_transformer as vt
 from vaswani_transformer import distillation
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.data.recipe_data import data_sources
+from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs
 from vaswani_transformer.decoding.file_translator import FileTranslator
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.distillation import distill, student_recipe
@@ -67,8 +67,8 @@ def made(student, tmp_path, monkeypatch):
     """A function that has a text distilled, without the training, and returns its pairs."""
     monkeypatch.setattr(distillation, "train", lambda recipe, progress: None)
 
-    def make(teachers, name="out", **teaching):
-        recipe = load_recipe(str(student), {"output": str(tmp_path / name)})
+    def make(teachers, name="out", split="train", **teaching):
+        recipe = load_recipe(str(student), {"output": str(tmp_path / name), "train_split": split})
         distill(list(map(str, teachers)), recipe, **teaching, progress=False)
         return pairs_of(tmp_path / name)
 
@@ -103,13 +103,15 @@ def test_the_best_translations_of_one_teacher_or_several(teachers, student, made
     assert (facts["lines"], facts["pairs"]) == (LINES, len(expected))
 
 
-def test_outputs_that_are_empty_or_repeat_themselves_are_dropped(teachers, made, monkeypatch):
+def test_outputs_that_are_empty_or_repeat_themselves_are_dropped(teachers, made, tmp_path, monkeypatch):
     def translate(self, prepared, progress=None):
-        texts = (["", "round", "right"] * LINES)[:LINES]
+        texts = (["", "round", "right"] * LINES)[: len(prepared.lines)]
         return [[vt.decoding.translator.Hypothesis(text, 3, -3.0, -1.0, repeats=text == "round")] for text in texts]
 
     monkeypatch.setattr(Translator, "translate_prepared", translate)
     assert [target for _, target in made(teachers[:1])] == ["right"] * (LINES // 3)
+    assert len(made(teachers[:1], "cut", "train[:3]")) == 1
+    assert len(made(teachers[:1], "text", "train[:3]", text=str(tmp_path / "out" / "distilled.en"))) == LINES // 9
 
 
 def test_validation_stays_and_a_text_of_lines_needs_no_references(teachers, text, tmp_path):
@@ -121,6 +123,12 @@ def test_validation_stays_and_a_text_of_lines_needs_no_references(teachers, text
     recipe = student_recipe(str(teachers[0]), Recipe(**data))
     assert next(iter(data_sources(Recipe(**data))[0].stream()))[0] == (text / "train.en").read_text().splitlines()[0]
     lines = Recipe(**{**vars(recipe), "train_source": str(text / "test.en"), "train_target": str(text / "test.en")})
+    names = {"train_source": str(text / "train.en"), "train_target": str(text / "train.de")}
+    cut = {"train_split": "train[3:]", "validation_split": "train[:3]"}  # of two files of text
+    train, validation = load_training_pairs(Recipe(**names, **cut))
+    assert [*validation["source"], *train["source"]] == (text / "train.en").read_text().splitlines()
+    student = student_recipe(str(teachers[0]), Recipe(**names, **cut, output=str(tmp_path)))
+    assert (student.validation_source, student.train_split) == (names["train_source"], "train")
     source, validation = data_sources(lines, one_text=True)
     assert [pair[0] for pair in source.stream()] == (text / "test.en").read_text().splitlines()
     assert [pair[1] for pair in validation.stream()] == (text / "validation.de").read_text().splitlines()
@@ -354,4 +362,9 @@ def test_few_minutes_take_few_lines_of_text_or_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"in the 1 minutes .* alone 12\.0 times: .* --max-minutes 7 or more"):
         step(1)
     assert (step(30), step(0.75 * 7)) == (1, 3)  # the latter is what the message asks for
-    assert next(made._pairs(["<2fr> a"] * 14, 14)) == ("<2fr> <BT> a", "0")  # the tag of a language stays in front
+    translated = ["<2fr> a. <2fr> b"] * 14  # the tag of a language stays in front
+    assert next(made._pairs(translated, 14)) == ("<2fr> <BT> a. b", "0")
+    lines = ["L'e\u0301te\u0301.", "autre"]
+    (tmp_path / "held").write_text("L'été.\n")
+    text = SimpleNamespace(stream=lambda: ((line, "") for line in lines))
+    assert list(distillation.DistilledText([], recipe, text, texts[1])._sources()) == ["autre"]

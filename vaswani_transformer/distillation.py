@@ -20,10 +20,11 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from .data.augmentation import TAG
 from .data.parallel_text import PairSource
-from .data.recipe_data import data_sources, load_training_pairs, split_to_validate_on
+from .data.recipe_data import data_sources, load_training_pairs, validation_text
 from .data.text_files import file_stamp, read_lines
 from .data.tokenization import SIDES, load_tokenizer, tokenizer_sha256
 from .decoding.file_translator import FileTranslator, record
@@ -92,7 +93,7 @@ def distill(
         check_is_elsewhere(recipe.output, teacher)
     student = student_recipe(teachers[0], recipe)
     if text is not None:
-        recipe = replace(recipe, train_source=text, train_target=text, train_data=None)
+        recipe = replace(recipe, train_source=text, train_target=text, train_data=None, train_split="train")
     source, _ = data_sources(recipe, one_text=True)
     made = DistilledText(teachers, student, source, beams=beams, precision=precision)
     join_process_group(student)
@@ -209,7 +210,7 @@ def student_recipe(teacher: str, recipe: Recipe) -> Recipe:
         languages = languages_of(vars(recipe)) or SIDES
     source, target = (str(folder / f"{DISTILLED}.{language}") for language in languages)
     changes = {"train_source": source, "train_target": target, "train_data": None, "train_split": "train"}
-    changes["validation_data"] = recipe.validation_data or split_to_validate_on(recipe)
+    changes |= zip(("validation_source", "validation_target", "validation_data"), validation_text(recipe), strict=True)
     if own is None:
         changes["tokenizer"] = str(teacher)
     return replace(recipe, prepared=None, **changes)
@@ -290,8 +291,9 @@ class DistilledText:
     def _sources(self) -> Iterator[str]:
         """Yield each source as one line; those aside that are targets to validate on."""
         lines = (" ".join(source.splitlines()) for source, _ in islice(self.source.stream(), 0, None, self.step))
-        held_out = () if self.parallel is None else set(read_lines(Path(self.recipe.validation_target)))
-        return (line for line in lines if line not in held_out)
+        held_out = () if self.parallel is None else read_lines(Path(self.recipe.validation_target))
+        held_out = {normalize("NFC", line) for line in held_out}  # as models read and write
+        return (line for line in lines if normalize("NFC", line) not in held_out)
 
     def _file_translator(self) -> FileTranslator:
         """Return the teachers' translator with their models loaded; workers call this too."""
@@ -332,6 +334,7 @@ class DistilledText:
             yield from made
             return
         made = ((text, *typed_code(source)) for text, source in made)  # a language's tag stays in front
+        made = ((text, code, rest.replace(code, "") if code else rest) for text, code, rest in made)  # that of parts
         yield from ((f"{code}{TAG} {rest}", text) for text, code, rest in made)
         pairs = list(self.parallel.stream())
         yield from pairs * max(1, min(MOST_REPEATS, round(number / len(pairs) / 2)))

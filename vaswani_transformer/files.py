@@ -74,11 +74,6 @@ def finish(path: Path) -> None:
     sync(path)
 
 
-def unfinished(path: Path) -> Path:
-    """Return the name, in the same folder, that something has until it is whole."""
-    return path.with_name(WRITING + path.name)
-
-
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield a name to write a file under; it replaces `path` once all of it is on the disk.
@@ -90,7 +85,7 @@ def written_whole(path: Path) -> Iterator[Path]:
             yield (new := Path(folder) / path.name)
             path.fs.put_file(str(new), path.path)
         return
-    new = unfinished(path.with_name(f"{path.name}.{os.getpid()}"))
+    new = path.with_name(f"{WRITING}{path.name}.{os.getpid()}")
     try:
         yield new
         finish(new)

@@ -58,11 +58,6 @@ def choose_device(name: "str | int | torch.device" = "auto") -> "torch.device": 
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 
-def on_cpu() -> bool:
-    """Return whether there is no accelerator to train on."""
-    return accelerator() is None
-
-
 def use_tf32() -> None:
     """Let the GPU multiply float32 matrices in TF32, with 10 of their 23 mantissa bits; no effect on other devices.
 
@@ -79,7 +74,7 @@ def default_num_workers() -> int:
 
     None for a CPU, which would share itself, and on a Mac, where forked processes may crash.
     """
-    if on_cpu() or accelerator().type == "mps":
+    if accelerator() is None or accelerator().type == "mps":
         return 0
     return min(4, max(1, len(available_cpus()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1))
 
@@ -95,8 +90,8 @@ def choose_precision(precision: str) -> dict[str, bool]:
     if torch.cuda.is_available():
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        has_bf16 = on_cpu() and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
-    if precision == "fp16" and on_cpu():
+        has_bf16 = accelerator() is None and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    if precision == "fp16" and accelerator() is None:
         raise UserError("precision is 'fp16', which needs a GPU: use bf16, fp32 or auto")
     if precision == "bf16" and torch.cuda.is_available() and not has_bf16:
         raise UserError("precision is 'bf16', which this GPU does not compute in: use fp16, fp32 or auto")

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from .distributed import is_first_process
 from .errors import UserError, reading
-from .files import WRITING, finish, remove_files, remove_leftovers, sync, unfinished, write_text
+from .files import WRITING, finish, remove_files, remove_leftovers, sync, write_text
 from .json_and_yaml import read_json
 
 logger = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class OutputFolder:
         of them would not fit the new files. Errors as of `claim`.
         """
         final = self.path / within
-        staging = unfinished((final.parent if within else final) / "files")
+        staging = (final.parent if within else final) / f"{WRITING}files"
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         try:

@@ -143,6 +143,17 @@ def test_xliff_2_fills_the_segments_of_a_unit_that_lack(tmp_path):
     assert next(read(path)).codes == ('<pc id="1">', kept, '<mrk id="n" type="term">', "</mrk>", "</pc>")
 
 
+def test_what_a_group_protects_is_kept(tmp_path):
+    unit, free = (f"<trans-unit id='a'{t}><source>Two dogs</source></trans-unit>" for t in ("", " translate='yes'"))
+    yes, no = (f'<group translate="{answer}">' for answer in ("yes", "no"))
+    groups = f"{no}{unit}<group>{unit}{yes}{unit}</group></group><!--</group>--><group/>{unit}{free}</group>{unit}"
+    version = 'version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2"'
+    file = f'<file original="a" source-language="en" target-language="de"><body>{groups}</body></file>'
+    (path := tmp_path / "a.xlf").write_text(f"<xliff {version}>{file}{file}</xliff>")
+    states = [entry.state for entry in read(path)]
+    assert states == 2 * ["kept", "kept", "untranslated", "kept", "untranslated", "untranslated"]
+
+
 def test_qt_fills_the_forms_that_lupdate_wrote_and_keeps_translators_comments(tmp_path):
     (path := tmp_path / "a.ts").write_text(QT, encoding="utf-8")
     plural, bell, without, done = read(path)

@@ -49,8 +49,9 @@ def test_a_reference_may_have_its_accents_as_signs_of_their_own(evaluate, tmp_pa
         (tmp_path / "test.de").write_text(text * 3)
         (tmp_path / "other.de").write_text("Über die Brücke läuft ein Hund.\n" * 3)
         names = ["bleu", "chrf", "perplexity"]
-        assert evaluate("--json", tmp_path / "scores.json") == 0
+        assert evaluate("--json", tmp_path / "scores.json", "--stress") == 0
         scores = json.loads((tmp_path / "scores.json").read_text())
+        assert scores["stress"]["clean"]["chrf"] == scores["chrf"] > 0
         files = [
             "--source",
             tmp_path / "test.en",

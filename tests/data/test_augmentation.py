@@ -29,6 +29,7 @@ def change(kind, source, target="", seed=0):
     [
         ("upper", ("It's 3rd.", "die Straße"), ("IT'S 3RD.", "DIE STRASSE")),
         ("upper", (">>deu<< a b", "c"), (">>deu<< A B", "C")),  # the code of a language stays
+        ("upper", ("c", "<2fr> a b"), ("C", "<2fr> A B")),  # of a model of the reverse direction
         ("title", ("the dog's  (old) 3rd McX.", "ein über-Hund"), ("The Dog's  (Old) 3rd McX.", "Ein Über-Hund")),
         ("upper", ("天气很好", "Nice weather"), ("天气很好", "Nice weather")),  # nothing to see in the source
         ("upper", ("我昨天买了iPhone。", "An iPhone."), ("我昨天买了iPhone。", "An iPhone.")),  # a name says nothing

@@ -27,6 +27,7 @@ from vaswani_transformer.decoding.glossary import (
 )
 from vaswani_transformer.decoding.scoring import token_texts
 from vaswani_transformer.decoding.search import TermsSentence
+from vaswani_transformer.decoding.translator import Piece
 
 repetition_free, model = translating.model, translating.papers_model
 source = translating.source
@@ -47,7 +48,7 @@ def search(model, terms, source, num_beams, **options):
     opened = model.open_search(num_beams=num_beams, max_new_tokens=LIMIT, **options)
     mask = torch.ones(1, len(source), dtype=torch.long)
     [sentence] = opened.join(source[None], mask, [partial(TermsSentence, terms)])
-    while opened.is_open:
+    while opened.running:
         opened.step()
     return sentence
 
@@ -170,10 +171,10 @@ def test_a_term_that_the_model_cannot_write(ids):
 
 def test_a_term_across_two_rounds_is_not_cut_off(model):
     translator = Translator(*load_model(model, "cpu"))
-    circle, terms = [5, 6] * 4, Terms([[[6, 5]]])
-    assert translator._without_repetition(circle) == [5, 6]
-    assert translator._without_repetition(circle, terms) == circle
-    assert translator._without_repetition(circle, Terms([[[5, 6]]])) == [5, 6]
+    circle = [5, 6] * 4
+    assert translator._without_repetition(circle, Piece(0, [3])) == [5, 6]
+    assert translator._without_repetition(circle, Piece(0, [3], terms=Terms([[[6, 5]]]))) == circle
+    assert translator._without_repetition(circle, Piece(0, [3], terms=Terms([[[5, 6]]]))) == [5, 6]
 
 
 def test_files(tmp_path):

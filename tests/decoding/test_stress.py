@@ -72,6 +72,7 @@ def test_what_is_returned_of_text_without_spaces_and_behind_a_language_code():
     pairs, clean = [("Hi", "你好。"), (">>zho<< Hi", "你好。"), ("5", "5")], [Hypothesis("你好。")] * 3
     rows = dict(stress(SimpleNamespace(hypotheses=hypotheses), pairs, clean))
     assert rows["repeat"]["returned"] == rows["numbers"]["returned"] == 100
+    assert next(stress(None, [("<2fr> A b.", "C.")], [Hypothesis("a b.")]))[1]["copies"] == 1
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from vaswani_transformer.decoding.output import StreamOutput
 from vaswani_transformer.decoding.scoring import score_ids
 from vaswani_transformer.decoding.search import ForcedPrefixes
 from vaswani_transformer.decoding.streaming import Window
+from vaswani_transformer.decoding.translator import Piece
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.model.search_vaswani import OpenSearch
 
@@ -141,8 +142,10 @@ def test_capitals_are_translated_as_small_letters_and_a_repeated_sentence_once(m
     as_they_are = {"THE CAT": "", "THE DOG.": "Der", "The Dog Sees A Dog. It Is": ""}  # a term, a prefix, seven words
     for piece, ids in zip(translator.prepare(Window(0, 1, [*as_they_are.items()])).pieces, as_they_are, strict=True):
         assert piece.ids == tokenizer(ids).input_ids and piece.write("a") == "a"
-    [piece] = translator.prepare(Window(0, 1, ["The Dog Sees A Dog (IT) Is Old"])).pieces
+    lines = ["The Dog Sees A Dog (IT) Is Old", "<2fr> THE DOG SEES"]  # tags stay
+    piece, tagged = translator.prepare(Window(0, 1, lines)).pieces
     assert piece.ids == tokenizer("The dog sees a dog (IT) is old").input_ids
+    assert tagged.ids == tokenizer("<2fr> The dog sees").input_ids and tagged.write("<2de> der") == "<2de> DER"
     upper = train_tokenizer((side.upper() for pair in PAIRS for side in pair), vocab_size=400)
     [piece] = Translator(model, upper).prepare(Window(0, 1, ["THE DOG."])).pieces
     assert piece.ids == upper("THE DOG.").input_ids and piece.write("a") == "a"
@@ -179,6 +182,18 @@ def test_long_sources_are_refused_or_split(tokenizer):
     assert [first.text, last.text] == list(splitting.translate([sources[0], sources[2]]))
 
 
+@pytest.mark.parametrize("forced", [None, 2])
+def test_an_output_whose_end_is_forced_at_its_limit_is_cut_too(model, tokenizer, forced):
+    """As of Marian models of transformers."""
+    model = copy.deepcopy(model)
+    model.generation_config.update(forced_eos_token_id=forced, max_length=10)
+    end, piece = model.generation_config.eos_token_id, Piece(0, [3])
+    translator, circle = Translator(model, tokenizer), [5, 6] * 4 + [end]
+    assert translator._without_repetition(circle, piece) == ([5, 6] if forced else circle)
+    whole = [3, 4, 5, 6, 5, 6, 5, 6, end]
+    assert [translator._without_repetition(ids, piece) for ids in (whole, circle[2:])] == [whole, circle[2:]]
+
+
 @given(
     start=st.lists(st.integers(3, 6), max_size=6),
     circle=st.lists(st.integers(3, 6), min_size=1, max_size=5),
@@ -188,7 +203,7 @@ def test_long_sources_are_refused_or_split(tokenizer):
 def test_what_is_cut_had_gone_round_four_times(model, tokenizer, start, circle, rounds, ends):
     """One round stays, and nothing else is lost; an output with an end is never cut."""
     ids = start + rounds * circle + [model.generation_config.eos_token_id] * ends
-    kept = Translator(model, tokenizer)._without_repetition(ids)
+    kept = Translator(model, tokenizer)._without_repetition(ids, Piece(0, [3]))
     assert kept == ids[: len(kept)] and (not ends or kept == ids)
     if len(kept) < len(ids):
         periods = [period for period in range(1, len(kept) + 1) if 4 * period <= len(ids)]

@@ -182,6 +182,7 @@ title: Not text
         ('??? tip "a dog"\n    runs\n    on\n\n::: x\na\n:::', '??? tip "A DOG"\n    RUNS ON\n\n::: x\nA\n:::'),
         ("cat\n: a dog\n\n{/* a b */}", "CAT\n: A DOG\n\n{/* a b */}"),
         ("import A from 'a'\nimport b\n\nexport const b\n\na", "import A from 'a'\nIMPORT B\n\nexport const b\n\nA"),
+        (":tada: a dog\n\n- :+1: it\n\n\\: a\n", ":tada: A DOG\n\n- :+1: IT\n\n\\: A\n"),
         ("H~2~O or x^2^ ~a~", "H~2~O OR X^2^ ~A~"),
         ("<var>x *y*</var> or <q translate=no>b</q> *c*", "<var>x *y*</var> OR <q translate=no>b</q> *C*"),
     ],

@@ -171,6 +171,12 @@ def test_arguments_of_one_line_of_several_are_not_numbered_and_javas_apostrophes
     assert "$" not in "".join(filling.targets)
     [filling] = filler(lambda texts: [["d'ouvrir l''{0}"]])([Entry("x", ("open ''{0}''",), flags="java-format")])
     assert filling.targets == ("d''ouvrir l''{0}",)
+    entry, memory = (
+        Entry("x", ("Delete {0}?",), flags="java-format"),
+        Memory([("Delete {0}?", "Supprimer l'élément {0}")]),
+    )
+    [filling] = filler(words_as_they_are, memory)([entry])
+    assert filling.targets == ("Supprimer l''élément {0}",)
 
 
 @pytest.mark.parametrize(

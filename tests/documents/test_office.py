@@ -80,6 +80,22 @@ def test_fields_that_begin_without_end_take_no_square_of_time(monkeypatch):
     assert ">A<" in result and len(sought) < 100_000
 
 
+def test_hyphens_and_page_breaks_do_not_part_words():
+    hard, soft = "</w:t><w:noBreakHyphen/><w:t>", "</w:t><w:softHyphen/><w:t>"
+    text = f"<w:p><w:r><w:t>A well{hard}made{hard}up co{soft}operative at www.a{hard}b.de</w:t></w:r></w:p>"
+    louder = lambda sentences: seen.extend(sentences) or list(map(str.upper, sentences))  # noqa: E731
+    data, seen = word_file(text), []
+    result = body(translate_document(data, "docx", louder))
+    assert (
+        seen == ["A well\u2011made\u2011up cooperative at"]
+        and f"at www.a{hard}b.de</w:t>".replace("at", "AT", 1) in result
+    )
+    assert ">A WELL\u2011MADE\u2011UP COOPERATIVE" in result and translate_document(data, "docx", list) == data
+    seen, texts = [], ("Two do<text:soft-page-break/>gs", *SENTENCES[1:])
+    translate_document(packed("content.xml", ODT.format(*texts)), "odt", louder)
+    assert "Two dogs" in seen
+
+
 def test_fields_formulas_and_deleted_text_are_points():
     begin, end = (f'<w:fldChar w:fldCharType="{kind}"/>' for kind in ("begin", "end"))
     field = f"<w:r>{begin}</w:r>\n{run('REF')}<w:r>{begin}{end}</w:r>{run('Table 1')}<w:r>{end}</w:r>"

@@ -25,7 +25,7 @@ from vaswani_transformer.decoding.streaming import Window
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.export.engine import load_exported
 from vaswani_transformer.exported import QUANTIZATIONS
-from vaswani_transformer.hub.card_facts import known_languages
+from vaswani_transformer.hub.card_facts import known_languages, longest_source
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 folder = exporting_models.small_model
@@ -247,8 +247,10 @@ def test_ctranslate2s_own_converter_knows_our_models(tmp_path, folder):
 def test_the_command_and_what_it_leaves_alone(tmp_path, folder, fails, capsys):
     output = tmp_path / "a new" / "exported"
     words = ["--quantization", "int8", "--languages", "en", "de"]
+    (folder / "recipe.yaml").write_text("max_length: 70\n")
     assert main(["export", str(folder), "--output", str(output), *words]) == 0
-    assert known_languages(output) == ["en", "de"]
+    (folder / "recipe.yaml").unlink()
+    assert known_languages(output) == ["en", "de"] and longest_source(output) == 70
     printed = capsys.readouterr().out
     assert "int8" in (output / "export.json").read_text() and "MB, 100 positions" in printed and "VNNI" in printed
     assert shlex.split(printed.split("use it with: ")[1].splitlines()[0])[-2:] == ["translate", str(output)]

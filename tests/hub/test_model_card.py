@@ -165,6 +165,7 @@ def test_the_template_follows_the_model():
     preset = VaswaniConfig.from_preset
     assert not any(is_parser(preset(name)) for name in ("base", "big", "table3-c-layers-2"))
     assert is_parser(preset("parsing", vocab_size=100)) and is_parser(tiny_config(), preset="parsing")
+    assert is_parser(tiny_config(), train_target="/runs/p/text/train.brackets")
 
 
 def test_learned_positions_are_a_limit():

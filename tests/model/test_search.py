@@ -345,9 +345,9 @@ def test_sentences_that_join_at_any_step_get_what_generate_gives(kind, seed, opt
             input_ids, attention_mask = padded_batch(tuple(lengths), seed=seed + number, vocab_size=VOCAB)
             joined += search.join(input_ids, attention_mask)
             expected.append(ours(model, input_ids, attention_mask=attention_mask, **options))
-            for _ in range(steps if search.is_open else 0):
-                finished += search.step() if search.is_open else []
-        while search.is_open:
+            for _ in range(steps if search.running else 0):
+                finished += search.step() if search.running else []
+        while search.running:
             finished += search.step()
     assert {id(sentence) for sentence in finished} == {id(sentence) for sentence in joined}
     assert len(finished) == len(joined) and search.running == 0
@@ -371,7 +371,7 @@ def test_sentences_that_are_given_up_do_not_change_the_others(num_beams, given_u
     search.give_up([sentences[place] for place in given_up])
     assert search.running == len({id(one) for one in sentences if not one.is_done})
     others = search.join(input_ids, attention_mask)  # in the places that are free
-    while search.is_open:
+    while search.running:
         finished += search.step()
     kept = [one for place, one in enumerate(sentences) if place not in given_up] + others
     assert {id(one) for one in kept} <= {id(one) for one in finished}
@@ -393,7 +393,7 @@ def test_a_sentence_whose_numbers_overflow_spoils_none_that_takes_its_place(num_
 
     alone = Search(IncrementalDecoder(model), settings)
     expected = added(alone, 3)[0]
-    while alone.is_open:
+    while alone.running:
         alone.step()
     search = Search(IncrementalDecoder(model), settings)
     added(search, 0)
@@ -404,6 +404,6 @@ def test_a_sentence_whose_numbers_overflow_spoils_none_that_takes_its_place(num_
     if leaves:
         search._leave(1)
     sentence = added(search, 3)[0]
-    while search.is_open:
+    while search.running:
         search.step()
     assert [one.tokens for one in sentence.outputs()] == [one.tokens for one in expected.outputs()]

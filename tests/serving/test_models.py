@@ -10,7 +10,8 @@ import served
 from conftest import error_of
 from served import SENTENCES, all_at_once, ask, client_of, find_models, load_in_double, translated
 
-from vaswani_transformer import load_model, score_tokens
+from vaswani_transformer import Translator, load_model, score_tokens
+from vaswani_transformer.data.memory import Memory
 
 folder, loaded, make = served.folder, served.loaded, served.make
 
@@ -111,16 +112,34 @@ def test_the_least_recently_used_is_unloaded(make, folder, loaded):
     assert len(loads) >= 5
 
 
-def test_targets_of_one_model_share_it_and_have_their_codes(make, folder, tmp_path, caplog):
+def coded_model(folder, tmp_path):
+    """A model that has codes of two target languages."""
     model, tokenizer = load_model(folder, "cpu")
     tokenizer.add_tokens([">>fra<<", ">>pt_BR<<"])
     model.resize_token_embeddings(len(tokenizer))
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path)
+    return load_in_double(tmp_path)
+
+
+def test_codes_are_not_what_a_memory_looks_up(make, folder, tmp_path):
+    loaded = coded_model(folder, tmp_path)
+    memory = Memory([("A dog.", "UN CHIEN"), (">>pt_BR<< A cat.", "UM GATO")])
+    app = make(f"en-fra={tmp_path}", memory=memory)
+    texts, expected = ["A dog.", ">>fra<< A dog.", ">>pt_BR<< A cat."], ["UN CHIEN", "UN CHIEN", "UM GATO"]
+    answer = ask(app, "POST", "/translate", json={"q": texts, "source": "en", "target": "fra"})[1]
+    assert answer["translatedText"] == expected
+    translator = Translator(*loaded, memory=memory, target_language="fra")
+    assert list(translator.translate(texts)) == expected
+    other = [">>pt_BR<< A dog."]  # of another language than the memory's
+    assert list(translator.translate(other)) == translated(loaded, other)
+
+
+def test_targets_of_one_model_share_it_and_have_their_codes(make, folder, tmp_path, caplog):
+    loaded = coded_model(folder, tmp_path)
     load, loads = counting()
     names = [f"en-{target}={tmp_path}" for target in ("fr", "pt_BR", "it")]
     app, texts = make(*names, load=load), [" ".join(SENTENCES[:2]), SENTENCES[2]]
-    loaded = load_in_double(tmp_path)
     for target, typed, code in (("fr", "", "fra"), ("pt-BR", "", "pt_BR"), ("it", ">>pt_BR<< ", "pt_BR")):
         wanted = {"q": [typed + text for text in texts], "source": "en", "target": target}
         one, two, three = translated(loaded, [f">>{code}<< {sentence}" for sentence in SENTENCES[:3]])

@@ -192,7 +192,8 @@ def test_the_model_that_a_training_starts_from_is_not_replaced(source, recipe, t
 
 def test_another_start_or_rank_is_refused_on_resume(source, recipe, tmp_path):
     base = shutil.copytree(source, tmp_path / "base")
-    stop_after(3, recipe)
+    stop_after(3, changed(recipe, num_beams=8))
+    assert "num_beams: None, was 8" in error_of(train, recipe, progress=False)  # the model has 8 now, not its own
     assert f"from_model: {base}, was {source}" in error_of(train, changed(recipe, from_model=str(base)), progress=False)
     assert "lora_rank: 2, was None" in error_of(train, changed(recipe, lora_rank=2), progress=False)
 

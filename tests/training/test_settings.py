@@ -129,13 +129,13 @@ def test_the_trial_computes_what_the_training_does(data, tmp_path, monkeypatch):
     for changes in ({}, {"attention": "eager"}, {"attention": "sdpa"}):
         chosen(data, tmp_path / "out", max_minutes=1, **changes, **SMALL)
     kinds = ["eager", "sdpa"]
-    assert list(dict.fromkeys(seen)) == (kinds if hardware.on_cpu() else kinds[::-1])
+    assert list(dict.fromkeys(seen)) == (kinds if (hardware.accelerator() is None) else kinds[::-1])
     made = []
     monkeypatch.setattr(rules, "TokenBatchSampler", lambda *a: (made.append(a), TokenBatchSampler(*a))[1])
     for changes in ({}, {"augmentation": "repeat:1"}):
         chosen(data, tmp_path / "out", max_minutes=1, **changes, **SMALL)
     source, target, *_, changed_lengths = made[1]
-    assert made[0][-1] is None and (changed_lengths is not None) == hardware.on_cpu()
+    assert made[0][-1] is None and (changed_lengths is not None) == (hardware.accelerator() is None)
     if changed_lengths:  # all but the end is there twice, unless that is longer than any pair
         lengths = np.stack([source, target])
         twice = np.where((2 * lengths - 1).max(axis=0) <= lengths.max(), 2 * lengths - 1, lengths)

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import signal
+from unicodedata import normalize
 
 import datasets
 import pytest
@@ -52,6 +53,11 @@ def test_the_verdict_on_a_text_counts_what_is_likely_wrong():
         "of 4 validation sources 2 are in the training text word for word (warning: new text will score lower)",
         "of the characters to validate on 11.76% are unknown (warning: train on text that has them)",  # x and ç of 17
     ]
+    composed, apart = (in_memory([(normalize(form, "l'été"), "x")]) for form in ("NFC", "NFD"))
+    found = [
+        verdict.of_text("", *sides, ours)[2:] for sides in ((apart, composed), (composed, composed), (composed, apart))
+    ]
+    assert found == found[1:2] * 3 and "1 are in the training text" in found[1][0]
     words = Tokenizer(models.WordLevel({**dict.fromkeys("ab cdx", 0), "<unk>": 1}, unk_token="<unk>"))
     words = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
     lines = verdict.of_text("", texts[0].select([3, 4, 4, 4]), texts[1].select([3]), words)

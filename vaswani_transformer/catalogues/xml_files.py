@@ -27,7 +27,7 @@ def _element(names: str, tag: str = "(?!)") -> regex.Pattern:
     return regex.compile(
         rf"(?P<space>\s*+)(?P<start>)<(?P<name>{names})(?=[\s/>])(?P<attributes>{_ATTRIBUTES})(?:/>|>(?P<inner>(?:[^<]++"
         rf"|<!--.*?-->|<!\[CDATA\[.*?\]\]>|<(?!/(?P=name)\s*>))*+)</(?P=name)\s*>)"
-        rf"|<!--.*?-->|<!\[CDATA\[.*?\]\]>|<(?P<name>{tag})(?=\s)(?P<attributes>{_ATTRIBUTES})>",
+        rf"|<!--.*?-->|<!\[CDATA\[.*?\]\]>|<(?P<name>{tag})(?=[\s>])(?P<attributes>{_ATTRIBUTES})>",
         regex.DOTALL,
     )
 
@@ -101,14 +101,17 @@ class _XmlFile(Catalogue):
 class XliffFile(_XmlFile):
     """XLIFF 1.2, and 2.x, whose units may have several segments: the texts of one entry."""
 
-    pattern, file, is_kept = _element("trans-unit|unit", "file"), "", False
+    pattern, file, kept = _element("trans-unit|unit", "file|/?group"), "", ()  # whether file and groups are kept
 
     def _entries(self, match: regex.Match) -> list[Entry]:
-        if match["name"] == "file":
+        if (name := match["name"]) == "file":
             self.file = _attribute(match, "original") or _attribute(match, "id")
-            self.is_kept = _attribute(match, "translate") == "no"
             self.language = _attribute(match, "target-language") or self.language
-        if match["name"] in (None, "file"):
+        if name in ("file", "group"):
+            outer = self.kept if name == "group" else ()
+            self.kept = *outer, (_attribute(match, "translate") or "no" * any(outer[-1:])) == "no"
+        self.kept = self.kept[:-1] if name == "/group" else self.kept
+        if name in (None, "file", "group", "/group"):
             return []
         codes, sources, targets, segments, is_old = [], [], [], [], match["name"] == "trans-unit"
         for segment in [match] if is_old else _children(match, "segment"):
@@ -121,7 +124,7 @@ class XliffFile(_XmlFile):
         get, states = partial(_attribute, match), [state for _, _, state in segments]
         state = next((state for state in ("untranslated", "fuzzy") if state in states), "translated")
         state = "translated" if state == "fuzzy" and get("approved") == "yes" else state
-        state = "kept" if (get("translate") or "no" * self.is_kept) == "no" or not any(sources) else state
+        state = "kept" if (get("translate") or "no" * any(self.kept[-1:])) == "no" or not any(sources) else state
         notes = "\n".join(self._text(note, []) for note in _children(match, "note") if f">{MARK}" not in note[0])
         texts, context = (tuple(sources), tuple(targets)), get("resname") or get("name") or ""
         name, place, counts = f"{self.file}\4{get('id')}", (match, segments), ()

@@ -81,11 +81,11 @@ def evaluate(
         options.require("one table as --source and --reference", False, named)
         pairs = list(read_pairs("text", [(source, reference)]))
     numbers = [number for number, pair in enumerate(pairs, 1) if all(side.strip() for side in pair)]
-    filled = [pairs[number - 1] for number in numbers]
+    filled = [tuple(normalize("NFC", side) for side in pairs[number - 1]) for number in numbers]  # as models write
     if not filled:
         raise UserError(f"{source} and {reference} hold blank lines only: nothing to evaluate")
     sources = [source for source, _ in pairs]
-    references = [normalize("NFC", reference) for _, reference in pairs]  # as models write
+    references = [normalize("NFC", reference) for _, reference in pairs]
     language = target_language or [*known_languages(model), None, None][1]
     bleu = metrics.bleu_metric(references, bleu_tokenizer, language)
 

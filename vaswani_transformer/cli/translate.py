@@ -194,7 +194,7 @@ def load(folder: str, request: Request):
     from ..decoding.glossary import read_glossary
     from ..decoding.scoring import word_confidences
     from ..decoding.translator import Translator
-    from ..hub.card_facts import read_run_recipe
+    from ..hub.card_facts import longest_source
 
     files, written = request.files, request.written
     needs = {name: getattr(written, name) for name in ("alignments", "consistent_terms")}
@@ -209,7 +209,7 @@ def load(folder: str, request: Request):
     # What looks at a line and its translation afterwards needs positions for all of it.
     is_whole = model.config.position_encoding == "learned" and (written.alignments or written.confidence)
     is_split = files.long_lines == "split" and not is_whole
-    learned = read_run_recipe(folder).get("max_length") if is_split and not files.prefix else None
+    learned = longest_source(folder) if is_split and not files.prefix else None
     translator = Translator(
         model,
         tokenizer,

@@ -89,8 +89,8 @@ CHANGES = {
 
 
 def changed(kind: str, source: str, target: str, random: Random) -> tuple[str, str]:
-    """Return a pair changed in one way; tags before its source (a language, `TAG`) and a match behind it stay."""
-    (code, source), tag = typed_code(source), f" {Memory.TAG} "
+    """Return a pair changed in one way; tags before a side (a language, `TAG`) and a match behind its source stay."""
+    (code, source), (mark, target), tag = typed_code(source), typed_code(target), f" {Memory.TAG} "
     if source.startswith(f"{TAG} "):
         code, source = f"{code}{TAG} ", source[len(TAG) + 1 :]
     source, *match = source.split(tag)
@@ -99,7 +99,7 @@ def changed(kind: str, source: str, target: str, random: Random) -> tuple[str, s
     # Many scripts have no capitals: a Latin name among them says nothing of the sentence.
     is_same = new[0] == source or (kind in ("upper", "title") and 2 * sum(cased) < len(cased))
     source, target = (source, target) if is_same and new[1] else new
-    return code + tag.join([source, *match]), target
+    return code + tag.join([source, *match]), mark + target
 
 
 def choose_change(shares: Mapping[str, float], seed: int, number: int) -> Callable[[str, str], tuple[str, str]] | None:

@@ -36,12 +36,12 @@ def _is_file(recipe: Recipe, data: str) -> bool:
     return not is_local(path) or is_file or (glob.has_magic(data) and not path.exists())
 
 
-def split_to_validate_on(recipe: Recipe) -> str | None:
-    """Return the training data if a split of it is to validate on, and no data of its own; a file has no splits."""
-    others, data = (recipe.validation_source, recipe.validation_target, recipe.validation_data), recipe.train_data
-    split = recipe.validation_split or ""
-    has_split = data is not None and not any(others) and split and ("[" in split or not _is_file(recipe, data))
-    return data if has_split else None
+def validation_text(recipe: Recipe) -> tuple[str | None, str | None, str | None]:
+    """Return source, target and data to validate on: the training text if a split of it is meant and none is named."""
+    named = recipe.validation_source, recipe.validation_target, recipe.validation_data
+    split, data = recipe.validation_split or "", recipe.train_data
+    has_split = "[" in split or (split and data and not _is_file(recipe, data))  # a file has slices, but no splits
+    return (recipe.train_source, recipe.train_target, data) if has_split and not any(named) else named
 
 
 def _source(
@@ -71,8 +71,7 @@ def data_sources(recipe: Recipe, one_text: bool = False) -> tuple[PairSource, Pa
             problem = f"{missing[0]} is missing" if len(missing) == 1 else "there is no text to train on"
             raise UserError(f"{problem}: give both {options[0]} and {options[1]}, or {part}_data")
     train = _source(recipe, recipe.train_source, recipe.train_target, recipe.train_data, recipe.train_split, one_text)
-    data = recipe.validation_data or split_to_validate_on(recipe)
-    validation = recipe.validation_source, recipe.validation_target, data
+    validation = validation_text(recipe)
     return train, _source(recipe, *validation, recipe.validation_split or "validation") if any(validation) else None
 
 

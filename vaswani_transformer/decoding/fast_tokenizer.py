@@ -1,5 +1,6 @@
 """A saved fast tokenizer read by the library `tokenizers` alone: an exported model runs without transformers."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ class FastTokenizer:
             self._backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
             named = [settings.get(name) for name in _SPECIAL]
             texts = [name["content"] if isinstance(name, dict) else name for name in named if name]
+            self.get_vocab, self.convert_ids_to_tokens = self._backend.get_vocab, self._backend.id_to_token
+            self.decode = partial(self._backend.decode, skip_special_tokens=False)  # as in transformers by default
+            self.batch_decode = partial(self._backend.decode_batch, skip_special_tokens=False)
             self.all_special_ids = [self._backend.token_to_id(text) for text in dict.fromkeys(texts)]
 
     def __deepcopy__(self, memo) -> "FastTokenizer":
@@ -39,22 +43,6 @@ class FastTokenizer:
             return {"input_ids": self._backend.encode(texts, add_special_tokens=add_special_tokens).ids}
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return {"input_ids": [encoding.ids for encoding in encodings]}
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
-        """Return the text of token ids."""
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
-
-    def batch_decode(self, rows: list[list[int]], skip_special_tokens: bool = False) -> list[str]:
-        """Return the text of each row of token ids."""
-        return self._backend.decode_batch(rows, skip_special_tokens=skip_special_tokens)
-
-    def get_vocab(self) -> dict[str, int]:
-        """Return the ids of all tokens."""
-        return self._backend.get_vocab()
-
-    def convert_ids_to_tokens(self, token: int) -> str:
-        """Return the name of a token."""
-        return self._backend.id_to_token(token)
 
 
 def open_tokenizer(folder: str | Path):

@@ -79,12 +79,12 @@ def _joining(translator, search, pieces: list) -> Iterator[tuple[int, list[list[
     pays, lengths = translator.model.device.type not in _FASTER_IN_BATCHES, [len(piece.ids) for piece in pieces]
     waiting = sorted(range(len(pieces)), key=lambda number: -lengths[number])[::-1]  # the next one last
     numbers: dict = {}  # of the sentences of the search
-    while waiting or search.is_open:
+    while waiting or search.running:
         longest = max([*search.cache.source_lengths, lengths[waiting[-1]] if waiting else 0])  # all are padded to it
         room = max(1, translator.tokens_per_batch // longest)
         free = room - search.running
         many_may_join = pays and (free * _JOINING >= room or len(waiting) <= free)
-        if waiting and (many_may_join or not search.is_open):
+        if waiting and (many_may_join or not search.running):
             joining = [waiting.pop() for _ in range(min(free, len(waiting)))]
             sentences = join(search, translator.model, [pieces[number] for number in joining])
             numbers |= dict(zip(sentences, joining, strict=True))

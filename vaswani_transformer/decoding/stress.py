@@ -49,7 +49,7 @@ def _row(
     """Return what `stress` yields for pairs, as they are and as they are `new`, and the translations of both."""
     counts = {"runs_on": 0, "copies": 0, "empty": 0}
     for (source, reference), output in zip(new, outputs, strict=True):
-        text, folded = output.text, source.strip().casefold()
+        text, folded = output.text, typed_code(source)[1].strip().casefold()
         is_loop = output.repeats or (_LOOP.search(text) and not _LOOP.search(source))
         most = 3 * max(len(source.encode()), len(reference.encode())) + 20
         counts["runs_on"] += bool(is_loop or len(text.encode()) > most)

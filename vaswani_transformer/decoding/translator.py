@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from ..data.words import ends_a_sentence, title_case
 from ..errors import UserError, reading
-from ..model.language_codes_vaswani import LanguageCodes
+from ..model.language_codes_vaswani import LanguageCodes, typed_code
 from ..model.sentence_splitting_vaswani import join_translations
 from ..model.settings_vaswani import MAX_EXTRA_TOKENS
 from .glossary import Glossary, Progress, Terms, Tokens, term_forms
@@ -154,14 +154,15 @@ class Translator:
             number = window.first + line
             try:
                 with reading(f"line {number}"):
-                    self.codes.split(source)
+                    code, source = self.codes.split(source)
+                coded = "" if code == self.codes.default else code  # as the memory's sources, if they have codes
                 is_free = not (pairs[line][1].strip() or (glossary and glossary.of(source)))
-                if is_free and self.memory and self.is_exact and (known := self.memory.exact(source)):
+                if is_free and self.memory and self.is_exact and (known := self.memory.exact(coded + source)):
                     pieces.append(Piece(line, source_ids, known=known))
                     continue
                 text, times, write = self._simplified(source) if is_free else (source, 1, str)
-                source_ids = source_ids if text == source else self._own_tokenizer(self.codes.coded(text))["input_ids"]
-                parts = self._within_limits(number, text, source_ids)
+                source_ids = source_ids if text == source else self._own_tokenizer(code + text)["input_ids"]
+                parts = self._within_limits(number, code + text, source_ids)
                 prefix = self._prefix_ids(number, pairs[line][1], len(parts[0]))
                 terms = self._terms(number, source, parts, glossary, encode) if glossary else [None] * len(parts)
             except UserError as error:  # the lines before it are still translated
@@ -170,7 +171,7 @@ class Translator:
             if len(parts) > 1:
                 split.append(number)
             elif self.memory and self.setting("fuzzy_matches"):
-                parts = [self._with_match(text, source_ids)]
+                parts = [self._with_match(coded + text, source_ids)]
             prefixes = [prefix, *([] for _ in parts[1:])]
             some = [Piece(line, *part, write=write) for part in zip(parts, prefixes, terms, strict=True)]
             pieces += some * times
@@ -193,7 +194,12 @@ class Translator:
         case = str
         if (source.isupper() or is_title) and count(small) < count(source):
             source, case = small, str.upper if source.isupper() else title_case
-        return source, times, lambda text: case(_without_garbling(source, text))
+
+        def write(text: str) -> str:
+            tag, text = typed_code(_without_garbling(source, text))  # of a model that writes several languages
+            return tag + case(text)
+
+        return source, times, write
 
     def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
         """Return the tokens of line `number` in one part, or in several if they are too many."""
@@ -261,7 +267,7 @@ class Translator:
             return []
         number, flat = len(outputs[0]), [ids for rows in outputs for ids in rows]
         repeated = [piece for piece in pieces for _ in range(number)]
-        kept = [self._without_repetition(ids, piece.terms) for piece, ids in zip(repeated, flat, strict=True)]
+        kept = [self._without_repetition(ids, piece) for piece, ids in zip(repeated, flat, strict=True)]
         texts = self.tokenizer.batch_decode(kept, skip_special_tokens=True)
         texts = [piece.write(text) for piece, text in zip(repeated, texts, strict=True)]
         columns = zip(texts, kept, flat, strict=True)
@@ -271,11 +277,13 @@ class Translator:
             hypotheses = [self._scored(*pair) for pair in zip(hypotheses, map(math.fsum, rows), strict=True)]
         return [hypotheses[start : start + number] for start in range(0, len(hypotheses), number)]
 
-    def _without_repetition(self, ids: list[int], terms: Terms | None = None) -> list[int]:
+    def _without_repetition(self, whole: list[int], piece: Piece) -> list[int]:
         """Return an output, without the rounds after the first where it goes round in a circle to its limit.
 
         It stays whole where a term would be lost, which may reach across two rounds.
         """
+        is_cut = self.setting("forced_eos_token_id") is not None and len(whole) >= self.output_limit(len(piece.ids))
+        ids, terms = whole[:-1] if is_cut else whole, piece.terms
         if ids and ids[-1] not in self.end_ids:
             for period in range(1, len(ids) // _ROUNDS + 1):
                 start = len(ids) - _ROUNDS * period
@@ -283,8 +291,8 @@ class Translator:
                     while start and ids[start - 1] == ids[start - 1 + period]:
                         start -= 1
                     kept = ids[: start + period]
-                    return ids if terms and terms.lacks(reduce(terms.after, kept, Progress())) else kept
-        return ids
+                    return whole if terms and terms.lacks(reduce(terms.after, kept, Progress())) else kept
+        return whole
 
     def _scored(self, hypothesis: Hypothesis, log_probability: float) -> Hypothesis:
         rule = length_rule(self.model.generation_config, self.generate_options)

@@ -19,7 +19,7 @@ _POINTS = dict.fromkeys(("Code", "InlineMath", "DisplayMath", "Link"), STAND_IN)
 _POINTS |= {"FootnoteReference": "", "Image": " "}
 _TAG = re.compile(r"<(/?)([a-zA-Z][\w-]*)[^>]*>", re.DOTALL)
 _SPECIAL = re.compile(r"[\\`*_\[\]<~|$]|&(?=#?(?:\w+;|$))")  # at the end, the rest of a reference may follow
-_LINE_START = re.compile(r"^(\s*\d{0,9})((?<!\d)[-+=#>:]|(?<=\d)[.)])")
+_LINE_START = re.compile(r"^(\s*\d{0,9})((?<!\d)(?:[-+=#>]|:(?![\w+-]+:))|(?<=\d)[.)])")  # not of :tada:
 _HEADING_END = re.compile(r"(?<=\s)#+\s*$")  # signs that it would lose
 # A line that says what the next ones are (Python-Markdown, Docusaurus, Pandoc), perhaps with a title; and a template's.
 # Where the title is not in quotation marks, and for what takes in another file, all of the line.

@@ -107,8 +107,10 @@ def _is_nested(text: str, codes: tuple[str, ...]) -> bool:
 def in_order(source: str, target: str, flags: str = "", may_number: bool = True) -> str:
     """Return a valid translation with the arguments that changed places numbered, as `%2$s`; empty if they cannot be.
 
-    C's way, which Python and what has no flag do not have.
+    C's way, which Python and what has no flag do not have. Java's apostrophes, one of which quotes, are doubled.
     """
+    if "java" in _kinds(flags) and "'{" not in source.replace("''", ""):
+        target = re.sub("''?", "''", target)
     places = [_generic(part, source, flags) for part in pattern_of(flags).findall(source) if _HAS_PLACE.match(part)]
     left, numbers = dict(enumerate(places, 1)), []
 
@@ -284,8 +286,6 @@ class Messages:
         """Take a translation if it is valid; returns whether it is."""
         target = _without_codes(target, segment.text, segment.codes)
         target = _with_end(segment.text, re.sub(r"[ \t\n]+", " ", target).strip()) if target else ""
-        if "java" in _kinds(segment.flags) and "'{" not in segment.text.replace("''", ""):  # one apostrophe quotes
-            target = re.sub("''?", "''", target)
         is_valid = target and not problem(segment.text, target, segment.flags, segment.codes)
         if is_valid and (target := in_order(segment.text, target, segment.flags, segment.is_alone)):
             self._found[segment] = Filling((target,), 1.0, self.origin)

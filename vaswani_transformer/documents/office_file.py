@@ -29,6 +29,7 @@ _FIELD, _TEXT_FIELD = re.compile('fldCharType="(begin|end)"'), re.compile("HYPER
 _RAISED = re.compile(r'vertAlign [^<>]*"su(?:b|per)script"')
 # A run of one of them is a point, of pictures if no text box is in it.
 _REFERENCES = {"footnoteReference", "endnoteReference", "commentReference", "noBreakHyphen", "sym"}
+_HYPHENS = {"noBreakHyphen": "\u2011", "softHyphen": ""}
 _PICTURES = {"drawing", "pict", "object", "AlternateContent"}
 _ASIDE, _NOTE = "\0\1"  # around the number of a note in a sentence; before each note behind all text: no XML has them
 
@@ -140,7 +141,7 @@ def _open_document(events: list[_Event], aside: list[list[_Event]]) -> list[Piec
         elif end > number and not inner & _INNER:
             raw, name = _raw(events[number : end + 1]), event.name
             kind = Kind.FIXED if name in ("tab", "line-break") else Kind.POINT
-            other = Piece(raw, kind, STAND_IN * (kind is Kind.POINT and "bookmark" not in name))
+            other = Piece(raw, kind, STAND_IN * (kind is Kind.POINT and not re.search("bookmark|page-break", name)))
             pieces.append(text_piece(raw, " ") if name == "s" else other)  # spaces, which are one in a translation
         else:
             end = number
@@ -207,7 +208,7 @@ def _raw(events: list[_Event]) -> str:
 
 
 def _run(events: list[_Event], number: int) -> list[Piece]:
-    """Return the pieces of a run with one text or one reference and nothing else visible; none for anything else."""
+    """Return the pieces of a run with one text, its hyphens, or one reference, and no more; none for anything else."""
     if events[number][1:3] != ("<", "r"):
         return []
     end, depth = _end(events, number), events[number].depth + 1
@@ -218,15 +219,20 @@ def _run(events: list[_Event], number: int) -> list[Piece]:
     is_picture = name in _PICTURES and all(event.name != "p" for event in events[number:end])
     if is_picture or name in _REFERENCES:
         return [Piece(_raw(events[number : end + 1]), Kind.POINT, " " * is_picture)]
-    if names != ["t"]:
+    if len(names) % 2 == 0 or {*names[::2]} != {"t"} or not {*names[1::2]} <= _HYPHENS.keys():
         return []
-    first, last = shown[0], _end(events, shown[0])
+    first, last = shown[0], _end(events, shown[-1])
     before = _raw(events[number:first])
     tag = events[first].raw
     kept = tag if "xml:space" in tag or tag.endswith("/>") else f'{tag[:-1]} xml:space="preserve">'
     name = "sup" if _RAISED.search(before) else "r"
     opening = Piece(before + tag, Kind.OPEN, name=name, again=before + kept)
-    return [opening, *map(_piece, events[first + 1 : last]), Piece(_raw(events[last : end + 1]), Kind.CLOSE, name=name)]
+    inner = []
+    for text, place, hyphen in zip(shown[::2], [*shown[2::2], end], [*names[1::2], ""], strict=True):
+        close = _end(events, text)
+        inner += map(_piece, events[text + 1 : close])
+        inner += [text_piece(_raw(events[close : place + 1]), _HYPHENS[hyphen])] if hyphen else []
+    return [opening, *inner, Piece(_raw(events[last : end + 1]), Kind.CLOSE, name=name)]
 
 
 def _piece(event: _Event, in_text: bool = True) -> Piece:

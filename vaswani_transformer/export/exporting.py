@@ -18,6 +18,7 @@ from ..data.batching import PairCollator
 from ..data.tokenization import has_two_sides
 from ..errors import UserError, reading
 from ..exported import FACTS, NUMBERS, QUANTIZATIONS
+from ..hub.card_facts import longest_source
 from ..loading import load_model
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import written_at_once
@@ -77,6 +78,7 @@ def export_model(
     if quantization not in known:
         raise UserError(f"quantization is {quantization!r}: weights exported to {format} are {' or '.join(known)}")
     with written_at_once(output, overwrite, last=FACTS) as staging:
+        longest = longest_source(model)
         model, tokenizer = load_model(model, "cpu")
         model, config = model.float(), model.config
         rows = set_positions(model)
@@ -92,7 +94,7 @@ def export_model(
         model.generation_config.save_pretrained(staging)
         # Neither a source nor an output can have more tokens than there are positions.
         facts = {"format": format, "positions": rows, "quantization": quantization, "vaswani_transformer": __version__}
-        facts |= {"languages": [*languages]} | {name: getattr(config, name) for name in NUMBERS}
+        facts |= {"languages": [*languages], "max_length": longest} | {name: getattr(config, name) for name in NUMBERS}
         (staging / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         difference = None if format == "marian" else writer.largest_difference(staging, sample, logits)
         most = _TOLERANCE if quantization == "float32" or format == TRANSFORMERS_JS else math.inf

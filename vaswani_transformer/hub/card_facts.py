@@ -195,6 +195,14 @@ def known_languages(folder: str | Path) -> list[str]:
     return noted
 
 
+def longest_source(folder: str | Path) -> int | None:
+    """Return the most tokens of a sentence in training, as a run or its export noted them."""
+    with contextlib.suppress(OSError, UserError, AttributeError):
+        facts = Path(folder) / FACTS
+        return (read_json(facts) if facts.exists() else read_run_recipe(folder)).get("max_length")
+    return None
+
+
 def datasets_of(recipe: Mapping, part: str = "train_data") -> list[str]:
     """Return the Hub dataset of one part of the recipe's data; empty for files, and where it is not certain."""
     data = recipe.get(part)

@@ -84,7 +84,8 @@ def render_card(facts: CardFacts) -> str:
     """Return the text of the card, sealed; a model of the parser's preset or of its sizes has the parser's template."""
     config, parser = facts.config, VaswaniConfig.from_preset("parsing")
     has_its_sizes = all(getattr(config, name) == getattr(parser, name) for name in _SIZES)
-    is_parser = has_its_sizes or facts.recipe.get("preset") == "parsing"
+    has_trees = file_name(str(facts.recipe.get("train_target"))) == "train.brackets"  # as `parse train` writes them
+    is_parser = has_its_sizes or has_trees or facts.recipe.get("preset") == "parsing"
     name, package = facts.repo_id.rpartition("/")[2], Path(__file__).resolve().parents[1]
     data = ModelCardData(  # without what is not known
         language=list(facts.languages) or None,

@@ -122,7 +122,9 @@ def publish(
             if not dry_run:
                 api.whoami()  # raises for a token that is missing or refused
                 head = _find_head(api, repo_id, revision)
-                existing = head and _read_card(api, head)
+                if head and CARD in {sibling.rfilename for sibling in head.siblings or []}:
+                    card = api.hf_hub_download(repo_id, CARD, revision=head.sha)
+                    existing = Path(card).read_text(encoding="utf-8", errors="replace")
                 kind = (getattr(head, "config", None) or {}).get("model_type")
                 if kind not in (None, VaswaniConfig.model_type):
                     raise UserError(f"{repo_id} holds a {kind} model: give another name")
@@ -225,14 +227,6 @@ def _find_head(api: HfApi, repo_id: str, revision: str | None = None, kind="mode
         with contextlib.suppress(errors_of_hub.RepositoryNotFoundError, errors_of_hub.RevisionNotFoundError):
             return api.repo_info(repo_id, repo_type=kind, revision=name, files_metadata=True)
     return None
-
-
-def _read_card(api: HfApi, head: ModelInfo) -> str | None:
-    if CARD not in {sibling.rfilename for sibling in head.siblings or []}:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        path = api.hf_hub_download(head.id, CARD, revision=head.sha, local_dir=folder)
-        return Path(path).read_text(encoding="utf-8", errors="replace")
 
 
 def _push(api: HfApi, plan: Published, head: ModelInfo | SpaceInfo | None, staging: Path, private: bool) -> Published:

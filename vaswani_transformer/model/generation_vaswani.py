@@ -300,7 +300,7 @@ class VaswaniGenerationMixin:
         prompts = input_ids[::beams]
         states, mask = model_kwargs["encoder_outputs"][0][::beams], None if mask is None else mask[::beams]
         sentences = search.add(states, mask, _limits(config, prompts), prompts.to(self.device))
-        while search.is_open:
+        while search.running:
             search.step()
         outputs = [output for sentence in sentences for output in sentence.outputs()]
         return as_generated(outputs, prompts, settings, config, **{CACHE: search.cache})

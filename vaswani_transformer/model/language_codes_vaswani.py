@@ -31,7 +31,7 @@ class LanguageCodes:
 
     def __init__(self, tokenizer, language: str | None = None):
         self._tokenizer = tokenizer
-        self._code = f"{self.code(language)} " if language else ""
+        self.default = f"{self.code(language)} " if language else ""
 
     @cached_property
     def known(self) -> dict[str, str]:
@@ -63,11 +63,11 @@ class LanguageCodes:
         own, rest = self._own(text)
         if own and self.known:
             self.code(own.strip())
-        return own or self._code, rest
+        return own or self.default, rest
 
     def coded(self, text: str) -> str:
         """Return a text with its code, which is not checked; blank text stays blank."""
-        return text if self._own(text)[0] or not text.strip() else self._code + text
+        return text if self._own(text)[0] or not text.strip() else self.default + text
 
     def _own(self, text: str) -> tuple[str, str]:
         match = _BEGINNING.match(text)

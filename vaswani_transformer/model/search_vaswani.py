@@ -187,11 +187,6 @@ class _Search:
         """Return the number of sentences that are not done."""
         return sum(not sentence.is_done for sentence in self.sentences)
 
-    @property
-    def is_open(self) -> bool:
-        """Return whether any sentence is not done."""
-        return self.running > 0
-
     def _first_values(self, sentences: int, device: torch.device) -> torch.Tensor:
         """Return the first `(sentences, beams)` log-probabilities: all beams begin alike, so only the first counts."""
         values = torch.full((sentences, self.settings.num_beams), _EMPTY, device=device)
@@ -254,7 +249,7 @@ class Search(_Search):
 
         search = Search(IncrementalDecoder(model), settings)
         sentences = search.add(states, mask, limits, start)
-        while search.is_open:
+        while search.running:
             done = search.step()  # and here others may be added
 
     Args:
@@ -294,7 +289,7 @@ class Search(_Search):
         added = [kind(limit, self.settings) for kind, limit in zip(kinds, limits, strict=True)]
         beams = self.settings.num_beams
         values, rows = self._first_values(len(added), states.device), start.repeat_interleave(beams, dim=0)
-        if not self.is_open:
+        if not self.running:
             if self.sentences:
                 self.cache = DecodingCache(self.cache.decoder, beams)
             self.cache.decoder.read_source(states, mask, self.cache)
@@ -414,9 +409,9 @@ class ForwardSearch(_Search):
         """Search from `(rows, prompt_length)` ids, with a most number of tokens for each sentence."""
         self.sentences = [BeamSentence(limit, self.settings) for limit in limits]
         self._sequences, self._values = prompts, self._first_values(len(limits), prompts.device)
-        while self._model._has_unfinished_sequences(not self.is_open, synced_gpus, device=prompts.device):
+        while self._model._has_unfinished_sequences(not self.running, synced_gpus, device=prompts.device):
             outputs = self._step(is_first=self._sequences is prompts)
-            if self.is_open:  # or other processes are waited for
+            if self.running:  # or other processes are waited for
                 logits = outputs.logits[:, -1].to(copy=True, dtype=torch.float32, device=prompts.device)
                 for name in self._records.keys() - {"scores"}:  # which `_constrain` makes
                     self._records[name].append(logits if name == "logits" else getattr(outputs, name))

@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
 from ..errors import UserError
-from ..hub.card_facts import read_run_recipe
+from ..hub.card_facts import longest_source
 from . import files, libretranslate, translations
 from .engine import Engine
 from .limiter import Metrics, RequestLimiter, error_response
@@ -55,7 +55,7 @@ def make_app(
     def start(model: ServedModel) -> Engine:
         more = {"needs": [model.needs]} if model.needs else {}
         loaded, observe = load(model.folder, **more), metrics.batches.labels(model.name).observe
-        return Engine(*loaded, tokens_per_batch, observe, memory, read_run_recipe(model.folder).get("max_length"))
+        return Engine(*loaded, tokens_per_batch, observe, memory, longest_source(model.folder))
 
     models = Models(served, start, most_models)
 

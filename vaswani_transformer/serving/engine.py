@@ -208,16 +208,20 @@ class Engine:
             return split_line(sentence, self._longest, count, language)
 
     def tokenize(
-        self, sentences: Sequence[tuple[str, str]], glossary: Glossary | None = None, options: Options = ()
+        self, sentences: Sequence[tuple[str, str]], glossary: Glossary | None = None, options: Options = (), codes=None
     ) -> list[Piece]:
         """Return what `translate` takes, of sentences and the prefixes of their translations; for any thread.
+
+        `codes` has the one of the target language, which the memory's sources are without.
 
         Raises:
             UserError: for a prefix that is too long for the output or that the model cannot follow, a sentence that
                 cannot be divided, or a term without tokens.
         """
         with self._tokenizing:
-            prepared = self.with_options(options).prepare(Window(0, 1, list(sentences)), glossary)
+            translator = self.with_options(options)
+            translator.codes = codes or translator.codes
+            prepared = translator.prepare(Window(0, 1, list(sentences)), glossary)
         prepared.check()
         return prepared.pieces
 

@@ -145,7 +145,7 @@ class Translating:
     def __init__(self, engine: Engine, served: ServedModel, job: TranslationsRequest):
         self.engine, self._scores, self._options = engine, job.scores, _options(engine.model, job)
         with reading("the text"):
-            coded = list(map(engine.codes(served.target).split, items_of(job.text)))
+            coded = list(map((codes := engine.codes(served.target)).split, items_of(job.text)))
         settings = served.source, engine.divide, job.split_sentences
         self.texts = [SplitText(text, *settings, code) for code, text in coded]
         self._indices = [(text, at) for text, split in enumerate(self.texts) for at in range(len(split.sentences))]
@@ -153,7 +153,7 @@ class Translating:
         sentences = [(self.texts[text].coded(at), "" if at else prefixes[text]) for text, at in self._indices]
         terms = ((term.source, items_of(term.target)) for term in job.glossary)
         glossary = make_glossary((f"entry {number} of the glossary", *term) for number, term in enumerate(terms, 1))
-        self.pieces = engine.tokenize(sentences, glossary, self._options)
+        self.pieces = engine.tokenize(sentences, glossary, self._options, codes)
         forms = (chain(*piece.terms.forms) for piece in self.pieces if piece.terms)
         size = max((sum(len(form) for form in each if form[0] >= 0) for each in forms), default=0)
         if size > _TERMS:

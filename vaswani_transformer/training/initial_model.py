@@ -13,7 +13,7 @@ from transformers import GenerationConfig, set_seed
 from ..data.tokenization import check_tokenizer_matches, has_two_sides, vocabulary_sizes
 from ..errors import UserError, reading
 from ..evaluation.records import weights_sha256
-from ..hardware import on_cpu
+from ..hardware import accelerator
 from ..json_and_yaml import read_json
 from ..loading import check_folder, load_model, read_config
 from ..model.configuration_vaswani import VaswaniConfig
@@ -159,7 +159,7 @@ def with_attention(model: VaswaniForConditionalGeneration, recipe: Recipe) -> Va
     """Return the model with the recipe's attention, compiled if it says so."""
     # On a CPU torch's fused attention is slow backwards for short sequences; eager attention knows no blocks of
     # neighbours.
-    automatic = "eager" if on_cpu() and model.config.attention_window is None else "sdpa"
+    automatic = "eager" if accelerator() is None and model.config.attention_window is None else "sdpa"
     attention = automatic if recipe.attention == "auto" else recipe.attention
     with reading(f"attention {attention!r}"):
         model.set_attn_implementation(attention)

@@ -29,7 +29,7 @@ from ..distributed import Processes, joined_processes
 from ..errors import UserError, reading
 from ..evaluation.metrics import bleu_metric, compare_systems
 from ..files import is_local
-from ..hardware import CPU_TOKENS, choose_precision, default_num_workers, on_cpu, tune_cpu_memory, use_tf32
+from ..hardware import CPU_TOKENS, accelerator, choose_precision, default_num_workers, tune_cpu_memory, use_tf32
 from ..json_and_yaml import read_json
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
@@ -96,12 +96,14 @@ def tokenized_pairs(
 
 def join_process_group(recipe: Recipe) -> None:
     """Join torch's process group, if this process was launched as one of several."""
-    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and on_cpu():
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and accelerator() is None:
         raise UserError("FSDP was launched without a GPU, where accelerate would train without it: use GPUs")
     if os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no":
         logger.info("the launcher's mixed_precision is not used: the recipe's precision decides")
         os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
-    state = PartialState(cpu=on_cpu(), timeout=timedelta(seconds=recipe.ddp_timeout))  # the Trainer finds it made
+    state = PartialState(
+        cpu=accelerator() is None, timeout=timedelta(seconds=recipe.ddp_timeout)
+    )  # the Trainer finds it made
     if os.environ.get("WORLD_SIZE", str(state.num_processes)) != str(state.num_processes):
         fix = "set LOCAL_RANK too, or start with accelerate launch or torchrun"
         raise UserError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and this process is alone: {fix}")
@@ -149,10 +151,10 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         disable_tqdm=True,
         ddp_find_unused_parameters=False,  # there are none; looking for them costs a walk through the graph each step
         ddp_broadcast_buffers=False,  # tables of sinusoids, the same everywhere
-        ddp_bucket_cap_mb=None if on_cpu() else 100,  # fast links are best used by large messages
+        ddp_bucket_cap_mb=None if accelerator() is None else 100,  # fast links are best used by large messages
         log_level="error",
         log_level_replica="error",
-        use_cpu=on_cpu(),  # or bf16 is refused there
+        use_cpu=accelerator() is None,  # or bf16 is refused there
         **choose_precision(recipe.precision),
     )
 
@@ -395,7 +397,7 @@ def train(recipe: Recipe, progress: bool = True) -> TrainingResult:
     check_recipe(recipe)
     if not progress or (sys.stderr is not None and not sys.stderr.isatty()):
         datasets.disable_progress_bars()
-    if on_cpu():
+    if accelerator() is None:
         tune_cpu_memory()
     use_tf32()
     torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN makes a plan for each new shape, which takes far longer

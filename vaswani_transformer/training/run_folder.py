@@ -104,6 +104,8 @@ def changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
         # Fields that are newer than the run had no other value than their default.
         earlier = {field.name: field.default for field in fields(Recipe)} | read_yaml(earlier_recipe)
     free = FREE_ON_RESUME | {name for name in CHOSEN if getattr(recipe, name) == AUTO}
+    if recipe.from_model:  # whose search, where none is given, the run no longer has
+        free -= {name for name in ("num_beams", "length_penalty", "max_extra_tokens") if getattr(recipe, name) is None}
     if not (recipe.overwrite or recipe.prepared or (Path(recipe.output) / PREPARED).exists()):
         # With `overwrite` other files start again; of prepared data its own content is compared.
         free |= _OF_TEXT | ({"tokenizer"} if recipe.tokenizer is not None else set())

@@ -28,7 +28,7 @@ from ..data.batching import MOST_PADDED, ROOM, PackedCollator, PairCollator, Tok
 from ..data.tokenized_pairs import TOKEN_FEATURES, pair_lengths
 from ..distributed import over_processes
 from ..errors import UserError, is_failed_write, reading
-from ..files import publish, unfinished
+from ..files import WRITING, publish
 from ..model.checkpoint_vaswani import is_finite
 from ..model.loss_vaswani import IGNORE_INDEX
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
@@ -307,7 +307,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             raise _not_finite("weights are", self.state.global_step)
         folder = Path(self.args.output_dir)
         final = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        writing = unfinished(final)
+        writing = final.with_name(WRITING + final.name)
         make = lambda: (shutil.rmtree(writing, ignore_errors=True), writing.mkdir(parents=True))  # noqa: E731
         self._write_together(make, final, on_main_process=True)
         # Sharded models are gathered in the next two parts: a process that failed alone would leave the others waiting,
@@ -326,7 +326,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def _write_together(self, write: Callable, final: Path, on_main_process: bool = False) -> None:
         """Write one part of a checkpoint; all processes wait for it, and all fail if one does."""
-        failure, writing = None, unfinished(final)
+        failure, writing = None, final.with_name(WRITING + final.name)
         try:
             if self.args.should_save or not on_main_process:
                 write()

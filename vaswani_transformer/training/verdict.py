@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
+from unicodedata import normalize
 
 import datasets
 
@@ -17,15 +19,16 @@ def of_text(counts: str, train: datasets.Dataset, validation: datasets.Dataset, 
 
     An unknown character is one that the training text does not have, or for which the tokenizer has no token.
     """
-    sources, characters, different = Counter(validation["source"]), set(), set()
+    composed = partial(normalize, "NFC")  # as tokenizers compose characters
+    sources, characters, different = Counter(map(composed, validation["source"])), set(), set()
     copied = overlap = unknown = number = 0
-    for source, target in pairs_of(train):
+    for source, target in (map(composed, pair) for pair in pairs_of(train)):
         copied += source == target != ""
         overlap += sources.pop(source, 0)
         different.add(hash((source, target)))  # texts would take the memory of all of them
         characters.update(source, target)
     for side in SIDES:
-        used = Counter("".join(validation[side]))
+        used = Counter("".join(map(composed, validation[side])))
         number += used.total()
         for (character, times), ids in zip(used.items(), encoder(tokenizer, side)(list(used)), strict=True):
             unknown += times * (character not in characters or tokenizer.unk_token_id in ids)

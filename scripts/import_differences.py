@@ -82,18 +82,12 @@ def marianmt(folder: Path, dtype: torch.dtype, positions: str = "transformers", 
     with torch.no_grad():
         for matrix in (model.get_input_embeddings().weight, model.model.decoder.embed_tokens.weight):
             matrix[pad] = 0
-        model.final_logits_bias.copy_(
-            torch.randn(1, len(model.lm_head.weight), generator=torch.Generator().manual_seed(2))
-        )
+        generator = torch.Generator().manual_seed(2)
+        model.final_logits_bias.copy_(torch.randn(1, len(model.lm_head.weight), generator=generator))
     model.generation_config.update(num_beams=BEAMS, max_length=20, bad_words_ids=[[pad]])
     write_marian_tokenizer(folder, config)
-    original = of_transformers(
-        f"`MarianMTModel`, positions of {'Marian' if positions == 'marian' else positions}",
-        model,
-        folder,
-        dtype,
-        {"positions": positions},
-    )
+    name = f"`MarianMTModel`, positions of {'Marian' if positions == 'marian' else positions}"
+    original = of_transformers(name, model, folder, dtype, {"positions": positions})
     if positions == "marian":  # after it was saved
         give_marians_arithmetic(model, pad)
     return original
@@ -174,9 +168,7 @@ FORMATS = {
 
 def letters(count: int) -> list[str]:
     """So many different tokens."""
-    return [f"▁{chr(ord('a') + number)}" for number in range(26)][:count] + [
-        f"x{number}" for number in range(26, count)
-    ]
+    return [f"▁{chr(ord('a') + number)}" if number < 26 else f"x{number}" for number in range(count)]
 
 
 def _field(number: int, kind: int, content: bytes) -> bytes:
@@ -188,10 +180,8 @@ def sentencepiece_model(pieces: Iterable[str]) -> bytes:
     kinds = [("<unk>", 2), ("<s>", 3), ("</s>", 3), *((piece, 1) for piece in pieces)]
     message = b""
     for number, (piece, kind) in enumerate(kinds):
-        entry = (
-            _field(1, 2, piece.encode()) + _field(2, 5, struct.pack("<f", -float(number))) + _field(3, 0, bytes([kind]))
-        )
-        message += _field(1, 2, entry)
+        score = struct.pack("<f", -float(number))
+        message += _field(1, 2, _field(1, 2, piece.encode()) + _field(2, 5, score) + _field(3, 0, bytes([kind])))
     return message + _field(2, 2, _field(3, 0, b"\1")) + _field(3, 2, _field(1, 2, b"identity"))
 
 
@@ -214,12 +204,8 @@ def write_marian_tokenizer(folder: Path, config: MarianConfig) -> None:
                 if len(ids) < size:
                     ids[token] = len(ids)
             (folder / names[name]).write_text(json.dumps(ids), encoding="utf-8")
-    settings = {
-        "tokenizer_class": "MarianTokenizer",
-        "source_lang": "fr",
-        "target_lang": "en",
-        "separate_vocabs": not config.share_encoder_decoder_embeddings,
-    }
+    settings = {"tokenizer_class": "MarianTokenizer", "source_lang": "fr", "target_lang": "en"}
+    settings["separate_vocabs"] = not config.share_encoder_decoder_embeddings
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
@@ -280,10 +266,7 @@ def main() -> None:
                 original = format(Path(folder) / "source", dtype)
                 result = compare(original, Path(folder) / "output", arguments.sentences)
             row = [original.name, str(dtype).removeprefix("torch."), f"{result['difference']:.1e}"]
-            row += [
-                f"{result['largest']:.1f}",
-                *(f"{result[name]} of {arguments.sentences}" for name in ("greedy", "beam")),
-            ]
+            row += [f"{result['largest']:.1f}", *(f"{result[name]} of {arguments.sentences}" for name in SEARCHES)]
             print(f"| {' | '.join(row)} |", flush=True)
 
 

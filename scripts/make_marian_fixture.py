@@ -29,10 +29,7 @@ _TWO, _ONE = "source.yml target.yml", "joint.yml joint.yml"
 MODELS = {
     "relu-two": (f"{_D16} --transformer-ffn-activation relu", _TWO),
     "swish-all": (f"{_D8} 2 --tied-embeddings-all", _ONE),
-    "gelu-tied": (
-        f"{_D8} 1 --tied-embeddings --transformer-ffn-activation gelu --transformer-postprocess-top n",
-        _TWO,
-    ),
+    "gelu-tied": (f"{_D8} 1 --tied-embeddings --transformer-ffn-activation gelu --transformer-postprocess-top n", _TWO),
     "src-spm": (
         f"{_D8} 1 --tied-embeddings-src --output-omit-bias --dim-vocabs 60 60 --sentencepiece-options"
         " --normalization_rule_name=identity",

@@ -41,20 +41,13 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def joey_line(line: str) -> dict | None:
-    """A line of JoeyNMT's log as an entry, with target tokens a second, padding not counted."""
-    if "Tokens per Sec:" not in line:
-        return None
-    return {"rate": float(line.split("Tokens per Sec:")[1].split(",")[0])}
-
-
 def watch(process: subprocess.Popen, log: Path, warm_up: float, seconds: float, device: str = "cpu") -> Watched:
     """Read the log of a training as it grows, then end the process.
 
     Args:
         process: the training.
         log: what it appends to after each step: JSON with `source_tokens`, `target_tokens` and `padding`, the share of
-            both sides' positions; or JoeyNMT's log.
+            both sides' positions.
         warm_up: seconds since the first line that do not count.
         seconds: seconds that count.
         device: cpu or cuda, for the peak of memory.
@@ -64,7 +57,7 @@ def watch(process: subprocess.Popen, log: Path, warm_up: float, seconds: float, 
     """
     memory = DeviceMemory(device)
     position, started, begun = 0, None, None
-    totals, line_rest = [0, 0, 0.0, 0.0], ""
+    totals, line_rest = [0, 0, 0.0], ""
     deadline = time.monotonic() + 600 + seconds
     try:
         while process.poll() is None and time.monotonic() < deadline:
@@ -77,9 +70,8 @@ def watch(process: subprocess.Popen, log: Path, warm_up: float, seconds: float, 
                 text = file.read()
                 position = file.tell()
             *lines, line_rest = (line_rest + text).split("\n")
-            entries = [json.loads(line) if line.startswith("{") else joey_line(line) for line in lines]
-            entries = [entry for entry in entries if entry and ("target_tokens" in entry or "rate" in entry)]
-            if not entries:
+            entries = [json.loads(line) for line in lines if line.startswith("{")]
+            if not (entries := [entry for entry in entries if "target_tokens" in entry]):
                 continue
             started = now if started is None else started
             if begun is None:
@@ -87,10 +79,6 @@ def watch(process: subprocess.Popen, log: Path, warm_up: float, seconds: float, 
                     begun = now, used
                 continue
             for entry in entries:
-                if "rate" in entry:
-                    totals[3] += 1
-                    totals[1] += entry["rate"]
-                    continue
                 tokens = entry["source_tokens"] + entry["target_tokens"]
                 totals[0] += entry["source_tokens"]
                 totals[1] += entry["target_tokens"]
@@ -103,10 +91,7 @@ def watch(process: subprocess.Popen, log: Path, warm_up: float, seconds: float, 
         process.kill()
         usage = os.wait4(process.pid, 0)[2] if process.returncode is None else None
     elapsed, used = now - begun[0], used - begun[1]
-    if totals[3]:  # JoeyNMT logs rates, not tokens
-        totals[1] = totals[1] / totals[3] * elapsed
-        totals[2] = float("nan")
-    return Watched(elapsed, used, *totals[:3], memory.peak() or usage.ru_maxrss * 1024)
+    return Watched(elapsed, used, *totals, memory.peak() or usage.ru_maxrss * 1024)
 
 
 class DeviceMemory:

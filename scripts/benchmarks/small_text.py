@@ -5,8 +5,8 @@
 TEXTS holds a folder for each text, with `train.tsv`, `valid.tsv` and `test.tsv`, whose first row names the languages.
 Each text is used whole, and cut to the first 5,000, 10,000, 30,000 and 100,000 pairs as far as it has more. A cell is
 CELLS/TEXT-PAIRS-SYSTEM with its log and `result.json`; the same command runs what is missing. `--report` writes a
-result file for `results_page.py`. Systems: `auto` and `small` are recipes; `fairseq` has fairseq's settings for
-IWSLT 2014, `joeynmt` those of JoeyNMT's small model, both in this program; `marian` is `small_text_marian.py`.
+result file for `results_page.py`. Systems: the recipes `auto` and `small`, and `small_text_joeynmt.py` and
+`small_text_marian.py`, programs of their own.
 """
 
 import argparse
@@ -23,16 +23,8 @@ from itertools import islice
 from pathlib import Path
 
 SIZES = (5_000, 10_000, 30_000, 100_000)
-_SHARED = {"d_model": 512, "num_heads": 4, "encoder_layers": 6, "decoder_layers": 6, "dropout": 0.3,
-           "tokens_per_batch": 4096, "best_by": "bleu", "evaluate_every": 500, "length_penalty": "auto"}  # fmt: skip
-RECIPES = {
-    # fairseq, examples/translation: transformer_iwslt_de_en, inverse_sqrt to 5e-4 in 4,000 steps, 10,000 BPE merges.
-    "fairseq": _SHARED
-    | {"d_ff": 1024, "vocab_size": 10_000, "learning_rate_scale": 0.7155, "initialization": "xavier"},
-    # JoeyNMT, configs/transformer_small.yaml.
-    "joeynmt": _SHARED | {"d_model": 256, "d_ff": 1024, "vocab_size": 10_000, "initialization": "xavier"},
-}
-SYSTEMS = ("auto", "small", *RECIPES, "marian")
+PEERS = ("joeynmt", "marian")  # programs of their own
+SYSTEMS = ("auto", "small", *PEERS)
 # Minutes are of processor time, which others on the machine do not shorten: in these processes it is the clock.
 _CLOCK = """import concurrent.futures, runpy, subprocess, sys, threading, time
 time.monotonic = time.perf_counter = time.process_time
@@ -61,19 +53,16 @@ def run_cell(text: Path, pairs: int, system: str, cell: Path, minutes: float) ->
     for side, column in (("source", 0), ("target", 1)):
         rows = [line.rstrip("\n").split("\t") for line in (text / "test.tsv").open(encoding="utf-8")][1:1001]
         (cell / f"test.{side}").write_text("".join(row[column] + "\n" for row in rows), encoding="utf-8")
-    recipe, model = system, cell / "model"
-    if system in RECIPES:
-        recipe = cell / "settings.yaml"
-        recipe.write_text("".join(f"{name}: {value}\n" for name, value in RECIPES[system].items()))
+    model = cell / "model"
     data = ["--train-data", cell / "train.tsv", "--validation-data", text / "valid.tsv", "--output", model]
-    train = [*VASWANI, "train", recipe, *data, "--max-minutes", minutes, "--quiet"]
+    train = [*VASWANI, "train", system, *data, "--max-minutes", minutes, "--quiet"]
     test = [cell / "test.source", cell / "test.target"]
     score = [*VASWANI, "evaluate", model, "--source", test[0], "--reference", test[1], "--json", cell / "scores.json"]
-    if system == "marian":
-        score = [*TIMED, Path(__file__).with_name("small_text_marian.py"), *data[1::2], *test, minutes]
+    if system in PEERS:
+        score = [*TIMED, Path(__file__).with_name(f"small_text_{system}.py"), *data[1::2], *test, minutes]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with (cell / "log").open("a") as log:
-        for command in (train, score) if system != "marian" else (score,):
+        for command in (score,) if system in PEERS else (train, score):
             subprocess.run(list(map(str, command)), env=environment, stdout=log, stderr=log, check=True)
     scores = json.loads((cell / "scores.json").read_text())
     result = {"text": text.name, "pairs": pairs, "system": system}

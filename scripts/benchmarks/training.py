@@ -1,4 +1,4 @@
-"""Training speed side by side: `vaswani train`, Marian and Seq2SeqTrainer, a bare torch.nn.Transformer loop, JoeyNMT.
+"""Training speed side by side: `vaswani train`, Marian and Seq2SeqTrainer, a bare torch.nn.Transformer loop.
 
     python scripts/benchmarks/training.py FOLDER_OF_MULTI30K
     python scripts/benchmarks/training.py                       # generated pairs, about as long
@@ -20,7 +20,6 @@ of each go to --pictures.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import random
@@ -37,14 +36,12 @@ from process_clock import Watched, watch
 from training_contestants import (
     BARE,
     CONTESTANTS,
-    JOEY,
     LOG,
     MARIAN,
     OURS,
     SIZES,
     add_whole_numbers,
     flops_per_target_token,
-    joey_command,
     our_command,
     prepare,
     train_bare,
@@ -68,7 +65,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--warm-up", type=float, default=6.0, help="seconds of training that do not count")
     parser.add_argument("--seconds", type=float, default=25.0, help="seconds of training that count")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--joey", metavar="PYTHON", help="a Python that can import joeynmt 2.3; none: left out")
     what = "a checkout of an earlier commit: one more row, `vaswani train` of then"
     parser.add_argument("--earlier", metavar="FOLDER", help=what)
     parser.add_argument("--only", nargs="+", choices=[*CONTESTANTS, *ROWS], help="some of the contestants")
@@ -120,8 +116,7 @@ def peak_rates(options: argparse.Namespace, folder: Path) -> dict[str, float]:
 
 def run_contestant(name: str, options: argparse.Namespace, folder: Path) -> Watched:
     """One contestant's turn."""
-    for rest in ("output", "joey"):
-        shutil.rmtree(folder / rest, ignore_errors=True)
+    shutil.rmtree(folder / "output", ignore_errors=True)
     (folder / LOG).unlink(missing_ok=True)
     log = folder / LOG
     if name.startswith(OURS):  # `python -m` takes the package of the folder that it is started in
@@ -129,8 +124,6 @@ def run_contestant(name: str, options: argparse.Namespace, folder: Path) -> Watc
         if name not in (*CONTESTANTS, EARLIER):
             more = name.removeprefix(OURS).split()
         command, log = our_command(options, folder, more), folder / "output" / "training_log.jsonl"
-    elif name == JOEY:
-        command, log = joey_command(options, folder), folder / "joey" / "train.log"
     else:
         command = [sys.executable, __file__, *sys.argv[1:], "--folder", str(folder), "--contestant", name]
     environment = {**os.environ, "HF_DATASETS_CACHE": str(folder / "cache"), "TOKENIZERS_PARALLELISM": "false"}
@@ -237,8 +230,7 @@ def main() -> None:
     folder = Path(options.folder or tempfile.mkdtemp(prefix="benchmark_training_")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     by_device = options.by == "device"
-    default = list(ROWS) if by_device else [name for name in CONTESTANTS if name != JOEY or options.joey]
-    names = options.only or default
+    names = options.only or list(ROWS if by_device else CONTESTANTS)
     names += [f"{OURS} {variant}" for variant in options.variant] + [EARLIER] * bool(options.earlier)
     try:
         prepare(options, folder)
@@ -258,9 +250,7 @@ def main() -> None:
             print(device_table(rows, peak, flops, options))
             return
         print(table(rows, peaks, flops, options))
-        print(f"\n{(time.monotonic() - began) / 60:.1f} minutes. ", end="")
-        missing = importlib.util.find_spec("joeynmt") is None and not options.joey
-        print("JoeyNMT was left out: no --joey PYTHON was given." if missing and not options.only else "")
+        print(f"\n{(time.monotonic() - began) / 60:.1f} minutes.")
     finally:
         if not options.folder:
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,6 @@
 """The trainings that training.py compares, and the pairs, tokenizer and model sizes that they share.
 
-Marian and the bare loop are functions, each called in a process of its own; `vaswani train` and JoeyNMT are commands.
+Marian and the bare loop are functions, each called in a process of its own; `vaswani train` is a command.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 # Name, and the options of `train_marian`, `train_bare` or `vaswani train`.
-OURS, MARIAN, BARE, JOEY = "vaswani train", "Marian, Seq2SeqTrainer", "torch.nn.Transformer, bare loop", "JoeyNMT"
+OURS, MARIAN, BARE = "vaswani train", "Marian, Seq2SeqTrainer", "torch.nn.Transformer, bare loop"
 CONTESTANTS = {
     OURS: {},
     f"{OURS}, float32": {"precision": "fp32"},
@@ -21,7 +21,6 @@ CONTESTANTS = {
     f"{MARIAN}, bf16=True": {"bf16": True},
     BARE: {"keep": False},
     f"{BARE}, freed memory kept": {"keep": True},
-    JOEY: {},
 }
 LOG = "log.jsonl"
 SIZES = {"vocab_size": 8000, "d_model": 256, "d_ff": 512, "heads": 4, "layers": 3}  # of the recipe multi30k-en-de
@@ -73,11 +72,6 @@ def prepare(options: argparse.Namespace, folder: Path) -> None:
     text = load_pairs(source=folder / "train.en", target=folder / "train.de")
     pairs, _ = tokenize_pairs(text, tokenizer, max_length=100)
     pairs.save_to_disk(folder / "pairs")
-    for language, column in (("en", "input_ids"), ("de", "labels")):  # JoeyNMT gets the same pieces as words
-        lines = (" ".join(tokenizer.convert_ids_to_tokens(ids[:-1])) for ids in pairs[column])
-        (folder / f"pieces.{language}").write_text("\n".join(lines) + "\n", "utf-8")
-    pieces = [piece for piece in tokenizer.get_vocab() if piece not in tokenizer.all_special_tokens]
-    (folder / "pieces.txt").write_text("\n".join(pieces) + "\n", "utf-8")
 
 
 def token_batches(options: argparse.Namespace, pairs):
@@ -259,44 +253,6 @@ def train_bare(options: argparse.Namespace, folder: Path, keep: bool) -> None:
             if cuda:
                 torch.cuda.synchronize()
             log.step(*counts)
-
-
-def joey_command(options: argparse.Namespace, folder: Path) -> list[str]:
-    """Write JoeyNMT's configuration and return the command that trains with it."""
-    sizes = {
-        "type": "transformer", "num_layers": options.layers, "num_heads": options.heads, "hidden_size": options.d_model,
-        "ff_size": options.d_ff, "dropout": options.dropout, "layer_norm": "post",
-        "embeddings": {"embedding_dim": options.d_model, "scale": True, "dropout": options.dropout},
-    }  # fmt: skip
-    side = {"max_length": 100, "level": "word", "voc_file": str(folder / "pieces.txt"), "lowercase": False}
-    configuration = {
-        "name": "benchmark",
-        "joeynmt_version": "2.3.0",
-        "model_dir": str(folder / "joey"),
-        "use_cuda": options.device == "cuda",
-        "fp16": False,
-        "data": {
-            "train": str(folder / "pieces"), "dev": str(folder / "pieces_dev"), "dataset_type": "plain",
-            "src": {"lang": "en", **side}, "trg": {"lang": "de", **side},
-        },
-        "training": {
-            "optimizer": "adamw", "adam_betas": [0.9, 0.98], "learning_rate": 3e-4, "normalization": "tokens",
-            "loss": "crossentropy", "label_smoothing": 0.1, "batch_size": options.batch_tokens, "batch_type": "token",
-            "scheduling": "warmupinversesquareroot", "learning_rate_warmup": 1000, "epochs": 1000,
-            "validation_freq": 10**6, "logging_freq": 1, "overwrite": True, "keep_best_ckpts": 1, "num_workers": 0,
-            "early_stopping_metric": "loss", "random_seed": options.seed + 1, "shuffle": True,
-        },
-        "testing": {"batch_size": 64, "batch_type": "sentence", "eval_metrics": []},
-        "model": {
-            "initializer": "xavier_uniform", "embed_initializer": "xavier_uniform", "tied_embeddings": True,
-            "tied_softmax": True, "encoder": sizes, "decoder": sizes,
-        },
-    }  # fmt: skip
-    for language in ("en", "de"):
-        lines = (folder / f"pieces.{language}").read_text("utf-8").splitlines(keepends=True)
-        (folder / f"pieces_dev.{language}").write_text("".join(lines[:100]), "utf-8")
-    (folder / "joey.json").write_text(json.dumps(configuration), "utf-8")  # JSON is YAML too
-    return [options.joey, "-m", "joeynmt", "train", str(folder / "joey.json"), "--skip-test"]
 
 
 def our_command(options: argparse.Namespace, folder: Path, more: list[str]) -> list[str]:

@@ -1,14 +1,13 @@
-"""Equation 3 as a number, as a torch scheduler, and as what a stock Trainer really uses."""
+"""Equation 3 as a number, and as what a stock Trainer really uses; `test_finetuning_scripts` has it as a scheduler."""
 
 import math
 
 import pytest
-import torch
 from test_trainer import make_model, make_pairs
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from vaswani_transformer.data.batching import PairCollator
-from vaswani_transformer.training.schedule import NoamSchedulerCallback, noam_learning_rate, noam_scheduler
+from vaswani_transformer.training.schedule import NoamSchedulerCallback, noam_learning_rate
 
 WARMUP = 5
 
@@ -32,19 +31,6 @@ def record_rates(optimizer):
         lambda optimizer, args, kwargs: used.append([float(group["lr"]) for group in optimizer.param_groups])
     )
     return used
-
-
-def test_scheduler_in_a_loop_of_ones_own():
-    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
-    optimizer = torch.optim.Adam([{"params": [weight]} for weight in weights], lr=1.0)
-    used = record_rates(optimizer)
-    scheduler = noam_scheduler(optimizer, 16, WARMUP, scale=0.5)
-    for _ in range(20):
-        sum(weight.sum() for weight in weights).backward()
-        optimizer.step()
-        scheduler.step()
-    for step, rates in enumerate(used, start=1):
-        assert rates == [pytest.approx(equation_3(step, scale=0.5), rel=1e-12)] * 2
 
 
 class RecordingTrainer(Seq2SeqTrainer):

@@ -52,9 +52,3 @@ def test_what_is_tested_was_not_drawn_for_training():
 def test_the_table_has_a_column_for_each_model():
     text = report(LengthStudy(trained=6, tested=(5, 10), max_steps=2, **SMALL | {"examples": 4}))
     assert len(text.splitlines()[-1].strip("| ").split(" | ")) == 9 and "| 10 (longer) | " in text
-
-
-@given(st.integers(-50, 50), st.integers(-50, 50))
-def test_offsets_add_up(one, other):
-    product = offset_matrix(one, 20) @ offset_matrix(other, 20)
-    np.testing.assert_allclose(product, offset_matrix(one + other, 20), atol=1e-12)

@@ -8,9 +8,8 @@ import pytest
 from conftest import error_of
 from pair_files import write
 
-from vaswani_transformer import VaswaniConfig
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.errors import UserError, one_line, reading
+from vaswani_transformer.errors import UserError, reading
 
 LARGE = datasets.Value("large_string")
 
@@ -60,9 +59,3 @@ def test_a_cache_that_cannot_be_written_is_not_the_texts_fault(tmp_path, monkeyp
     assert f"({cache}" in message and "by HF_HOME, HF_DATASETS_CACHE" in message and str(text) not in message
     monkeypatch.setenv("HF_HOME", str(tmp_path))  # a file there that the user has named is the user's
     assert error_of(read, tmp_path, (tmp_path / "a").read_text) == f"{tmp_path}: No such file or directory"
-
-
-def test_a_configuration_says_which_rule_it_breaks():
-    with pytest.raises(Exception) as caught:
-        VaswaniConfig(dropout=2.0)
-    assert "dropout" in one_line(caught.value) and "\n" not in one_line(caught.value)

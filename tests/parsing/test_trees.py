@@ -7,7 +7,7 @@ import pytest
 from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
-from random_trees import GUM, clean_trees, constituents
+from random_trees import clean_trees, constituents
 
 from vaswani_transformer import Tree, UserError
 from vaswani_transformer.data.text_files import read_lines
@@ -29,14 +29,6 @@ def test_what_is_written_is_read_again(trees):
 @given(constituents())
 def test_white_space_between_brackets_means_nothing(tree):
     assert read(str(tree).replace("(", " ( ").replace(")", "\t\r\n ) ").strip().replace("\n(", "\n (")) == [tree]
-
-
-@pytest.mark.parametrize("name", GUM)
-def test_reading_and_writing_gum_changes_nothing(shared_data, name):
-    path = shared_data / "trees" / name
-    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-    assert [str(tree) for tree in parse_trees(read_lines(path), str(path))] == lines
-    assert len(lines) in (4906, 598)  # as the folder's README counts them
 
 
 def test_a_tree_of_several_lines_and_two_on_one(tmp_path):

@@ -1,6 +1,5 @@
 """SentencePiece models as backends of `tokenizers`: the ids of the package sentencepiece for every text."""
 
-import gzip
 import random
 
 import pytest
@@ -108,17 +107,3 @@ def test_what_has_no_counterpart_is_refused(texts, tmp_path):
     }.items():
         with pytest.raises(Unsupported, match=fault):
             backend(trained(tmp_path, texts, fault.partition(" ")[0], **options))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["unigram", "byte pairs", "unigram, bytes"])
-@pytest.mark.parametrize("language", ["en", "de"])
-def test_same_ids_on_multi30k(shared_data, tmp_path, kind, language):
-    files = [shared_data / "multi30k" / f"{part}.{language}.gz" for part in ("train", "test_2016_flickr")]
-    train, test = (gzip.decompress(file.read_bytes()).decode().splitlines() for file in files)
-    path = trained(tmp_path, train, **{"vocab_size": 8000, **KINDS[kind]})
-    reader = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    tokenizer = VaswaniTokenizer(tokenizer_object=backend(path), **SPECIAL)
-    assert [ids[:-1] for ids in tokenizer(test)["input_ids"]] == reader.encode(test)
-    for text in train:
-        assert_same_ids(reader, tokenizer, text)

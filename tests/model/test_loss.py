@@ -71,11 +71,6 @@ def test_projected_value_and_gradients_equal_those_of_torch(monkeypatch, epsilon
     check_projected(ENTRIES, torch.float32, 2e-6, epsilon, with_bias)
 
 
-@pytest.mark.parametrize("items", [50, torch.tensor(50), torch.tensor(50.0)])
-def test_projected_divides_by_the_items_of_the_whole_step_and_takes_upstream_gradients(items):
-    check_projected(ENTRIES, torch.float32, 2e-6, 0.1, False, items)
-
-
 def test_projected_under_autocast_gradients_are_as_good_as_torchs_own():
     hidden, weight, labels = projection_example()
     exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]

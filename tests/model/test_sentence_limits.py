@@ -65,11 +65,6 @@ class TestLimit:
         encoded = BaseModelOutput(last_hidden_state=states.clone())
         assert self.run(model, search, encoder_outputs=encoded) == [10, 10, 10]
 
-    def test_ends_where_learned_positions_do(self, search):
-        model = tiny_model(vocab_size=9, position_encoding="learned", max_position_embeddings=9)
-        input_ids, attention_mask = padded_batch((7, 1, 4), vocab_size=9)
-        assert self.run(model, search, input_ids, attention_mask=attention_mask) == [8, 4, 7]
-
     def test_forced_end_comes_at_each_sentences_own(self, search):
         model = tiny_model(vocab_size=9, position_encoding="learned", max_position_embeddings=9)
         input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)

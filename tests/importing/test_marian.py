@@ -260,7 +260,7 @@ def test_vocabularies_that_do_not_fit(tmp_path):
         other.write_text(content)
         assert words in error_of(read, path, other, target), content
     other.write_text("<unk>: 0\n</s>: 1")
-    with pytest.raises(ValueError, match="a model has one number for it"):
+    with pytest.raises(ValueError, match="eos_token '</s>' is number 1 of the source's vocabulary and 0 of the"):
         read(path, other, target)
     target.unlink()
     assert "model.npz are not beside it (target.yml): give --vocabulary FILE" in error_of(read, path)

@@ -80,12 +80,6 @@ def test_one_backend_for_both_sides(tmp_path):
     assert loaded("rare Hund")["input_ids"] == loaded(text_target="rare Hund")["input_ids"] == [3, 6, 2]
 
 
-def test_special_tokens_have_one_number():
-    target = Tokenizer(models.WordLevel({"</s>": 0, "<s>": 1, "<pad>": 2, "<unk>": 3}, unk_token="<unk>"))
-    with pytest.raises(ValueError, match="bos_token '<s>' is number 0 of the source's vocabulary and 1"):
-        VaswaniTokenizer(tokenizer_object=words(SOURCE), target_tokenizer_object=target, **SPECIAL)
-
-
 def test_threads_do_not_see_each_others_side():
     target_only = words(["dog", "rare"])
     tokenizer = VaswaniTokenizer(tokenizer_object=words(["rare"]), target_tokenizer_object=target_only, **SPECIAL)

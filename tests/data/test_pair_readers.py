@@ -82,12 +82,6 @@ def test_tsv_needs_no_header_keeps_lone_quotes_and_can_be_reversed(tmp_path, nam
     assert read(data=path, **REVERSED) == SWAPPED
 
 
-def test_blank_lines_of_a_table_are_no_pairs(tmp_path):
-    for name, form in (("a.tsv", "{}\t{}"), ("a.csv", "{},{}")):
-        lines = [form.format(*pair) for pair in [("source", "target"), *PAIRS[:2]]]
-        assert read(data=write(tmp_path / name, "\n\r\n" + "\n\n".join(lines) + "\n\n")) == PAIRS[:2]
-
-
 def test_tsv_columns_are_found_by_the_header(tmp_path):
     path = write(tmp_path / "a.tsv", "id\tde\ten\n" + "".join(f"7\t{t}\t{s}\n" for s, t in PAIRS))
     assert read(data=path, **GERMAN) == PAIRS

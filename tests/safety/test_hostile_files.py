@@ -212,29 +212,22 @@ PLACES: dict[str, Callable[[Path], object]] = {
 }
 
 
-def _check_place(world: World, target: Target, place: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "place"),
+    [
+        pytest.param(target, place, marks=() if number == 12 * at else pytest.mark.slow)
+        for number, target in enumerate(TARGETS)
+        for at, place in enumerate(PLACES)
+    ],
+    ids=str,
+)
+def test_something_else_in_the_place_of_a_file(world, target, place):
     if place == "pipe" and target.form in ("text", "gzip") and target.file in target.command.split():
         pytest.skip("text may come from a pipe, and is waited for")
     done = world.run(target, PLACES[place], privileged=place != "unreadable")
     is_default = target.form == "yaml" and place == "empty"  # a recipe of nothing but default values
     if not (target.tolerant or is_default) and place not in ("missing", "link to nothing"):
         assert done.status, f"took {place} in the place of {target.file}"
-
-
-@pytest.mark.parametrize(
-    ("target", "place"),
-    [(each, list(PLACES)[number % len(PLACES)]) for number, each in enumerate(TARGETS[::12])],
-    ids=str,
-)
-def test_something_else_in_the_place_of_a_file(world, target, place):
-    _check_place(world, target, place)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("target", TARGETS, ids=str)
-def test_everything_else_in_the_place_of_a_file(world, target, place):
-    _check_place(world, target, place)
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J\x07", "a\nerror: b", "\u202egpj", "\udcff", "x" * 100_000])

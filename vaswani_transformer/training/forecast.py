@@ -25,6 +25,7 @@ from .verdict import has_learned_nothing
 logger = logging.getLogger(__name__)
 
 FEWEST = 40  # training pairs
+ERROR = 2.4  # chrF: root mean square of what forecasts were off by (docs/measurements.md)
 
 
 def gain_of_doubling(quarter: float, half: float, whole: float) -> float:
@@ -60,7 +61,7 @@ def train_with_forecast(recipe: Recipe, progress: bool = True) -> TrainingResult
             parts = processes.share("parts of the text", lambda: _write_parts(recipe))
         results = [*(train_once(part, progress) for part in parts), whole]
         scores = [result.metrics["eval_chrf"] for result in results]
-        gain = f"twice the pairs would bring about {gain_of_doubling(*scores):+.1f} chrF"
+        gain = f"twice the pairs would bring about {gain_of_doubling(*scores):+.1f} chrF, give or take {ERROR}"
         if any(has_learned_nothing(result.metrics) for result in results):
             gain = "none, since a model has learned nothing: give more minutes or text"
         line = f"{FORECAST}: {gain} (chrF with a quarter of them {{:.1f}}, half {{:.1f}}, all {{:.1f}})".format(*scores)

@@ -127,6 +127,10 @@ def test_validation_stays_and_a_text_of_lines_needs_no_references(teachers, text
     cut = {"train_split": "train[3:]", "validation_split": "train[:3]"}  # of two files of text
     train, validation = load_training_pairs(Recipe(**names, **cut))
     assert [*validation["source"], *train["source"]] == (text / "train.en").read_text().splitlines()
+    mono = Recipe(
+        **cut | {"train_split": "train"}, train_source=str(text / "test.en"), train_target=str(text / "test.en")
+    )
+    assert len(list(data_sources(mono, one_text=True)[0].stream())) == len((text / "test.en").read_text().splitlines())
     student = student_recipe(str(teachers[0]), Recipe(**names, **cut, output=str(tmp_path)))
     assert (student.validation_source, student.train_split) == (names["train_source"], "train")
     source, validation = data_sources(lines, one_text=True)

@@ -4,6 +4,7 @@ import io
 import re
 import tracemalloc
 import zipfile
+from xml.dom import minidom
 
 import pytest
 from conftest import error_of
@@ -82,7 +83,7 @@ def test_fields_that_begin_without_end_take_no_square_of_time(monkeypatch):
 
 def test_hyphens_and_page_breaks_do_not_part_words():
     hard, soft = "</w:t><w:noBreakHyphen/><w:t>", "</w:t><w:softHyphen/><w:t>"
-    text = f"<w:p><w:r><w:t>A well{hard}made{hard}up co{soft}operative at www.a{hard}b.de</w:t></w:r></w:p>"
+    text = f"<w:p><w:r><w:t>A well{hard}made{hard}up cooperative at www.a{hard}b.de</w:t></w:r></w:p>"
     louder = lambda sentences: seen.extend(sentences) or list(map(str.upper, sentences))  # noqa: E731
     data, seen = word_file(text), []
     result = body(translate_document(data, "docx", louder))
@@ -91,6 +92,11 @@ def test_hyphens_and_page_breaks_do_not_part_words():
         and f"at www.a{hard}b.de</w:t>".replace("at", "AT", 1) in result
     )
     assert ">A WELL\u2011MADE\u2011UP COOPERATIVE" in result and translate_document(data, "docx", list) == data
+    others = f"<w:t>a co{soft}op</w:t>", f"<w:t/>{hard[6:]}b</w:t>", f"<w:t>c{hard[:-1]}/>"
+    for xml in (f"<w:p><w:r>{each}</w:r></w:p>" for each in others):
+        result = body(translate_document(word_file(xml), "docx", lambda texts: ["Un deux"] * len(texts)))
+        minidom.parseString(f'<a xmlns:w="x">{result}</a>')
+        assert not re.search("<w:t> |<w:t>[^<]* <", result)  # which Word would drop
     seen, texts = [], ("Two do<text:soft-page-break/>gs", *SENTENCES[1:])
     translate_document(packed("content.xml", ODT.format(*texts)), "odt", louder)
     assert "Two dogs" in seen

@@ -124,9 +124,11 @@ def coded_model(folder, tmp_path):
 
 def test_codes_are_not_what_a_memory_looks_up(make, folder, tmp_path):
     loaded = coded_model(folder, tmp_path)
-    memory = Memory([("A dog.", "UN CHIEN"), (">>pt_BR<< A cat.", "UM GATO")])
+    pairs = [("A dog.", "UN CHIEN"), (">>pt_BR<< A cat.", "UM GATO"), (">>fra<< A bird.", "UN OISEAU")]
+    memory = Memory(pairs)
     app = make(f"en-fra={tmp_path}", memory=memory)
-    texts, expected = ["A dog.", ">>fra<< A dog.", ">>pt_BR<< A cat."], ["UN CHIEN", "UN CHIEN", "UM GATO"]
+    texts = ["A dog.", ">>fra<< A dog.", ">>fra<<A dog.", ">>pt_BR<< A cat.", "A bird.", ">>fra<< A bird."]
+    expected = ["UN CHIEN"] * 3 + ["UM GATO"] + ["UN OISEAU"] * 2
     answer = ask(app, "POST", "/translate", json={"q": texts, "source": "en", "target": "fra"})[1]
     assert answer["translatedText"] == expected
     translator = Translator(*loaded, memory=memory, target_language="fra")

@@ -174,6 +174,8 @@ def test_sentences_longer_than_any_in_training_are_divided(folder, make, tmp_pat
         [answer] = ask(app, "POST", "/v1/translations", json=body)[1]["translations"]
         sources = [each["source"] for each in answer["sentences"]]
         assert " ".join(sources) == sentence and (len(sources) > 1) == (most == 9)
+        [answer] = ask(app, "POST", "/v1/translations", json=body | {"prefix": ["a"]})[1]["translations"]
+        assert [each["source"] for each in answer["sentences"]] == [sentence]  # the prefix is of all of it
 
 
 def test_a_stream_has_the_sentences_in_order(make):

@@ -89,7 +89,7 @@ CHANGES = {
 
 
 def changed(kind: str, source: str, target: str, random: Random) -> tuple[str, str]:
-    """Return a pair changed in one way; tags before a side (a language, `TAG`) and a match behind its source stay."""
+    """Return a pair changed in one way; a language's tag before a side stays, as `TAG` and a match of the source do."""
     (code, source), (mark, target), tag = typed_code(source), typed_code(target), f" {Memory.TAG} "
     if source.startswith(f"{TAG} "):
         code, source = f"{code}{TAG} ", source[len(TAG) + 1 :]

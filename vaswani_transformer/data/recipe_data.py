@@ -3,6 +3,7 @@
 import glob
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -71,7 +72,7 @@ def data_sources(recipe: Recipe, one_text: bool = False) -> tuple[PairSource, Pa
             problem = f"{missing[0]} is missing" if len(missing) == 1 else "there is no text to train on"
             raise UserError(f"{problem}: give both {options[0]} and {options[1]}, or {part}_data")
     train = _source(recipe, recipe.train_source, recipe.train_target, recipe.train_data, recipe.train_split, one_text)
-    validation = validation_text(recipe)
+    validation = validation_text(replace(recipe, validation_split=None) if one_text else recipe)  # not of that text
     return train, _source(recipe, *validation, recipe.validation_split or "validation") if any(validation) else None
 
 

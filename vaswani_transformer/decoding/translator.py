@@ -155,9 +155,10 @@ class Translator:
             try:
                 with reading(f"line {number}"):
                     code, source = self.codes.split(source)
-                coded = "" if code == self.codes.default else code  # as the memory's sources, if they have codes
+                coded = "" if code.strip() == self.codes.default.strip() else code  # a memory is of this language
                 is_free = not (pairs[line][1].strip() or (glossary and glossary.of(source)))
-                if is_free and self.memory and self.is_exact and (known := self.memory.exact(coded + source)):
+                exact = self.memory.exact if is_free and self.memory and self.is_exact else lambda _: None
+                if known := exact(code + source) or exact(coded + source):  # or has codes in its sources
                     pieces.append(Piece(line, source_ids, known=known))
                     continue
                 text, times, write = self._simplified(source) if is_free else (source, 1, str)

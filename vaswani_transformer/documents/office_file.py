@@ -28,8 +28,7 @@ _POINTS = {"bookmarkStart", "bookmarkEnd", "commentRangeStart", "commentRangeEnd
 _FIELD, _TEXT_FIELD = re.compile('fldCharType="(begin|end)"'), re.compile("HYPERLINK|FORMTEXT")
 _RAISED = re.compile(r'vertAlign [^<>]*"su(?:b|per)script"')
 # A run of one of them is a point, of pictures if no text box is in it.
-_REFERENCES = {"footnoteReference", "endnoteReference", "commentReference", "noBreakHyphen", "sym"}
-_HYPHENS = {"noBreakHyphen": "\u2011", "softHyphen": ""}
+_REFERENCES = {"footnoteReference", "endnoteReference", "commentReference", "noBreakHyphen", "softHyphen", "sym"}
 _PICTURES = {"drawing", "pict", "object", "AlternateContent"}
 _ASIDE, _NOTE = "\0\1"  # around the number of a note in a sentence; before each note behind all text: no XML has them
 
@@ -219,7 +218,8 @@ def _run(events: list[_Event], number: int) -> list[Piece]:
     is_picture = name in _PICTURES and all(event.name != "p" for event in events[number:end])
     if is_picture or name in _REFERENCES:
         return [Piece(_raw(events[number : end + 1]), Kind.POINT, " " * is_picture)]
-    if len(names) % 2 == 0 or {*names[::2]} != {"t"} or not {*names[1::2]} <= _HYPHENS.keys():
+    is_empty = len(names) > 1 and any(events[n].raw.endswith("/>") for n in shown[::2])  # <w:t/>
+    if len(names) % 2 == 0 or {*names[::2]} != {"t"} or {*names[1::2]} - {"noBreakHyphen"} or is_empty:
         return []
     first, last = shown[0], _end(events, shown[-1])
     before = _raw(events[number:first])
@@ -228,10 +228,10 @@ def _run(events: list[_Event], number: int) -> list[Piece]:
     name = "sup" if _RAISED.search(before) else "r"
     opening = Piece(before + tag, Kind.OPEN, name=name, again=before + kept)
     inner = []
-    for text, place, hyphen in zip(shown[::2], [*shown[2::2], end], [*names[1::2], ""], strict=True):
+    for text, following in zip(shown[::2], [*shown[2::2], None], strict=True):
         close = _end(events, text)
         inner += map(_piece, events[text + 1 : close])
-        inner += [text_piece(_raw(events[close : place + 1]), _HYPHENS[hyphen])] if hyphen else []
+        inner += [text_piece(_raw(events[close : following + 1]), "\u2011")] if following else []
     return [opening, *inner, Piece(_raw(events[last : end + 1]), Kind.CLOSE, name=name)]
 
 

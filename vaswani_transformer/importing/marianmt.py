@@ -49,7 +49,14 @@ def read(source: Path, positions: str | None = None) -> Imported:
     is_of_trainer = any((source / name).is_file() for name in ("training_args.bin", TRAINER_STATE_NAME))
     positions = positions or ("transformers" if is_of_trainer else "marian")
     encoding, epsilon, toolkit, note = _POSITIONS[positions]
-    config = _config_of(source)
+    path = source / "config.json"
+    values = read_json(path)
+    with reading(path):
+        config = MarianConfig(**{name: values[name] for name in values.keys() & MarianConfig.__annotations__.keys()})
+    for name in ("attention_heads", "ffn_dim"):
+        if (own := getattr(config, f"decoder_{name}")) != (other := getattr(config, f"encoder_{name}")):
+            value = f"decoder_{name} in {path} is {own}"
+            raise UserError(f"{value}: only models with as many in the encoder, which has {other}, can be imported")
     safe, pickled = source / "model.safetensors", source / "pytorch_model.bin"
     path = safe if safe.is_file() else pickled
     with reading(path):
@@ -82,19 +89,6 @@ def read(source: Path, positions: str | None = None) -> Imported:
         _facts(source, toolkit, note),
         _search_settings(source, config),
     )
-
-
-def _config_of(folder: Path) -> MarianConfig:
-    """Return the folder's configuration; `UserError` for a decoder of another size than the encoder's."""
-    path = folder / "config.json"
-    values = read_json(path)
-    with reading(path):
-        config = MarianConfig(**{name: values[name] for name in values.keys() & MarianConfig.__annotations__.keys()})
-    for name in ("attention_heads", "ffn_dim"):
-        if (own := getattr(config, f"decoder_{name}")) != (other := getattr(config, f"encoder_{name}")):
-            value = f"decoder_{name} in {path} is {own}"
-            raise UserError(f"{value}: only models with as many in the encoder, which has {other}, can be imported")
-    return config
 
 
 def _matrices(weights: dict[str, torch.Tensor], is_shared: bool) -> list[torch.Tensor]:

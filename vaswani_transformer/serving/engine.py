@@ -166,7 +166,8 @@ class Engine:
         self.model, self.tokenizer, self.note_batch = model, tokenizer, note_batch
         self.pending = 0  # sentences that have come and are not done
         self.translator = Translator(model, tokenizer, tokens_per_batch, max_source_tokens=LONGEST, memory=memory)
-        self._longest = min(longest or LONGEST, LONGEST, positions(model.config))
+        self._most = min(LONGEST, positions(model.config))
+        self._longest = min(longest or LONGEST, self._most)
         self._room, self.is_ours = tokens_per_batch * _BEAMS, hasattr(model, "open_search")
         self._groups: dict[_Key, _Group] = {}
         # Requests are tokenised in their own threads, but no tokenizer is made for two at once.
@@ -197,15 +198,17 @@ class Engine:
             logger.warning(f"texts for {language} get no language code: the model has {there:.300}")
         return codes
 
-    def divide(self, sentence: str, language: str, code: str = "") -> list[str]:
-        """Return a sentence in as many parts as its length with a code needs, nearly always one; for any thread."""
-        if 4 * len(code + sentence) < self._longest:  # a character has four bytes at most, and rarely as many tokens
+    def divide(self, sentence: str, language: str, code: str = "", has_prefix: bool = False) -> list[str]:
+        """Return a sentence in as many parts as its length with a code needs, nearly always one; for any thread.
+
+        With a prefix, which is all of the first part's, only where the model can take no more.
+        """
+        most = self._most if has_prefix else self._longest
+        if 4 * len(code + sentence) < most:  # a character has four bytes at most, and rarely as many tokens
             return [sentence]
         with self._tokenizing:
             count = lambda part: len(self._counter(code + part)["input_ids"])  # noqa: E731
-            if count(sentence) <= self._longest:
-                return [sentence]
-            return split_line(sentence, self._longest, count, language)
+            return [sentence] if count(sentence) <= most else split_line(sentence, most, count, language)
 
     def tokenize(
         self, sentences: Sequence[tuple[str, str]], glossary: Glossary | None = None, options: Options = (), codes=None

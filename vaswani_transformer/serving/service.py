@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Annotated, Any
 
@@ -146,7 +147,7 @@ class Translating:
         self.engine, self._scores, self._options = engine, job.scores, _options(engine.model, job)
         with reading("the text"):
             coded = list(map((codes := engine.codes(served.target)).split, items_of(job.text)))
-        settings = served.source, engine.divide, job.split_sentences
+        settings = served.source, partial(engine.divide, has_prefix=any(job.prefixes)), job.split_sentences
         self.texts = [SplitText(text, *settings, code) for code, text in coded]
         self._indices = [(text, at) for text, split in enumerate(self.texts) for at in range(len(split.sentences))]
         prefixes = job.prefixes

@@ -334,7 +334,7 @@ class DistilledText:
             yield from made
             return
         made = ((text, *typed_code(source)) for text, source in made)  # a language's tag stays in front
-        made = ((text, code, rest.replace(code, "") if code else rest) for text, code, rest in made)  # that of parts
+        made = ((text, code, rest.replace(code, "") if code else rest) for text, code, rest in made)  # one tag
         yield from ((f"{code}{TAG} {rest}", text) for text, code, rest in made)
         pairs = list(self.parallel.stream())
         yield from pairs * max(1, min(MOST_REPEATS, round(number / len(pairs) / 2)))

@@ -23,7 +23,7 @@ _IN_ANDROID = str.maketrans({"\\": "\\\\", '"': '\\"', "'": "\\'", "\n": "\\n", 
 
 @cache
 def _element(names: str, tag: str = "(?!)") -> regex.Pattern:
-    """Return the pattern of elements with the white space before them, and of the start tags of another one."""
+    """Return the pattern of elements with the white space before them, and of single tags."""
     return regex.compile(
         rf"(?P<space>\s*+)(?P<start>)<(?P<name>{names})(?=[\s/>])(?P<attributes>{_ATTRIBUTES})(?:/>|>(?P<inner>(?:[^<]++"
         rf"|<!--.*?-->|<!\[CDATA\[.*?\]\]>|<(?!/(?P=name)\s*>))*+)</(?P=name)\s*>)"
@@ -113,7 +113,7 @@ class XliffFile(_XmlFile):
         self.kept = self.kept[:-1] if name == "/group" else self.kept
         if name in (None, "file", "group", "/group"):
             return []
-        codes, sources, targets, segments, is_old = [], [], [], [], match["name"] == "trans-unit"
+        codes, sources, targets, segments, is_old = [], [], [], [], name == "trans-unit"
         for segment in [match] if is_old else _children(match, "segment"):
             target = _child(segment, "target")
             sources.append(self._text(_child(segment, "source"), codes))

@@ -196,7 +196,7 @@ def known_languages(folder: str | Path) -> list[str]:
 
 
 def longest_source(folder: str | Path) -> int | None:
-    """Return the most tokens of a sentence in training, as a run or its export noted them."""
+    """Return the most tokens of a sentence in training, as a run or its export noted them; None if neither did."""
     with contextlib.suppress(OSError, UserError, AttributeError):
         facts = Path(folder) / FACTS
         return (read_json(facts) if facts.exists() else read_run_recipe(folder)).get("max_length")

@@ -101,9 +101,8 @@ def join_process_group(recipe: Recipe) -> None:
     if os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no":
         logger.info("the launcher's mixed_precision is not used: the recipe's precision decides")
         os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
-    state = PartialState(
-        cpu=accelerator() is None, timeout=timedelta(seconds=recipe.ddp_timeout)
-    )  # the Trainer finds it made
+    # The Trainer finds it made.
+    state = PartialState(cpu=accelerator() is None, timeout=timedelta(seconds=recipe.ddp_timeout))
     if os.environ.get("WORLD_SIZE", str(state.num_processes)) != str(state.num_processes):
         fix = "set LOCAL_RANK too, or start with accelerate launch or torchrun"
         raise UserError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and this process is alone: {fix}")

@@ -91,7 +91,7 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4034, "data": 3171, "training": 2590, "importing": 1200, "cli": 2026, "decoding": 1901,
+    "model": 4035, "data": 3171, "training": 2590, "importing": 1200, "cli": 2026, "decoding": 1901,
     "experiments": 679, "serving": 1509, "hub": 685, "export": 1064, "parsing": 833, "documents": 1725,
     "attention": 395, "catalogues": 903, "recipes": 399, "evaluation": 326,
 }  # fmt: skip

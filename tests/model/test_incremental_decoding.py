@@ -226,6 +226,14 @@ def test_a_cache_of_generate_goes_on_in_the_whole_model_and_nowhere_else(name):
     torch.testing.assert_close(step.logits[:, -1], whole.logits[:, -1], rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="give the decoder a DynamicCache"):
         model.model(input_ids=ids, decoder_input_ids=ids, **cache)
+    with pytest.raises(TypeError, match="only defined for dynamic cache"):  # which would select nothing
+        found.past_key_values.batch_select_indices(torch.tensor([0]))
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_prefix_that_is_to_be_read_in_chunks_is_read_at_once(beams):
+    model, options = tiny_model(scale=2.0), SEARCHES["prefix"] | {"num_beams": beams}
+    assert torch.equal(search(model, **options, prefill_chunk_size=2).sequences, search(model, **options).sequences)
 
 
 def test_weights_that_change_between_two_searches():

@@ -196,7 +196,6 @@ CONSTRAINTS = {
     "scores and logits": {"output_logits": True},
     "attentions": {"output_attentions": True, "output_hidden_states": True},
     "no cache": {"use_cache": False},
-    "chunks": {"prefill_chunk_size": 4},
 }
 
 
@@ -229,7 +228,6 @@ OTHERS = {
     "scores of steps": {"output_scores": True, "return_dict_in_generate": True},
     "no cache": {"use_cache": False},
     "an end beyond the vocabulary": {"eos_token_id": 100},
-    "chunks": {"prefill_chunk_size": 4, "num_beams": 2},
 }
 
 

@@ -192,6 +192,7 @@ class VaswaniGenerationMixin:
         # Since 5.0: an unknown setting is accepted only if the model's own generation configuration has it.
         own = {name: kwargs.pop(name) for name in _OWN_SETTINGS if name in kwargs}
         generation_config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
+        generation_config.prefill_chunk_size = None  # transformers cuts the source's mask as if it were the prompt's
         for name, default in _OWN_SETTINGS.items():
             values = (own.get(name), getattr(generation_config, name, None), default)
             setattr(generation_config, name, next(value for value in values if value is not None))
@@ -266,7 +267,7 @@ class VaswaniGenerationMixin:
         is_derived = VaswaniGenerationMixin not in type(self).__bases__ or has_own_methods(self)
         of_steps = config.return_dict_in_generate and (config.output_scores or config.output_logits)
         synced, streamer = call.get("synced_gpus"), call.get("streamer")
-        others = (config.do_sample, config.is_assistant, config.prefill_chunk_size, of_steps, synced, is_derived)
+        others = (config.do_sample, config.is_assistant, of_steps, synced, is_derived)
         if not is_new or any(others) or streamer is not None or config._pad_token_tensor is None:
             return None
         if _other_criteria(config, stopping_criteria):

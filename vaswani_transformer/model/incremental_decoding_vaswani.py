@@ -15,7 +15,7 @@ The search is `search_vaswani.Search`, or transformers' own.
 import torch
 from torch import nn
 from torch.nn.functional import pad, scaled_dot_product_attention
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from .layers_vaswani import CACHE, VaswaniAttention, VaswaniDecoderLayer, attention
 from .linear_vaswani import Projection, has_hooks, has_own_methods
@@ -154,7 +154,7 @@ class DecodingCache(EncoderDecoderCache):
     is_linear = (False,)  # of its layers, of which transformers would find none
 
     def __init__(self, decoder: IncrementalDecoder, beams: int = 1, copies: int = 1):
-        super().__init__(DynamicCache(), DynamicCache())
+        super().__init__(Cache([]), Cache([]))  # of no kind whose rows can be selected: that would change nothing here
         self.decoder, self.beams, self.copies = decoder, beams, copies
         # Of each layer keys and values, (sentences or groups of beams, num_heads, slots or source_length, d_k or d_v),
         # as steps see them, and the buffers that these are parts of.

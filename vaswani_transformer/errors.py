@@ -45,10 +45,10 @@ def reading(path: str | PathLike) -> Iterator[None]:
 
 
 def items_of(values: Iterable) -> Iterable:
-    """Return what is to be iterated over, of one string it alone; `UserError` for a table, which yields its columns."""
+    """Return what to iterate over, one string or path alone; `UserError` for a table, which yields its columns."""
     if isinstance(values, Mapping) or hasattr(values, "columns"):
         raise UserError(f"a {type(values).__name__} is given in place of texts: give one of its columns")
-    return [values] if isinstance(values, str) else values
+    return [values] if isinstance(values, str | PathLike) else values
 
 
 def texts_in(texts: str | Iterable[str], what: str = "text", first: int = 1) -> list[str]:

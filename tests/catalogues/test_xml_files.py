@@ -11,7 +11,7 @@ from vaswani_transformer.catalogues.formats import pairs, read
 
 INLINE = (
     "<g id='1' ctype=\"x-a>b\">{}</g>", '{}<x id="2"/>', '<ph id="1">&lt;br/></ph>{}', '<my:odd a="b">{}</my:odd>',
-    "<!-- <source> -->{}", "<mrk mtype='seg' mid='1'>{}</mrk>", "{}",
+    "<!-- <source> -->{}", "<mrk mtype='term' mid='1'>{}</mrk>", "{}",
 )  # fmt: skip
 HEAD = {
     "1.2": "<?xml version='1.0'?>\n<!-- <trans-unit id='x'><source>no</source></trans-unit> -->\n<xliff version='1.2' "
@@ -74,11 +74,12 @@ XLIFF_1 = """<?xml version='1.0' encoding='ISO-8859-1'?>
 <xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2" xmlns:my="urn:my">
 <file source-language="en" target-language='de' original="a&amp;b.txt"><header><note>trans-unit</note></header><body>
 <group id="g"><trans-unit id="1" approved="yes"><source>One <g id="1">two</g> &lt;b&gt; <x id="2"/></source><target
- state="translated"><x id="2"/>Eins <g id="1">zwei</g> \xe9</target></trans-unit>
+ state="translated"><mrk mid="0" mtype="seg"><x id="2"/>Eins</mrk> <g id="1">zwei</g> \xe9</target></trans-unit>
   <trans-unit id="2" resname="R" approved="yes"
      maxwidth = '10'><source>Save <ph id="1">&lt;br/></ph> <my:odd a="b>c">it</my:odd></source><target/><note>dev</note>
      <alt-trans><source>Save</source><target>Sichern</target></alt-trans></trans-unit>
-  <trans-unit id="3"><source><![CDATA[a < b]]></source><seg-source><mrk mtype="seg">a</mrk></seg-source></trans-unit>
+  <trans-unit id="3"><source><![CDATA[a < b]]></source>
+  <seg-source><mrk mtype="seg">a</mrk></seg-source><target><mrk mid='0' mtype='seg'/></target></trans-unit>
 </group></body></file></xliff>
 """
 XLIFF_2 = """<xliff xmlns="urn:oasis:names:tc:xliff:document:2.0" version="2.0" srcLang="en" trgLang="de"><file id="f">

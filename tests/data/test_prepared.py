@@ -173,6 +173,8 @@ def test_a_recipe_may_leave_out_the_data_have_it_elsewhere_and_another_seed(reci
     without = {"train_source": None, "train_target": None, "tokenizer": None, "vocab_size": 37_000}
     for changes in (without, {"data_dir": "/somewhere/else"}, {"seed": 9}):
         check_recipe_matches(prepared, dataclasses.replace(recipe, **changes))
+    turned = dataclasses.replace(recipe, **without, source_column="de", target_column="en")
+    assert "source_column is 'de', prepared with" in error_of(check_recipe_matches, prepared, turned)
 
 
 def test_another_tokenizer_is_refused(recipe, prepared_once, tmp_path):

@@ -78,6 +78,7 @@ def test_encodings_by_mark_or_declaration(tmp_path, encoding):
         ("plain &lt;b&gt; &amp; &#228;&#x1F600;", "plain <b> & ä😀"),
         ('a <bpt i="1">&lt;b&gt;</bpt>bold<ept i="1">&lt;/b&gt;</ept> word', "a bold word"),
         ('a <hi type="italic">strong <ph>[i]</ph>word</hi> here', "a strong word here"),
+        ("file<ph>{1}</ph>.<ph>&lt;BR/&gt;</ph>New", "file. New"),
         ("before <!-- a comment --> <?program x?>after", "before  after"),
         ("<unknown>kept</unknown>", "kept"),
     ],

@@ -49,8 +49,8 @@ def test_equals_sacrebleu(pairs):
     result = score_translations(predictions, references)
     assert result["bleu"] == sacrebleu.corpus_bleu(predictions, [references]).score
     assert result["chrf"] == sacrebleu.corpus_chrf(predictions, [references]).score
-    filled = [pair for pair in pairs if any(map(str.strip, pair))]
-    assert result["exact_match"] == pytest.approx(100 * sum(a == b for a, b in filled) / max(1, len(filled)))
+    same = [a.strip() == b.strip() for a, b in pairs if any(map(str.strip, (a, b)))]
+    assert result["exact_match"] == pytest.approx(100 * sum(same) / max(1, len(same)))
 
 
 @pytest.mark.parametrize("sentences", [60, 29, 1])

@@ -12,7 +12,8 @@ from vaswani_transformer import VaswaniConfig
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.experiments import translation
 from vaswani_transformer.experiments.base import TABLE3, Setup
-from vaswani_transformer.experiments.translation import Table3, laptop_changes, trained
+from vaswani_transformer.experiments.translation import Table2, Table3, laptop_changes, trained
+from vaswani_transformer.training.checkpoints import Checkpoint, to_average
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,13 @@ def test_every_row_of_table_3_keeps_its_ratios():
         for name in ("d_model", "d_ff", "d_k", "d_v", "num_heads", "encoder_layers", "decoder_layers"):
             assert scaled[name] / small[name] == pytest.approx(getattr(config, name) / getattr(base, name)), row
         assert (scaled["dropout"], scaled["position_encoding"]) == (config.dropout, config.position_encoding)
+
+
+def test_on_a_laptop_table_2_averages_the_end_of_training():
+    for recipe in (cell.recipe for cell in Table2().cells(Setup())):
+        written = [Checkpoint(Path(f"checkpoint-{step}")) for step in range(40, recipe.max_steps + 1, 40)]
+        averaged = to_average(written, recipe.average_checkpoints, recipe.save_every, recipe.max_steps)
+        assert len(averaged) == recipe.average_checkpoints and averaged[0].step > 0.8 * recipe.max_steps
 
 
 @pytest.mark.parametrize("scale", ["laptop", "paper"])

@@ -40,7 +40,7 @@ ALL = ["finetune_seq2seq_trainer", "finetune_accelerate"]
 MISTAKES = {
     "no model": ({"model": "nowhere"}, {}, [], "tokenizer folder nowhere: No such file"),
     "no file": ({}, {"--train-source": "nowhere.en"}, [], r"nowhere\.en: No such file"),
-    "lines": ({}, {"--train-target": "validation.de"}, [], "has 200 lines and .* has 20"),
+    "lines": ({}, {"--train-target": "validation.de"}, [], "has more lines than .*, which has 20:"),
     "output": ({"output": "."}, {}, [], "is not empty: give another --output"),
     "too long": ({}, {}, ["--max-length", "3"], "no pair is left after filtering"),
     "no checkpoint": ({}, {}, ["--resume"], "no checkpoint in .* to resume from"),

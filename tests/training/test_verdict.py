@@ -68,11 +68,11 @@ def test_the_verdict_on_a_text_counts_what_is_likely_wrong():
     ]
 
 
-@pytest.mark.parametrize(("bleu", "chrf", "is_nothing"), [(1.5, 18.8, True), (0.0, 75.0, False), (2.8, 18.4, False)])
+@pytest.mark.parametrize(("bleu", "chrf", "is_nothing"), [(1.5, 18.8, True), (0.0, 75.0, False), (99.8, 18.4, False)])
 def test_the_verdict_on_scores_has_their_intervals(bleu, chrf, is_nothing):
     """Where targets are single words BLEU is 0, however many are right."""
     [line] = verdict.of_scores({"eval_bleu": bleu, "eval_bleu_error": 0.5, "eval_chrf": chrf, "eval_chrf_error": 1.0})
-    low, high = max(0, bleu - 0.98), bleu + 0.98
+    low, high = max(0, bleu - 0.98), min(100, bleu + 0.98)
     bleu, chrf = f"BLEU {bleu:.1f} (95% interval: {low:.1f} to {high:.1f})", f"chrF {chrf:.1f} (95% interval: "
     assert line.startswith(f"validation: {bleu}, {chrf}")
     assert ("warning: the model has learned nothing" in line) == is_nothing

@@ -17,6 +17,11 @@ _INLINE = regex.compile(
     | </?\w{_ATTRIBUTES}/?> | &(?!(?:amp|lt|gt|quot|apos|\#\w+);)[\w.:-]+;""",
     regex.DOTALL | regex.VERBOSE,
 )
+# A sentence of XLIFF 1.2, in which marks of other kinds may be.
+_SEGMENT = regex.compile(
+    rf"""(?s)<mrk\b(?=[^<>]*\smtype=["']seg["']){_ATTRIBUTES}(?:/>|>((?:(?!</?mrk\b).|(<mrk\b{_ATTRIBUTES}(?:/>"""
+    r"""|>(?:(?!</?mrk\b).|(?2))*+</mrk\s*>)))*+)</mrk\s*>)"""
+)
 _PIPED = re.compile(r"(?=.*[{%])(([^\s|]+)[^|]*)\|(\2[^|]*)")  # Symfony's plurals: `{n} file|{n} files`
 _IN_ANDROID = str.maketrans({"\\": "\\\\", '"': '\\"', "'": "\\'", "\n": "\\n", "\t": "\\t"})
 
@@ -91,7 +96,8 @@ class _XmlFile(Catalogue):
             codes[number : number + 1] = [known.pop(number, inline[0])]
             return chr(CODE + number)
 
-        return html.unescape(_INLINE.sub(written, (element["inner"] if element else None) or ""))
+        inner = _SEGMENT.sub(r"\1", (element["inner"] if element else None) or "")
+        return html.unescape(_INLINE.sub(written, inner))
 
     def _xml(self, text: str, codes: tuple[str, ...] = ()) -> str:
         """Return text as XML, with inline elements."""

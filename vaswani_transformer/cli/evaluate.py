@@ -81,7 +81,7 @@ def evaluate(
         options.require("one table as --source and --reference", False, named)
         pairs = list(read_pairs("text", [(source, reference)]))
     numbers = [number for number, pair in enumerate(pairs, 1) if all(side.strip() for side in pair)]
-    filled = [tuple(normalize("NFC", side) for side in pairs[number - 1]) for number in numbers]  # as models write
+    filled = [tuple(normalize("NFC", side.strip()) for side in pairs[number - 1]) for number in numbers]  # as models do
     if not filled:
         raise UserError(f"{source} and {reference} hold blank lines only: nothing to evaluate")
     sources = [source for source, _ in pairs]
@@ -154,7 +154,7 @@ def _compare(systems: list[str], sources: list[str], references: list[str], bleu
     scores = compare_systems([(name, texts[name]) for name in systems], references, bleu)
     for row, (metric, label) in product(scores["systems"], (("bleu", "BLEU"), ("chrf", "chrF"))):
         low, high = row[f"{metric}_interval"]
-        print(f"{row['name']}: {label} {row[metric]:.2f}, 95% from {low:.2f} to {high:.2f}")
+        print(f"{row['name']}: {label} {row[metric]:.2f}, 95% from {max(0, low):.2f} to {min(100, high):.2f}")
     print(*scores["verdicts"], scores["bleu_signature"], scores["chrf_signature"], sep="\n")
     return scores | {"sentences": len(sources)}
 

@@ -225,7 +225,7 @@ def do_lines(
         lines = _standard_input() if first is None else read_lines(Path(first), stamp=stamps.get(name))
     for other, path in others:
         if path is not None:
-            lines = with_lines_of(lines, first or "standard input", Path(path), stamps.get(other))
+            lines = with_lines_of(lines, first or "standard input", Path(path), stamp=stamps.get(other))
     total = scans[name].lines if scans else len(sentences) or None
     worker.run(lines, output, total, progress=not interactive and total != 1)
     output.finish()

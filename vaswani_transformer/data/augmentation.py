@@ -95,9 +95,10 @@ def changed(kind: str, source: str, target: str, random: Random) -> tuple[str, s
         code, source = f"{code}{TAG} ", source[len(TAG) + 1 :]
     source, *match = source.split(tag)
     new = CHANGES[kind](source, target, random)
-    cased = [word.upper() != word.lower() for word in words_of(source) if any(map(str.isalpha, word))]
+    words = words_of(source) if kind in ("upper", "title") else ()
+    cased = [word.upper() != word.lower() for word in words if any(map(str.isalpha, word))]
     # Many scripts have no capitals: a Latin name among them says nothing of the sentence.
-    is_same = new[0] == source or (kind in ("upper", "title") and 2 * sum(cased) < len(cased))
+    is_same = new[0] == source or 2 * sum(cased) < len(cased)
     source, target = (source, target) if is_same and new[1] else new
     return code + tag.join([source, *match]), mark + target
 

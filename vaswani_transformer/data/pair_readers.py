@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 from ..catalogues.formats import pairs
 from ..errors import UserError
 from ..files import to_path
-from .text_files import LONGEST_LINE, read_lines
+from .text_files import LONGEST_LINE, read_lines, with_lines_of
 from .tmx import read_tmx
 
 logger = logging.getLogger(__name__)
@@ -34,13 +34,7 @@ Pairs = Iterator[tuple[str, str]]
 
 
 def _read_text(source: Path, target: Path, columns: tuple[str, str], errors: str = "strict") -> Pairs:
-    sides = [read_lines(path, errors=errors) for path in (source, target)]
-    for number, pair in enumerate(zip_longest(*sides)):
-        if None in pair:
-            lines = [number + (text is not None) + sum(1 for _ in side) for text, side in zip(pair, sides, strict=True)]
-            counts = f"{source} has {lines[0]:,} lines and {target} has {lines[1]:,}"
-            raise UserError(f"{counts}; line n of one must be the translation of line n of the other")
-        yield pair
+    return with_lines_of(read_lines(source, errors=errors), str(source), target, errors=errors)
 
 
 def _read_table(path: Path, columns: tuple[str, str], errors: str = "strict") -> Pairs:

@@ -166,6 +166,8 @@ def check_recipe_matches(prepared: PreparedData, recipe: Recipe) -> None:
         fields += DATA_FIELDS
     elif any(getattr(recipe, name) for name in _VALIDATION_FIELDS):
         fields += _VALIDATION_FIELDS
+    else:  # its text is the folder's, whatever is left out of what it was made with
+        fields += [name for name in _PARTS_OF_DATA if getattr(recipe, name) != getattr(Recipe, name)]
     with reading(prepared.folder / MANIFEST):
         made_with = {"fuzzy_matches": False} | prepared.manifest["recipe"]
         if (folder := recipe.tokenizer_folder) is not None:

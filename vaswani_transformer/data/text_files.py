@@ -72,13 +72,13 @@ def read_lines(path: Path, digest: Any = None, stamp: Stamp = None, errors: str 
             check_unchanged(path, stamp)
 
 
-def with_lines_of(lines: Iterable[str], where: str, path: Path, stamp: Stamp = None) -> Iterator[tuple[str, str]]:
-    """Yield each line, of `where`, with the same line of a file, which must still have an earlier reading's `stamp`.
+def with_lines_of(lines: Iterable[str], where: str, path: Path, **options) -> Iterator[tuple[str, str]]:
+    """Yield each line, of `where`, with the same line of a file; `options` are of `read_lines`.
 
     Raises:
         UserError: as soon as one of them ends before the other.
     """
-    for number, pair in enumerate(zip_longest(lines, read_lines(path, stamp=stamp))):
+    for number, pair in enumerate(zip_longest(lines, read_lines(path, **options))):
         if None in pair:
             longer, shorter = (path, where) if pair[0] is None else (where, path)
             counts = f"{longer} has more lines than {shorter}, which has {number:,}"

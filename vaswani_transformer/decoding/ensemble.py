@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
 from ..data.tokenization import tokenizer_sha256
-from ..errors import UserError
+from ..errors import UserError, items_of
 from ..loading import load_model
 from ..model.generation_vaswani import VaswaniGenerationMixin
 from ..model.layers_vaswani import CACHE, either_cache
@@ -157,7 +157,7 @@ def load_ensemble(
     Raises:
         UserError: as `load_model` and `Ensemble`, and for members whose tokenizers differ.
     """
-    folders = [folders] if isinstance(folders, str | Path) else folders
+    folders = list(items_of(folders))
     models, tokenizers = zip(*(load_model(folder, device, **options) for folder in folders), strict=True)
     if len(set(map(tokenizer_sha256, tokenizers))) > 1:
         names = " and ".join(map(str, folders))

@@ -2,9 +2,9 @@
 
 import contextlib
 import functools
-import importlib
 import inspect
 import math
+import pkgutil
 import re
 import sys
 from collections import Counter
@@ -93,7 +93,7 @@ def score_translations(predictions: Sequence[str], references: Sequence[str], bl
     return {
         "bleu": bleu.corpus_score(predictions, [references]).score,
         "chrf": chrf.corpus_score(predictions, [references]).score,
-        "exact_match": 100 * sum(prediction == reference for prediction, reference in filled) / max(1, len(filled)),
+        "exact_match": 100 * sum(one.strip() == other.strip() for one, other in filled) / max(1, len(filled)),
         "bleu_signature": str(bleu.get_signature()),
         "chrf_signature": str(chrf.get_signature()),
     }
@@ -130,10 +130,9 @@ def compare_systems(systems: Sequence[tuple[str, Sequence[str]]], references: Se
 
 def load_checker(name: str) -> Callable[[str, str, str], Any]:
     """Import a function of three texts, `MODULE:FUNCTION`, of an installed module or one in the current folder."""
-    module, _, function = name.partition(":")
     with reading(f"--checker {name} (MODULE:FUNCTION of source, output and reference)"):
         sys.path.append(str(Path.cwd()))  # last: no file of this folder is imported in place of an installed module
-        check = getattr(importlib.import_module(module), function)
+        check = pkgutil.resolve_name(name)
         inspect.signature(check).bind("source", "output", "reference")
     return check
 

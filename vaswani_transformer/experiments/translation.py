@@ -33,7 +33,7 @@ MULTI30K = {
     "train_data": None, "data_config": None, "source_column": "source", "target_column": "target",
     "validation_split": None, "train_source": "train.en.gz", "validation_source": "val.en.gz", "max_length": 100,
     "vocab_size": 4000, "tokens_per_batch": 2048, "tokens_per_device": 2048,
-    "keep_checkpoints": 1, "validation_bleu": 0,
+    "keep_checkpoints": 1, "validation_bleu": 0, "average_every": 0,
 }  # fmt: skip
 # Mean tokens of the sources and targets of the training pairs, ends of sentence included, by scale and language. The
 # paper's: 132,886,171 English and 137,628,246 German ones of 4,500,966 pairs, with a joint BPE vocabulary of 32,768

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..decoding.fast_tokenizer import open_tokenizer
-from ..errors import UserError, reading
+from ..errors import UserError, items_of, reading
 from ..evaluation.records import model_sha256
 from ..exported import NotExpressibleError, is_exported
 from ..files import cache_folder
@@ -40,7 +40,7 @@ def load_for_decoding(
     Raises:
         UserError: for a folder that holds no such model, or a device, precision or need that cannot be.
     """
-    folders = [folders] if isinstance(folders, str | Path) else list(folders)
+    folders = list(items_of(folders))
     needs = [*needs, "--ensemble"] if len(folders) > 1 else list(needs)
     if any(map(is_exported, folders)):
         if needs:

@@ -17,7 +17,7 @@ from huggingface_hub import errors as errors_of_hub
 from huggingface_hub.utils import validate_repo_id
 
 from ..data.tokenization import SIDES, TOKENIZER_FILES, side_of
-from ..errors import UserError, one_line, reading, shortened
+from ..errors import UserError, items_of, one_line, reading, shortened
 from ..evaluation.records import is_weights_file, read_evaluation, weights_sha256
 from ..exported import FACTS
 from ..loading import load_model
@@ -99,8 +99,7 @@ def publish(
         UserError: for a mistake in the arguments, and for a token that is refused or may not write.
         ConnectionError: when the Hub cannot be reached or fails; the push may be repeated.
     """
-    several = (languages, datasets, evaluations)
-    languages, datasets, evaluations = ([one] if isinstance(one, str | Path) else list(one) for one in several)
+    languages, datasets, evaluations = (list(items_of(several)) for several in (languages, datasets, evaluations))
     _check_name(repo_id)
     token = None if dry_run else token or get_token()
     with tempfile.TemporaryDirectory(prefix="vaswani-push-") as folder:

@@ -474,8 +474,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
                 `(1, tokens)`, start, and the number of tokens. Not with masks, caches, windows or attention weights.
             target_offsets: the same for `labels` or `decoder_input_ids`, also `(1, tokens)`.
             max_length: tokens of the longest sentence that these two may have; it is not needed on a CPU.
-            skip_logits: return the loss alone, in far less memory: where possible it is computed together with the
-                projection, in blocks of tokens, and the logits of the whole batch never exist at once.
+            skip_logits: with labels, return the loss alone, in far less memory: where possible it is computed together
+                with the projection, in blocks of tokens, and the logits of the whole batch never exist at once.
             **kwargs: `output_attentions`, `output_hidden_states` and the like.
 
         Returns:
@@ -484,8 +484,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
 
         Raises:
             ValueError: for ids beyond the vocabulary (on a CPU; elsewhere torch reports them later), unless exactly one
-                of ids and embeddings is given, for more tokens than learned positions, for flash attention, for
-                `skip_logits` without labels, and for what cannot be beside offsets.
+                of ids and embeddings is given, for more tokens than learned positions, for flash attention, and
+                for what cannot be beside offsets.
         """
         cache = either_cache(cache, past_key_values)
         if isinstance(cache, DecodingCache):
@@ -499,8 +499,6 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
                 **{CACHE: cache},
                 encoder_last_hidden_state=None if encoder_outputs is None else encoder_outputs[0],
             )
-        if skip_logits and labels is None:
-            raise ValueError("skip_logits leaves nothing to return without labels: give labels, or leave it out")
         if labels is not None:
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:

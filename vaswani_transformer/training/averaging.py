@@ -29,8 +29,8 @@ def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor
         UserError: for a missing file, one that has changed since a training wrote it, or weights of other names or
             shapes than the first one's, some of which torch would broadcast.
     """
-    files = []
-    for folder in map(Path, items_of(folders)):
+    files, folders = [], [Path(folder) for folder in items_of(folders)]
+    for folder in folders:
         check_contents(folder, weights_only=True)
         with reading(folder):
             refuse_special_files(folder)  # a pipe would be waited for

@@ -231,6 +231,19 @@ def test_every_quantization(tmp_path, folder, exported, without_overflow, quanti
     assert difference_of_pairs(without_overflow, done.folder) < 0.1
 
 
+def test_javascript_is_told_that_spaces_stay(tmp_path, folder):
+    """Of a tokenizer of one's own, whose settings may lack it: transformers.js then takes them away."""
+    (source := tmp_path / "model").mkdir()
+    for path in folder.iterdir():
+        shutil.copy(path, source) if path.is_file() else None
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    own = {name: settings[name] for name in ("eos_token", "pad_token", "unk_token") if name in settings}
+    own["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (source / "tokenizer_config.json").write_text(json.dumps(own))
+    exported = export_model(source, tmp_path / "exported").folder
+    assert json.loads((exported / "tokenizer_config.json").read_text())["clean_up_tokenization_spaces"] is False
+
+
 def test_ctranslate2s_own_converter_knows_our_models(tmp_path, folder):
     import vaswani_transformer.export.to_ctranslate2  # noqa: F401
 

@@ -165,7 +165,7 @@ class TwoVocabularies:
 
     def get_vocab(self) -> dict[str, int]:
         if self.name == "source":
-            return {"<eos>": 0, "a": 1, "<unk>": 2, "beyond": 99}
+            return {"<eos>": 0, "\ufff5a\ufff6\ufff2": 1, "<unk>": 2, "beyond": 99}
         return {"<eos>": 0, "b": 1, "<unk>": 2, "U\u2028\x85 €": 3}
 
 
@@ -176,7 +176,7 @@ def test_two_vocabularies_of_a_tokenizer_of_transformers(tmp_path):
     set_positions(model)
     write(model, TwoVocabularies(), tmp_path)
     words = [yaml.safe_load((tmp_path / f"{side}.yml").read_text()) for side in ("source", "target")]
-    assert words == [{"</s>": 0, "a": 1, "<unk>": 2}, {"</s>": 0, "b": 1, "<unk>": 2, "U\u2028\x85 €": 3}]
+    assert words == [{"</s>": 0, "a<": 1, "<unk>": 2}, {"</s>": 0, "b": 1, "<unk>": 2, "U\u2028\x85 €": 3}]
     theirs, _ = model_of(tmp_path / "model.npz")
     with torch.no_grad():
         ours = model(input_ids=torch.tensor([[1, 0]]), decoder_input_ids=torch.tensor([[0, 3, 1]])).logits

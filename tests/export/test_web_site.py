@@ -50,6 +50,16 @@ def test_the_files(site):
     assert graphs == {"decoder_model_merged.onnx", "encoder_model.onnx"}
 
 
+def test_what_the_page_knows(tmp_path):
+    """Regions as browsers write them, and the model's own limits of outputs."""
+    (tmp_path / "model").mkdir()
+    for settings, most in (({"max_new_tokens": 20}, 20), ({"max_length": 512}, 511), ({"max_length": None}, 0)):
+        (tmp_path / "model" / "generation_config.json").write_text(json.dumps(settings))
+        to_web._add_page(tmp_path, ("en_US", "de"), 99, "fp32", "")
+        site = json.loads((tmp_path / "site.json").read_text())
+        assert (site["source"], site["target"], site["most"], site["extra"]) == ("en-US", "de", most, 50)
+
+
 def serve(site) -> http.server.ThreadingHTTPServer:
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)

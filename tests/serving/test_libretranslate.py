@@ -130,6 +130,23 @@ def test_head_and_get_also_below_the_path_of_a_proxy(make, root_path):
         assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, "*")
 
 
+@pytest.mark.parametrize(
+    ("served", "text", "found"),
+    [
+        (["nb-en"], "Hunden løper gjennom skogen og leker med barna hver dag.", "nb"),  # which the detector calls no
+        (["fil-en"], "Magandang umaga sa inyong lahat, kumusta na kayo ngayon?", "fil"),  # tl
+        (["ny-en"], "Ine ndikupita ku msika lero kukagula chakudya.", "ny"),  # unknown to it
+        (["de-en"], "El perro corre por el bosque y juega con los niños.", "de"),  # which nothing here is
+        (["en-pt-BR", "en-pt-PT"], "O cachorro corre pela floresta e brinca com as crianças todos os dias.", "pt-BR"),
+    ],
+)
+def test_only_what_is_clearly_in_the_target_language_stays(make, folder, loaded, served, text, found):
+    body = {"q": text, "source": "auto", "target": "pt-BR" if found == "pt-BR" else "en"}
+    answer = ask(make(*(f"{name}={folder}" for name in served)), "POST", "/translate", json=body)[1]
+    assert answer["translatedText"] == (text if found == "pt-BR" else translated(loaded, [text])[0])
+    assert answer["detectedLanguage"]["language"] == found
+
+
 def test_languages_are_detected_among_those_that_are_served(make, folder, loaded):
     app = make(f"en-de={folder}", f"fr-de={folder}", f"de-en={folder}")
     texts = {"en": SENTENCES[0], "fr": "Deux chiens jouent dans la neige devant la maison."}

@@ -96,8 +96,7 @@ class _XmlFile(Catalogue):
             codes[number : number + 1] = [known.pop(number, inline[0])]
             return chr(CODE + number)
 
-        inner = _SEGMENT.sub(r"\1", (element["inner"] if element else None) or "")
-        return html.unescape(_INLINE.sub(written, inner))
+        return html.unescape(_INLINE.sub(written, _SEGMENT.sub(r"\1", (element and element["inner"]) or "")))
 
     def _xml(self, text: str, codes: tuple[str, ...] = ()) -> str:
         """Return text as XML, with inline elements."""

@@ -61,10 +61,9 @@ def _name(element: Element) -> str:
 
 
 def _text(element: Element) -> str:
-    if _name(element) == "ph" and "<br" in (element.text or "").lower():
-        return "\n"
     inner = "".join(_text(child) + (child.tail or "" if _name(element) not in _CODE else "") for child in element)
-    return inner if _name(element) in _CODE else (element.text or "") + inner
+    own = element.text or ""
+    return ("\n" * ("<br" in own.lower()) if _name(element) in _CODE else own) + inner
 
 
 def read_tmx(path: Path, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import TextIO
 
+from filelock import lock_descriptor
 from tqdm.auto import tqdm
 
 from ..errors import UserError
-from ..files import sync, write_text
+from ..files import WINDOWS, sync, write_text
 from ..json_and_yaml import read_json
 
 
@@ -80,19 +81,11 @@ class ResumableOutput:
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._file.close)
-            self._lock()
+            with contextlib.suppress(OSError):  # a file system without locks
+                if not WINDOWS and not lock_descriptor(self._file.fileno(), blocking=False):
+                    raise UserError(f"another process is writing {path}: wait, or give another --output")
             self._start(lines_per_record, resume)
             on_error.pop_all()
-
-    def _lock(self) -> None:
-        try:
-            import fcntl
-
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"another process is writing {self.path}: wait, or give another --output") from error
-        except (ImportError, OSError):  # Windows, or a file system without locks
-            pass
 
     def _start(self, lines_per_record: int, resume: bool) -> None:
         if not resume:

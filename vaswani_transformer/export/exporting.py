@@ -90,7 +90,8 @@ def export_model(
         sample["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(sample.pop("labels"))
         logits = model(**sample).logits  # first: writing changes the model
         writer.write(model, tokenizer, staging, quantization)
-        tokenizer.save_pretrained(staging)
+        tokenizer.init_kwargs.setdefault("clean_up_tokenization_spaces", tokenizer.clean_up_tokenization_spaces)
+        tokenizer.save_pretrained(staging)  # transformers.js would take true for a missing one
         model.generation_config.save_pretrained(staging)
         # Neither a source nor an output can have more tokens than there are positions.
         facts = {"format": format, "positions": rows, "quantization": quantization, "vaswani_transformer": __version__}

@@ -25,7 +25,7 @@ from ..model.configuration_vaswani import VaswaniConfig
 _MODEL, _SETTINGS, _JOINT, *_SIDES = "model.npz", "decoder.yml", "vocab.yml", "source.yml", "target.yml"
 _BLOCK = 256  # bytes; options are filled up with NULs to a multiple
 # Signs in names of pieces by which `importing/sentencepiece.py` keeps texts apart from them.
-_SIGNS = str.maketrans({"\ufff2": "<", "\ufff4": None})
+_SIGNS = str.maketrans({"\ufff2": "<", **dict.fromkeys("\ufff4\ufff5\ufff6")})
 # Characters that YAML does not allow, or takes for the end of a line, unless they are escaped.
 _UNPRINTABLE = re.compile("[\x7f-\xa0\u2028\u2029\ufeff\ufffe\uffff]")
 

@@ -68,8 +68,9 @@ def read(source: Path, vocabularies: Sequence[Path] = ()) -> Imported:
     generation: dict[str, Any] = {"suppress_tokens": [sides[1].ids[UNK]]}  # which Marian does not put out
     if decoder is not None:
         # Marian divides a score by (generated tokens)^normalize, the end token counted: transformers' own rule.
-        generation |= {"length_normalization": "power", "length_penalty": float(decoder.get("normalize", 0))}
-        generation["num_beams"] = decoder.get("beam-size", 12)
+        generation |= {"length_normalization": "power", "num_beams": decoder.get("beam-size", 12)}
+        if generation["num_beams"] > 1:
+            generation["length_penalty"] = float(decoder.get("normalize", 0))
         if decoder.get("word-penalty"):
             generation["word-penalty"] = decoder["word-penalty"]
         if decoder.get("allow-unk"):

@@ -87,7 +87,7 @@ def read(source: Path, positions: str | None = None) -> Imported:
         weights,
         marian_tokenizer(source),
         _facts(source, toolkit, note),
-        _search_settings(source, config),
+        _search_settings(source, config, positions == "marian"),
     )
 
 
@@ -101,7 +101,7 @@ def _matrices(weights: dict[str, torch.Tensor], is_shared: bool) -> list[torch.T
     return [weights[next(filter(weights.__contains__, names), names[0])] for names in sides]
 
 
-def _search_settings(folder: Path, config: MarianConfig) -> dict[str, Any]:
+def _search_settings(folder: Path, config: MarianConfig, is_marian: bool) -> dict[str, Any]:
     """Return the folder's search settings, and transformers' rule for the scores of a beam search.
 
     They are in `generation_config.json`, in older folders in `config.json`.
@@ -113,6 +113,8 @@ def _search_settings(folder: Path, config: MarianConfig) -> dict[str, Any]:
         values = read_json(folder / "config.json")
         settings = {name: values.get(name, getattr(config, name, None)) for name in GenerationConfig().to_dict()}
     dropped = {*_IDS, "transformers_version", "_from_model_config", "use_cache"}
+    if is_marian and settings.get("bad_words_ids") in (None, [[config.pad_token_id]]):
+        dropped.add("renormalize_logits")  # without effect, since padding has no probability; own searches lack it
     settings = {name: value for name, value in settings.items() if value is not None and name not in dropped}
     return {"length_normalization": "power", "length_penalty": 1.0, **settings}
 

@@ -219,17 +219,18 @@ class Service:
         return served[distances.index(nearest)]
 
     def detect(self, texts: Sequence[str], target: str = "") -> dict[str, float]:
-        """Return how likely texts are in each language that is served, of 1 in all, or in a target and its sources."""
+        """Return how likely texts are in each language that is served, at most 1, or in a target and its sources."""
         served = [one for one in self.models.served if not target or language_distance(target, one.target) < math.inf]
         codes = dict.fromkeys(code for model in served for code in (model.source, model.target))
         with reading("detection of languages (pip install 'vaswani_transformer[serve]')"):
             from ..data.cleaning_rules import likely_languages
 
             likely = likely_languages(" ".join(" ".join(texts).split()).lower())
-        short = get_global("language_aliases")  # of eng en
-        found = {code: likely.get(short.get(name := code.lower().partition("-")[0], name), 0.0) for code in codes}
-        total = sum(found.values()) or math.inf
-        return {code: found[code] / total for code in sorted(codes, key=found.__getitem__, reverse=True)}
+        short = get_global("language_aliases") | {"nb": "no", "nob": "no", "fil": "tl", "tgl": "tl", "tl": "tl"}
+        names = {code: short.get(name := code.lower().partition("-")[0], name) for code in codes}  # of eng en
+        total = max(0.1, sum(likely.get(name, 0.0) for name in {*names.values()}))  # less where it may be in no one
+        found = {code: likely.get(name, 0.0) / total for code, name in names.items()}
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def check(self, texts: Sequence[str]) -> None:
         """Raise `HTTPException` for texts that are too long or cannot be encoded."""

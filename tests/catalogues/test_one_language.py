@@ -318,3 +318,22 @@ def test_what_yaml_lacks_is_added_in_block_style_with_comments(tmp_path):
     result = re.sub(r"\n *# vaswani: machine.*", "#", filled(target, source=source, language="ja").decode())
     texts = '  b:#\n    "no": "Two"\n    c:#\n      d: ["x", "y"]\n  e:#\n    other: "%{n} g"\n'
     assert result == f"de:\n  a: Eins  # mine\n{texts}"
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("de.yml", "de:\n  a: ~\n  b:\n  c:  # mine\n    - ~\n  d: {one: , other: null}\n"),
+        ("de.yml", "de:\n"),
+        ("de.yml", "de: {}"),
+        ("a.de.json", '{"a": null, "b": null, "d": {"one": null, "other": null}}'),
+    ],
+)
+def test_what_is_null_in_the_place_of_a_text_or_a_map_is_filled(tmp_path, name, target):
+    texts = {"a": "One", "b": {"x": "Two"}, "c": [None, "y"], "d": {"one": "a dog", "other": "dogs"}}
+    source = tmp_path / ("en.json" if "json" in name else "en.yml")
+    source.write_text(json.dumps(texts if "json" in name else {"en": texts}))
+    (path := tmp_path / name).write_text(target)
+    result = yaml.safe_load(filled(path, source=source, language="de"))
+    result = result if "json" in name else result.pop("de")
+    assert {**result, "c": texts["c"]} == texts

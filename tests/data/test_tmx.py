@@ -123,7 +123,7 @@ def bomb(levels: int = 30) -> str:
     ("content", "message"),
     [
         ("", "no element found: line 1"),
-        ("<html><body/></html>", "not a translation memory: it begins with <html>"),
+        ("<html><body/></html>", "empty, no pair"),
         (HEADER + '<tuv xml:lang="en"><seg>a</seg></tuv>' + END, "empty, no pair"),
         (HEADER + "<tu>\n</body>", "mismatched tag: line 5"),
         (bomb() + unit(("en", "&l29;"), ("de", "b")) + END, "limit on input amplification"),

@@ -127,6 +127,8 @@ def test_with_room_for_all_hypotheses_the_best_output_with_the_terms_is_found(se
         ("bank|Bank", "Bank or BANK or bank", ["Bank", "bank"]),
         ("red dog|(red)", "a red  dog, x(red) (red)x", ["red dog"]),
         ("(red)|c++|+", "(red) dog ab c++d c++", ["(red)", "c++"]),
+        ("file|{name}", "%(file)s %{file} {file} <file a='file'>", []),
+        ("file|{name}|a {b}", "<b>file</b> of a {b} for {name}", ["file", "a {b}", "{name}"]),
         ("\u0915", "\u0915\u093f \u0915", ["\u0915"]),
         ("\u0915", "\u0915\u093f\u0915", []),  # letters with a vowel's sign behind or before them
     ],

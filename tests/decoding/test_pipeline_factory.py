@@ -67,12 +67,6 @@ class TestFactory:
         mapped = pipeline("translation", model=saved, device_map="cpu")
         assert mapped.device.type == "cpu" and mapped("red", **SHORT)
 
-    def test_other_tasks_are_transformers_own(self, tokenizer):
-        generator = pipeline("text-generation", model=tiny_gpt2(len(tokenizer)), tokenizer=tokenizer, device="cpu")
-        assert type(generator) is transformers.TextGenerationPipeline
-        with pytest.raises(KeyError, match="no-such-task"):
-            pipeline("no-such-task", model=tiny_gpt2(len(tokenizer)), tokenizer=tokenizer)
-
     def test_mistakes_end_in_one_line(self, model, tokenizer, saved, tmp_path):
         save(tmp_path / "gpt2", tiny_gpt2(len(tokenizer)), tokenizer)
         sizes = {"d_model": 8, "d_kv": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1}
@@ -82,6 +76,7 @@ class TestFactory:
         shutil.copytree(saved, tmp_path / "no weights")
         (tmp_path / "no weights" / "model.safetensors").unlink()
         cases = [
+            ({"task": "summarization", "model": saved}, "'summarization'"),
             ({}, "tokenizer "),
             ({"model": model}, "tokenizer "),
             ({"model": tmp_path / "gpt2"}, "gpt2"),

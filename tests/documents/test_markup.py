@@ -183,6 +183,7 @@ title: Not text
         ("cat\n: a dog\n\n{/* a b */}", "CAT\n: A DOG\n\n{/* a b */}"),
         ("import A from 'a'\nimport b\n\nexport const b\n\na", "import A from 'a'\nIMPORT B\n\nexport const b\n\nA"),
         (":tada: a dog\n\n- :+1: it\n\n\\: a\n", ":tada: A DOG\n\n- :+1: IT\n\n\\: A\n"),
+        ("a\n\n:lock: b\n\n:::tip[A title]\nc\n:::\n", "A\n\n:lock: B\n\n:::tip[A title]\nC\n:::\n"),
         ("H~2~O or x^2^ ~a~", "H~2~O OR X^2^ ~A~"),
         ("<var>x *y*</var> or <q translate=no>b</q> *c*", "<var>x *y*</var> OR <q translate=no>b</q> *C*"),
     ],
@@ -233,7 +234,16 @@ def test_subtitles():
     text = "WEBVTT - a title\n\nNOTE a\nnote\n\n" + cue
     result = translated(text.format("x", "hi", "dogs", "run"), "srt")
     assert result == translated(text.format("x", "hi", "dogs", "run"), "vtt") == text.format("x", "HI", "DOGS", "RUN")
+    first = "WEBVTT\n\n00:01.000 --> 00:02.000\n \n{}\n"  # as of YouTube, where the line with a space is of the cue
+    assert translated(first.format("a dog"), "vtt") == first.format("A DOG")
     assert translated("WEBVTT\n\nNOTE a\n", "vtt") == "WEBVTT\n\nNOTE a\n"  # of a silent film
+
+
+@pytest.mark.parametrize(("named", "written"), [("iso-8859-1", b"&#252;"), ("UTF-8", "ü".encode())])
+def test_a_page_stays_in_the_encoding_that_it_names(named, written):
+    page = f'<html><head><meta charset="{named}"></head><p>%s</p></html>'.encode()
+    result = translate_document(page % b"A dog", "html", lambda _: ["ü"])
+    assert result == page % written
 
 
 @pytest.mark.parametrize("format", ["paragraphs", "html", "markdown"])

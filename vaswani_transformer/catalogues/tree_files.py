@@ -12,6 +12,7 @@ import yaml
 from .catalogue import CATEGORIES, Catalogue, Edit, Entry, Filling
 
 _DEEPEST = 200  # maps and lists in each other
+_NULL = ("", "~", "null")  # in the place of a text or a map that is still to come
 _written = partial(json.dumps, ensure_ascii=False)
 _PLURAL = re.compile(rf"(.*_|)({'|'.join(CATEGORIES)})")
 # Of YAML, before the first value in it: any other may be behind the end of a text that started on an earlier line.
@@ -42,7 +43,8 @@ class JsonFile(Catalogue):
         header = next((value for key, value in self.root.members if key.text == "@@locale" and value.text), None)
         key, below = self.root.members[0] if len(self.root.members) == 1 else (self.root, self.root)
         is_language = re.split("[-_]", key.text or "")[0] in {re.split("[_.@]", name)[0] for name in locale_alias}
-        if below.members and is_language and (self.comment or f"{key.text}." in self.path.name):  # as in Rails' YAML
+        is_map = below.members or self.text[below.start : below.end] in ("{}", *_NULL)
+        if is_map and is_language and (self.comment or f"{key.text}." in self.path.name):  # as in Rails' YAML
             self.root, header = below, key
         if header and self.source is None and self.language:
             is_quoted = self.text[header.start] in "\"'" or self.language == "no"  # which is false in YAML
@@ -89,7 +91,8 @@ class JsonFile(Catalogue):
         for form, (start, end, text, _) in entry.place.items():
             if text and self.source is not None:
                 continue
-            edits.append((start, end, _written(texts.get(form, filling.targets[-1] if entry.counts else text))))
+            text = texts.get(form, filling.targets[-1] if entry.counts else text)
+            edits.append((start, end, " " * (start == end) + _written(text)))
             if self.comment and (line := _LINE_START.fullmatch(self.text, self.text.rfind("\n", 0, start) + 1, start)):
                 edits.append((line.start(), line.start(), line[1] + self.comment.format(filling.note) + self.newline))
         return edits
@@ -115,6 +118,8 @@ class JsonFile(Catalogue):
         edits = [edit for below in inner for edit in self._added(*below)]  # first: they may end at the same place
         new = {key: value for key, value in tree.items() if key not in members}
         key, value = node.members[-1] if node.members else (None, None)
+        if new and not key and node.start and self.text[node.start : node.end] in _NULL:
+            return [(node.start, node.end, f"{' ' * (node.start == node.end)}{{{self._members(new, ' ', ',')}}}")]
         comma = "," if self.text[node.start : node.end][:1] == "{" else ""
         if not new or (key.start < 0 if key else not comma and node.end <= len(self.text)):
             return edits  # nothing, or a list, or a text
@@ -159,7 +164,9 @@ class JsonFile(Catalogue):
             name = Node(-1, start, f"[{key}]", []) if isinstance(key, int) else self._node(key, text, start)
             if name.text is None and isinstance(key, yaml.ScalarNode):  # such as `no` and 404, which are no strings
                 name = name._replace(text="\0" + text[name.start : name.end])
-            members.append((name, self._node(value, text, name.end)))
+            below = self._node(value, text, name.end)
+            is_null = self.source and name.start >= 0 and text[below.start : below.end] in _NULL
+            members.append((name, below._replace(text="") if is_null else below))
         is_flow = not members or text[start] in "{["
         return Node(start, end if is_flow else members[-1][1].end, None, members)  # else the end is behind comments
 

@@ -33,8 +33,6 @@ def _units(stream, languages: tuple[str, str], found: set[str]) -> Iterator[list
     for event, element in iterparse(stream, ("start", "end")):
         name = _name(element)
         if event == "start":
-            if not above and name != "tmx":
-                raise ValueError(f"not a translation memory: it begins with <{name:.100}> and not with <tmx>")
             above.append(element)
             if name == "tu":
                 unit = [None, None]

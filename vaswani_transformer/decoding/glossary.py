@@ -7,6 +7,7 @@ a term is in every output, however many beams there are. One that has come to it
 so that they are in the sentence, not behind it.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ MOST_BEAMS = 16  # that a search takes by itself to keep hypotheses with differe
 _WORD_STARTS = ("\u0120", "\u2581")  # what tokens begin with that begin a word: of byte-level BPE, of SentencePiece
 _SIGN = "，"  # before a term that has no space before it
 _OPENING = ("(", "[", '"', "'", "„", "“", "«", "»")  # what a term may follow without a space
+_CODE = re.compile(r"%\(\w+\)|[%$#]*\{[^{}\s]*\}|</?\w[^<>]*>")  # placeholders and tags, which are no words
 _OPENED = -1  # begins the forms that count behind one of these alone
 
 
@@ -40,9 +42,10 @@ class Glossary:
     def of(self, text: str) -> dict[str, tuple[str, ...]]:
         """Return the terms that occur in a text, in their order there."""
         text, terms, end = " ".join(normalize("NFC", text).split()), {}, 0
+        in_code = {place for code in _CODE.finditer(text) for place in range(code.start() + 1, code.end())}
         for word in LETTERS_OR_SIGN.finditer(text):
             start = word.start()
-            for length in self._lengths.get(word[0].lower(), ()) if start >= end else ():
+            for length in self._lengths.get(word[0].lower(), ()) if start >= end and start not in in_code else ():
                 piece = text[start : start + length]
                 source = piece if piece in self.terms else piece.lower()
                 if source in self.terms and not is_part(text, start, start + len(piece)):

@@ -25,7 +25,7 @@ def pipeline(
     model_kwargs: dict[str, Any] | None = None,
     **options,
 ) -> Pipeline:
-    """Build a pipeline of a model of this package; any other task is handed to `transformers.pipeline` as it is.
+    """Build a pipeline of a model of this package.
 
     Args:
         task: `"translation"`, which is the default, `"translation_XX_to_YY"`, or `"text2text-generation"`.
@@ -47,9 +47,6 @@ def pipeline(
     # None would have transformers ask on the terminal.
     hub = {"trust_remote_code": bool(trust_remote_code)}
     hub |= {name: options.pop(name) for name in _OF_HUB if name in options}
-    if kind not in PIPELINES:
-        options |= {"tokenizer": tokenizer, "device": device, "model_kwargs": model_kwargs, **loading, **hub}
-        return transformers.pipeline(task, model, **options)
     name = model if isinstance(model, str | Path) else getattr(model, "name_or_path", "")
     with reading(name or kind):
         if isinstance(model, str | Path):

@@ -1,6 +1,7 @@
 """The formats of documents by name, and a whole document translated."""
 
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ _READERS = {  # the function of each format, whose module is imported when it is
     "markdown": "markdown_text:read_markdown",
     **dict.fromkeys(("srt", "vtt"), "plain_text:read_subtitles"),
 }
+_OTHER = re.compile(rb"""(?i)<meta[^>]*\bcharset\s*=\s*["']?(?!utf-?8)\w""")  # encoding, in which references are right
 OFFICE = ("docx", "pptx", "odt")
 #: Names of the formats.
 FORMATS = (*_READERS, *OFFICE)
@@ -45,7 +47,9 @@ def translate_document(
     mark = text[: text.startswith("\ufeff")]  # of the byte order, which is not text
     code, text = typed_code(text[len(mark) :])  # which counts for all of it
     read = pkgutil.resolve_name(f"{__package__}.{_READERS[format]}")
-    return (mark + translate_parts([read(text)], translate, align, language, [code])[0]).encode()
+    encoding = "ascii" if format == "html" and not mark and _OTHER.search(data[:1024]) else "utf-8"
+    result = mark + translate_parts([read(text)], translate, align, language, [code])[0]
+    return result.encode(encoding, "xmlcharrefreplace")
 
 
 def translate_parts(

@@ -37,7 +37,7 @@ def read_subtitles(text: str) -> Document:
     pieces, in_text, is_cue = [], False, False
     for number, line in enumerate(lines):
         inner = line.rstrip("\r\n")
-        is_cue = number in times or (is_cue and not (is_vtt and not inner.strip()))
+        is_cue = number in times or (is_cue and not (is_vtt and not inner))
         if number in heads or number in times or not is_cue or not inner.strip():
             pieces.append(Piece(line))
             in_text = False

@@ -152,14 +152,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             number = "neither" if input_ids is None else "both"
             raise ValueError(f"give either {name}_ids or {name.replace('input', 'inputs')}_embeds; {number} given")
-        if inputs_embeds is not None:
-            return inputs_embeds
-        try:
-            return self.embed_tokens(input_ids)
-        except IndexError as error:
-            ids, size = f"from {int(input_ids.min())} to {int(input_ids.max())}", self.embed_tokens.num_embeddings
-            problem = f"{name}_ids has token ids {ids}, and the vocabulary size is {size}"
-            raise ValueError(f"{problem}: is this the tokenizer of the model?") from error
+        return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
 
     def embed(self, embeddings: torch.Tensor, position_ids: torch.Tensor, end: int) -> torch.Tensor:
         """Scale `(batch_size, length, d_model)` embeddings, add those of positions below `end`, and apply dropout."""
@@ -483,9 +476,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             smoothed by `config.label_smoothing` (Section 5.4), in evaluation mode plain, so that perplexity is exact.
 
         Raises:
-            ValueError: for ids beyond the vocabulary (on a CPU; elsewhere torch reports them later), unless exactly one
-                of ids and embeddings is given, for more tokens than learned positions, for flash attention, and
-                for what cannot be beside offsets.
+            ValueError: unless exactly one of ids and embeddings is given, for more tokens than learned positions, for
+                flash attention, and for what cannot be beside offsets.
         """
         cache = either_cache(cache, past_key_values)
         if isinstance(cache, DecodingCache):

@@ -229,8 +229,7 @@ class Service:
         short = get_global("language_aliases") | {"nb": "no", "nob": "no", "fil": "tl", "tgl": "tl", "tl": "tl"}
         names = {code: short.get(name := code.lower().partition("-")[0], name) for code in codes}  # of eng en
         total = max(0.1, sum(likely.get(name, 0.0) for name in {*names.values()}))  # less where it may be in no one
-        found = {code: likely.get(name, 0.0) / total for code, name in names.items()}
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+        return dict(sorted(((code, likely.get(names[code], 0) / total) for code in names), key=lambda each: -each[1]))
 
     def check(self, texts: Sequence[str]) -> None:
         """Raise `HTTPException` for texts that are too long or cannot be encoded."""

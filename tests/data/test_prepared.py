@@ -44,6 +44,7 @@ def test_a_run_is_resumed_with_the_same_prepared_pairs_elsewhere_and_with_no_oth
     make(recipe, tmp_path / "p")
     recipe = dataclasses.replace(recipe, prepared=str(tmp_path / "p"), output=str(tmp_path / "run"))
     result = train(recipe, progress=False)
+    assert result.languages == ["en", "de"]
     (result.folder / "model.safetensors").unlink()  # as if it had been interrupted
     (tmp_path / "p").rename(tmp_path / "moved")
     recipe = dataclasses.replace(recipe, prepared=str(tmp_path / "moved"), max_steps=4)

@@ -192,6 +192,8 @@ def test_the_next_card_keeps_what_is_not_known_otherwise_and_no_scores(caplog, t
     known = facts(license="apache-2.0", languages=["fr", "nl"], datasets=["owner/more"], results=results_of(SCORES))
     (tmp_path / "README.md").write_text(render_card(known), encoding="utf-8")
     assert card_facts.known_languages(tmp_path) == ["fr", "nl"]
+    (tmp_path / "started_from.json").write_text('{"languages": ["pt", "fr"]}')
+    assert card_facts.known_languages(tmp_path) == ["pt", "fr"]
     (tmp_path / "import.json").write_text('{"toolkit": "Marian", "source": "a", "languages": ["en", "fr"]}')
     assert card_facts.known_languages(tmp_path) == ["en", "fr"]
     (tmp_path / "recipe.yaml").write_text("train_source: a.en\ntrain_target: a.br\n")  # it was trained further

@@ -274,7 +274,9 @@ def test_the_card_names_the_model_that_was_started_from(source, recipe, tmp_path
     shutil.copytree(source, tmp_path / "opus")
     imported = {"toolkit": "Marian", "source": "owner/name", "license": "apache-2.0", "notes": ["As it was."]}
     (tmp_path / "opus" / "import.json").write_text(json.dumps(imported))
+    (tmp_path / "opus" / "verdict.json").write_text('{"languages": ["pt", "fr"]}')
     folder = train(changed(recipe, from_model=str(tmp_path / "opus"), max_steps=2), progress=False).folder
+    assert json.loads((folder / "started_from.json").read_text())["languages"] == ["pt", "fr"]
     carried = json.loads((folder / "import.json").read_text())
     assert carried.pop("notes") == ["As it was.", "They were then trained further, as stated below."]
     assert carried.items() <= imported.items()

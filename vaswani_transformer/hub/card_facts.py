@@ -186,7 +186,7 @@ def known_languages(folder: str | Path) -> list[str]:
     """Return source, perhaps blank, and target language that an import, training, export or card noted, or none."""
     # An import's are not those of what it was trained further on.
     noted, folder = languages_of(read_run_recipe(folder)) or read_import(folder).get("languages", []), Path(folder)
-    for name in ("verdict.json", FACTS):
+    for name in ("verdict.json", "started_from.json", FACTS):
         with contextlib.suppress(OSError, UserError, KeyError, TypeError):
             noted = noted or list(map(str, read_json(folder / name)["languages"]))
     with contextlib.suppress(OSError, UserError):

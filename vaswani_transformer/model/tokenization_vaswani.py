@@ -100,7 +100,6 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
             self._target_backend = copy.deepcopy(target_tokenizer_object)
         elif target_tokenizer_file is not None:
             self._target_backend = Tokenizer.from_file(str(target_tokenizer_file))
-        kwargs.setdefault("clean_up_tokenization_spaces", False)
         kwargs.setdefault("split_special_tokens", True)  # "</s>" in a text is text
         super().__init__(*args, known_tokens=known_tokens, moses=moses, **kwargs)
         if self._target_backend is not None:

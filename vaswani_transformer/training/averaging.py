@@ -84,7 +84,7 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
         tokenizer.save_pretrained(staging)
         first = folders[0].resolve()
         run = first.parent.parent if first.parent.name == CHECKPOINTS else first
-        for name in (IMPORT, RECIPE):
+        for name in (IMPORT, RECIPE, "generation_config.json"):  # alpha, which a training chooses last
             if (run / name).is_file():
                 (staging / name).write_bytes((run / name).read_bytes())
     return Path(output).absolute()

@@ -20,7 +20,7 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import MAX_EXTRA_TOKENS
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import AUTO, DROPOUTS, Recipe, model_config
-from .run_folder import IMPORT, ORIGIN
+from .run_folder import IMPORT, ORIGIN, VERDICT
 
 SEARCH = {"num_beams": 4, "length_penalty": 0.6, "max_extra_tokens": MAX_EXTRA_TOKENS}  # the paper's, Section 6.1
 # All linear layers of encoder and decoder. Embeddings and output projection may be one matrix and stay as they are.
@@ -146,6 +146,8 @@ def origin(folder: str | Path) -> dict[str, str]:
     """
     folder = Path(folder)
     facts = {"model": folder.resolve().name, "weights_sha256": weights_sha256(folder)}
+    noted = (read_json(folder / name).get("languages") for name in (VERDICT, ORIGIN) if (folder / name).exists())
+    facts["languages"] = next(filter(None, noted), [])  # in case the text to train it on names none
     files = {ORIGIN: json.dumps(facts, indent=1) + "\n"}
     if (folder / IMPORT).exists():
         imported = read_json(folder / IMPORT)

@@ -283,12 +283,13 @@ class TrainingRun:
             for name, part in (("training", TRAIN), ("validation", VALIDATION)):
                 logger.info("%s data: %s", name, prepared.counts(part))
             self.text_verdict = [f"training text: {prepared.counts(TRAIN)}"]
+            self.languages = languages_of(prepared.manifest["recipe"])
             return prepared.train, prepared.validation.as_dataset()
         self.tokenizer, train, validation, counts, texts = tokenized_pairs(
             recipe, lambda train: processes.share("tokenizer", lambda: make_tokenizer(recipe, train, resumed))
         )
         self.text_verdict = [] if processes.rank else verdict.of_text(counts, *texts, self.tokenizer)
-        self.languages = data_sources(recipe)[0].languages
+        self.languages = data_sources(recipe)[0].languages or languages_of(vars(recipe))
         return train, validation
 
     def _train(self, trainer: VaswaniTrainer, checkpoint: Path | None) -> None:

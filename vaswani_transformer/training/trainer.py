@@ -89,13 +89,11 @@ class VaswaniTrainer(Seq2SeqTrainer):
     The loss is the model's own. `label_smoothing_factor` is written into `model.config.label_smoothing`, which smooths
     in training mode only, so that evaluation loss is the plain mean over all tokens of the evaluation set and
     `eval_perplexity` is exact; a stock `Seq2SeqTrainer` smooths its evaluation loss too. All else, and the loss of
-    another architecture, is as in `Seq2SeqTrainer`. Raises `UserError` for a `model_init` in place of the model,
-    and for augmentation without a `processing_class`.
+    another architecture, is as in `Seq2SeqTrainer`, but that there is no `model_init` in place of the model. Raises
+    `UserError` for augmentation without a `processing_class`.
     """
 
-    def __init__(self, model=None, args: VaswaniTrainingArguments | None = None, data_collator=None, *others, **kwargs):
-        if model is None:
-            raise UserError("VaswaniTrainer takes a model, no model_init: make a trainer for each trial of a search")
+    def __init__(self, model, args: VaswaniTrainingArguments | None = None, data_collator=None, *others, **kwargs):
         args = VaswaniTrainingArguments() if args is None else args
         if given := [one.name for one in fields(args) if one.name in UNUSED and getattr(args, one.name) != one.default]:
             logger.warning("no effect here: %s; see learning_rate_scale and tokens_per_batch", ", ".join(given))

@@ -323,9 +323,11 @@ def test_what_yaml_lacks_is_added_in_block_style_with_comments(tmp_path):
 @pytest.mark.parametrize(
     ("name", "target"),
     [
-        ("de.yml", "de:\n  a: ~\n  b:\n  c:  # mine\n    - ~\n  d: {one: , other: null}\n"),
-        ("de.yml", "de:\n"),
+        ("de.yml", "de:\n  a: ~\n  b:\n  c:  # mine\n    - ~\n    - y\n  d: {one: , other: null}\n"),
+        ("de.yml", "de:\r\n"),
+        ("de.yml", "de: ~ # mine"),
         ("de.yml", "de: {}"),
+        ("de.yml", "de: {a: , b: null}"),
         ("a.de.json", '{"a": null, "b": null, "d": {"one": null, "other": null}}'),
     ],
 )
@@ -334,6 +336,15 @@ def test_what_is_null_in_the_place_of_a_text_or_a_map_is_filled(tmp_path, name, 
     source = tmp_path / ("en.json" if "json" in name else "en.yml")
     source.write_text(json.dumps(texts if "json" in name else {"en": texts}))
     (path := tmp_path / name).write_text(target)
-    result = yaml.safe_load(filled(path, source=source, language="de"))
+    result = filled(path, source=source, language="de").decode()
+    assert ("# vaswani: machine" in result) == (not target.startswith(("de: {", "{"))), "in block style"
+    result = yaml.safe_load(result)
     result = result if "json" in name else result.pop("de")
-    assert {**result, "c": texts["c"]} == texts
+    assert {**result, "c": result.get("c", texts["c"])} == texts
+
+
+@pytest.mark.parametrize("target", ["de: {a, b: mine}\n", "de:\n  ? a\n  ? b\n", "de: !!set {a, b}\n"])
+def test_keys_without_a_colon_stay(tmp_path, target):
+    (source := tmp_path / "en.yml").write_text("en:\n  a: One\n  b: Two\n")
+    (path := tmp_path / "de.yml").write_text(target)
+    assert filled(path, source=source, language="de").decode() == target

@@ -172,3 +172,15 @@ def test_qt_fills_the_forms_that_lupdate_wrote_and_keeps_translators_comments(tm
     for language, counts in (("cs", (1, 2, 5)), ("lv_LV", (21, 2, 0))):  # without fractions, and in Qt's order
         path.write_text(QT.replace("ru_RU", language), encoding="utf-8")
         assert next(read(path)).counts == counts
+
+
+def test_what_looks_like_marks_in_comments_and_data_is_none(tmp_path):
+    mark = '<mrk mtype="seg">'
+    texts = f"<![CDATA[{mark}x</mrk>]]>", f"{mark}A <!-- {mark} --> <mrk mtype='term'>b</mrk></mrk>", "c"
+    units = "".join(f"<trans-unit id='{n}'><source>{text}</source></trans-unit>" for n, text in enumerate(texts))
+    (path := tmp_path / "a.xlf").write_text(f"<xliff version='1.2'><file>{units}</file></xliff>")
+    assert [entry.sources[0] for entry in read(path)][::2] == [f"{mark}x</mrk>", "c"]
+    written = filled(path).decode()
+    assert written.count("</mrk>") == 4 and f">A <!-- {mark} --> <mrk mtype='term'>b</mrk></target>" in written
+    path.write_text(path.read_text().replace("c<", f"<![CDATA[{mark * 4000}]]><"))
+    assert read(path) is not None  # within a second, where each mark looked for its end it would be twenty

@@ -167,7 +167,7 @@ def test_models_and_files_are_compared_and_checked(model, evaluate, tmp_path, ca
     refused = {
         ("short",): "short has 1 lines for 3 references", ("none",): "no model folder none",
         ("out", "--json", "out"): "--json", ("out", "--output", "x"): "a file of translations, and --output cannot",
-        ("--checker", "my_check"): "my_check (MODULE:FUNCTION of source, output and reference): <module",
+        ("--checker", "my_check"): "my_check (MODULE:FUNCTION of source, output and reference): module",
     }  # fmt: skip
     for words, reason in refused.items():
         assert evaluate(*words) == 2

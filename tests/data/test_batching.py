@@ -200,7 +200,6 @@ def test_the_second_half_of_a_million_pairs_begins_at_once():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([], [], 10), "no sentence pairs"),
         (([3, 11], [3, 3], 10), "the source of sentence pair 1 has 11 tokens, more than the 10"),
         (([3, 3], [9, 3], 8), "the target of sentence pair 0 has 9 tokens, more than the 8"),
         (([1] * 9, [1] * 9, 10, 5), "raise tokens_per_batch"),

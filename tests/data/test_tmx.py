@@ -78,7 +78,7 @@ def test_encodings_by_mark_or_declaration(tmp_path, encoding):
         ("plain &lt;b&gt; &amp; &#228;&#x1F600;", "plain <b> & ä😀"),
         ('a <bpt i="1">&lt;b&gt;</bpt>bold<ept i="1">&lt;/b&gt;</ept> word', "a bold word"),
         ('a <hi type="italic">strong <ph>[i]</ph>word</hi> here', "a strong word here"),
-        ("file<ph>{1}</ph>.<ph>&lt;BR/&gt;</ph>New", "file. New"),
+        ("fi<ph>&lt;brand&gt;</ph>le.<ph>&lt;BR/&gt;</ph>New", "file. New"),
         ("before <!-- a comment --> <?program x?>after", "before  after"),
         ("<unknown>kept</unknown>", "kept"),
     ],
@@ -123,7 +123,7 @@ def bomb(levels: int = 30) -> str:
     ("content", "message"),
     [
         ("", "no element found: line 1"),
-        ("<html><body/></html>", "empty, no pair"),
+        ("<html><body/></html>", "not a translation memory: it begins with <html>"),
         (HEADER + '<tuv xml:lang="en"><seg>a</seg></tuv>' + END, "empty, no pair"),
         (HEADER + "<tu>\n</body>", "mismatched tag: line 5"),
         (bomb() + unit(("en", "&l29;"), ("de", "b")) + END, "limit on input amplification"),

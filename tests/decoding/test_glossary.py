@@ -128,6 +128,7 @@ def test_with_room_for_all_hypotheses_the_best_output_with_the_terms_is_found(se
         ("red dog|(red)", "a red  dog, x(red) (red)x", ["red dog"]),
         ("(red)|c++|+", "(red) dog ab c++d c++", ["(red)", "c++"]),
         ("file|{name}", "%(file)s %{file} {file} <file a='file'>", []),
+        ("file", "\\emph{file} " + "%#" * 50_000, ["file"]),
         ("file|{name}|a {b}", "<b>file</b> of a {b} for {name}", ["file", "a {b}", "{name}"]),
         ("\u0915", "\u0915\u093f \u0915", ["\u0915"]),
         ("\u0915", "\u0915\u093f\u0915", []),  # letters with a vowel's sign behind or before them

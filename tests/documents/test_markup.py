@@ -184,6 +184,7 @@ title: Not text
         ("import A from 'a'\nimport b\n\nexport const b\n\na", "import A from 'a'\nIMPORT B\n\nexport const b\n\nA"),
         (":tada: a dog\n\n- :+1: it\n\n\\: a\n", ":tada: A DOG\n\n- :+1: IT\n\n\\: A\n"),
         ("a\n\n:lock: b\n\n:::tip[A title]\nc\n:::\n", "A\n\n:lock: B\n\n:::tip[A title]\nC\n:::\n"),
+        ("Apple\n:a fruit\n:a firm and `a \x1b b` \x1b", "APPLE\n:A FRUIT\n:A FIRM AND `a \x1b b` \x1b"),
         ("H~2~O or x^2^ ~a~", "H~2~O OR X^2^ ~A~"),
         ("<var>x *y*</var> or <q translate=no>b</q> *c*", "<var>x *y*</var> OR <q translate=no>b</q> *C*"),
     ],
@@ -239,9 +240,12 @@ def test_subtitles():
     assert translated("WEBVTT\n\nNOTE a\n", "vtt") == "WEBVTT\n\nNOTE a\n"  # of a silent film
 
 
-@pytest.mark.parametrize(("named", "written"), [("iso-8859-1", b"&#252;"), ("UTF-8", "ü".encode())])
-def test_a_page_stays_in_the_encoding_that_it_names(named, written):
-    page = f'<html><head><meta charset="{named}"></head><p>%s</p></html>'.encode()
+@pytest.mark.parametrize(
+    ("named", "script", "written"),
+    [("iso-8859-1", "", b"&#252;"), ("UTF-8", "", "ü".encode()), ("latin1", "'é'", "ü".encode())],
+)
+def test_a_page_that_may_be_in_another_encoding_than_utf_8_stays_in_it(named, script, written):
+    page = f'<html><head><meta charset="{named}"><script>{script}</script></head><p>%s</p></html>'.encode()
     result = translate_document(page % b"A dog", "html", lambda _: ["ü"])
     assert result == page % written
 

@@ -179,6 +179,9 @@ def test_arguments_of_one_line_of_several_are_not_numbered_and_javas_apostrophes
     assert filling.targets == ("Supprimer l''élément {0}",)
     [filling] = filler(lambda texts: [["Le livre de l'{name}"]])([Entry("x", ("The book of {name}",))])
     assert filling.targets == ("Le livre de l’{name}",)  # or ICU would quote the brace
+    memory = Memory([("The book of {name}", "Le livre de l'{name}")])
+    [filling] = filler(words_as_they_are, memory)([Entry("x", ("The book of {name}",))])
+    assert filling.targets == ("Le livre de l'{name}",)
 
 
 @pytest.mark.parametrize(

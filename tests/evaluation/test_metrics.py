@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import sacrebleu
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vaswani_transformer import TranslationMetric, UserError, perplexity
@@ -43,6 +43,7 @@ def test_the_metric_needs_no_network(monkeypatch, metric):
 
 
 @settings(max_examples=40)
+@example([("a ", " a"), ("a b", "ab")])
 @given(st.lists(st.tuples(*[st.text("ab äß.,!C\n", max_size=20)] * 2), min_size=1, max_size=8))
 def test_equals_sacrebleu(pairs):
     predictions, references = map(list, zip(*pairs, strict=True))

@@ -288,13 +288,6 @@ def test_all_changes_of_an_epoch_are_looked_at_but_not_of_the_first(tmp_path, mo
     assert looked == [(1, 99)]
 
 
-@pytest.mark.parametrize("form", [list, lambda pairs: pairs.remove_columns("target_length")])
-def test_a_dataset_of_ones_own_is_told_what_it_lacks(tmp_path, form):
-    arguments = VaswaniTrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_steps=1)
-    trainer = VaswaniTrainer(make_model(), arguments, train_dataset=form(make_pairs(9)))
-    assert "of input_ids, labels, source_length, target_length, as tokenize_pairs makes it" in error_of(trainer.train)
-
-
 def test_bf16(tmp_path):
     exact, rounded = trained(tmp_path, **SGD), trained(tmp_path, bf16=True, **SGD)
     assert logged(rounded, "loss") == pytest.approx(logged(exact, "loss"), rel=0.02)

@@ -43,7 +43,7 @@ class JsonFile(Catalogue):
         header = next((value for key, value in self.root.members if key.text == "@@locale" and value.text), None)
         key, below = self.root.members[0] if len(self.root.members) == 1 else (self.root, self.root)
         is_language = re.split("[-_]", key.text or "")[0] in {re.split("[_.@]", name)[0] for name in locale_alias}
-        is_map = below.members or self.text[below.start : below.end] in ("{}", *_NULL)
+        is_map = below.members or (self.source and self.text[below.start : below.end] in ("{}", *_NULL))
         if is_map and is_language and (self.comment or f"{key.text}." in self.path.name):  # as in Rails' YAML
             self.root, header = below, key
         if header and self.source is None and self.language:
@@ -118,8 +118,11 @@ class JsonFile(Catalogue):
         edits = [edit for below in inner for edit in self._added(*below)]  # first: they may end at the same place
         new = {key: value for key, value in tree.items() if key not in members}
         key, value = node.members[-1] if node.members else (None, None)
-        if new and not key and node.start and self.text[node.start : node.end] in _NULL:
-            return [(node.start, node.end, f"{' ' * (node.start == node.end)}{{{self._members(new, ' ', ',')}}}")]
+        if new and node.text == "" and self.text[node.start : node.end] in _NULL:
+            line = re.fullmatch(r"( *)[^\s{}\[\]?&-][^{}\[\]]*", self.text[: node.start].rpartition("\n")[2])
+            block = self._members(new, f"{self.newline}  {line[1]}", "") if line and self.comment else ""
+            space = " " * (node.start == node.end and not block)
+            return [(node.start, node.end, block or f"{space}{{{self._members(new, ' ', ',')}}}")]
         comma = "," if self.text[node.start : node.end][:1] == "{" else ""
         if not new or (key.start < 0 if key else not comma and node.end <= len(self.text)):
             return edits  # nothing, or a list, or a text
@@ -165,8 +168,8 @@ class JsonFile(Catalogue):
             if name.text is None and isinstance(key, yaml.ScalarNode):  # such as `no` and 404, which are no strings
                 name = name._replace(text="\0" + text[name.start : name.end])
             below = self._node(value, text, name.end)
-            is_null = self.source and name.start >= 0 and text[below.start : below.end] in _NULL
-            members.append((name, below._replace(text="") if is_null else below))
+            is_null = text[below.start : below.end] in _NULL and ":" in text[name.end : below.start]
+            members.append((name, below._replace(text="") if self.source and is_null and name.start >= 0 else below))
         is_flow = not members or text[start] in "{["
         return Node(start, end if is_flow else members[-1][1].end, None, members)  # else the end is behind comments
 

@@ -19,8 +19,9 @@ _INLINE = regex.compile(
 )
 # A sentence of XLIFF 1.2, in which marks of other kinds may be.
 _SEGMENT = regex.compile(
-    rf"""(?s)<mrk\b(?=[^<>]*\smtype=["']seg["']){_ATTRIBUTES}(?:/>|>((?:(?!</?mrk\b).|(<mrk\b{_ATTRIBUTES}(?:/>"""
-    r"""|>(?:(?!</?mrk\b).|(?2))*+</mrk\s*>)))*+)</mrk\s*>)"""
+    rf"""(?s)(?&kept)(*SKIP)(*FAIL)|<mrk\b(?=[^<>]*\smtype=["']seg["']){_ATTRIBUTES}(?:/>|>((?:(?&kept)|(?!</?mrk\b)."""
+    rf"""|(<mrk\b{_ATTRIBUTES}(?:/>|>(?:(?&kept)|(?!</?mrk\b).|(?2))*+</mrk\s*>)))*+)</mrk\s*>)"""
+    r"""(?(DEFINE)(?P<kept><!--.*?-->|<!\[CDATA\[.*?\]\]>))"""
 )
 _PIPED = re.compile(r"(?=.*[{%])(([^\s|]+)[^|]*)\|(\2[^|]*)")  # Symfony's plurals: `{n} file|{n} files`
 _IN_ANDROID = str.maketrans({"\\": "\\\\", '"': '\\"', "'": "\\'", "\n": "\\n", "\t": "\\t"})

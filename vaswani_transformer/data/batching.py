@@ -86,8 +86,6 @@ class TokenBatchSampler:
         self._ordered = self._arranged(order, sums)
 
     def _check(self) -> None:
-        if not self._pairs:
-            raise UserError("no sentence pairs to make batches of: the data is empty, or every pair was filtered out")
         for name, side in zip(("source", "target"), self.lengths, strict=True):
             if side.max() > self._limit:
                 problem = f"{side.max()} tokens, more than the {self._limit} a batch may hold"

@@ -33,6 +33,8 @@ def _units(stream, languages: tuple[str, str], found: set[str]) -> Iterator[list
     for event, element in iterparse(stream, ("start", "end")):
         name = _name(element)
         if event == "start":
+            if not above and name != "tmx":
+                raise ValueError(f"not a translation memory: it begins with <{name:.100}> and not with <tmx>")
             above.append(element)
             if name == "tu":
                 unit = [None, None]
@@ -61,7 +63,7 @@ def _name(element: Element) -> str:
 def _text(element: Element) -> str:
     inner = "".join(_text(child) + (child.tail or "" if _name(element) not in _CODE else "") for child in element)
     own = element.text or ""
-    return ("\n" * ("<br" in own.lower()) if _name(element) in _CODE else own) + inner
+    return ("\n" * own.lower().startswith(("<br>", "<br/", "<br ")) if _name(element) in _CODE else own) + inner
 
 
 def read_tmx(path: Path, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:

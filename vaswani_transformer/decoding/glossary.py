@@ -21,7 +21,7 @@ MOST_BEAMS = 16  # that a search takes by itself to keep hypotheses with differe
 _WORD_STARTS = ("\u0120", "\u2581")  # what tokens begin with that begin a word: of byte-level BPE, of SentencePiece
 _SIGN = "，"  # before a term that has no space before it
 _OPENING = ("(", "[", '"', "'", "„", "“", "«", "»")  # what a term may follow without a space
-_CODE = re.compile(r"%\(\w+\)|[%$#]*\{[^{}\s]*\}|</?\w[^<>]*>")  # placeholders and tags, which are no words
+_CODE = re.compile(r"%\(\w+\)|(?<!\w)[%$#]?\{[^{}\s]*\}|</?\w[^<>]*>")  # placeholders and tags, which are no words
 _OPENED = -1  # begins the forms that count behind one of these alone
 
 

@@ -17,7 +17,7 @@ _READERS = {  # the function of each format, whose module is imported when it is
     "markdown": "markdown_text:read_markdown",
     **dict.fromkeys(("srt", "vtt"), "plain_text:read_subtitles"),
 }
-_OTHER = re.compile(rb"""(?i)<meta[^>]*\bcharset\s*=\s*["']?(?!utf-?8)\w""")  # encoding, in which references are right
+_OTHER = re.compile(rb"""(?i)<meta[^>]*\bcharset\s*=\s*["']?(?!utf-?8)\w""")  # encoding: references hold in all
 OFFICE = ("docx", "pptx", "odt")
 #: Names of the formats.
 FORMATS = (*_READERS, *OFFICE)
@@ -47,7 +47,7 @@ def translate_document(
     mark = text[: text.startswith("\ufeff")]  # of the byte order, which is not text
     code, text = typed_code(text[len(mark) :])  # which counts for all of it
     read = pkgutil.resolve_name(f"{__package__}.{_READERS[format]}")
-    encoding = "ascii" if format == "html" and not mark and _OTHER.search(data[:1024]) else "utf-8"
+    encoding = "ascii" if format == "html" and data.isascii() and _OTHER.search(data[:1024]) else "utf-8"
     result = mark + translate_parts([read(text)], translate, align, language, [code])[0]
     return result.encode(encoding, "xmlcharrefreplace")
 

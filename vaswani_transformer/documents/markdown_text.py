@@ -28,7 +28,7 @@ _MARKER = re.compile(
     rb"""|(?::::|\[!\w+\]|--8<--)[^\n]*|\[TOC\]"""
     rb"""|(?:import [^\n]*['"]|export (?:const|default|function) )[^\n]*)(?=\r?\n|\Z)"""  # of MDX
 )
-_PRICE, _COLON = b"\x1a", b"\x1b"  # in the place of a $ of no formula, and of a : of no definition, as of :tada:
+_PRICE, _COLON = b"\x1a", b"\x1b"  # in the place of a $ of no formula, and of the first : of :tada:
 
 
 def read_markdown(source: str) -> Document:
@@ -39,7 +39,7 @@ def read_markdown(source: str) -> Document:
     for name in _EXTENSIONS:
         options |= getattr(pyromark.Options, f"ENABLE_{name}")
     reader, prices = _Reader(source.encode()), [0]
-    parsed = bytearray(re.sub(rb"(?m)^( {0,3}):(?![\s-])", rb"\1" + _COLON, reader.source))
+    parsed = bytearray(re.sub(rb"(?m)^( {0,3}):(?=:|[\w+-]+:)", rb"\1" + _COLON, reader.source))
     while prices:  # between US$5 and US$10 is no formula
         events = list(pyromark.events_with_range(parsed.decode(), options=options))
         places = [place for event, place in events if isinstance(event, dict) and "InlineMath" in event]
@@ -115,7 +115,7 @@ class _Reader:
 
     def text(self, value: str, start: int, end: int) -> None:
         """Read text, before which there may be a sign that takes its first character's meaning away."""
-        value = value.replace(_PRICE.decode(), "$").replace(_COLON.decode(), ":")
+        value = value.replace(_PRICE.decode(), "$").replace(_COLON.decode(), ":", self.source[start:][:1] == b":")
         is_first = self.is_broken or (self.pieces and self.pieces[-1].kind is Kind.FIXED)
         if is_first and (marker := _MARKER.match(self.source, start)):
             self.is_broken, self.opaque_end = False, marker.end()

@@ -183,7 +183,7 @@ class Message:
                 target = textwrap.fill(target, width, break_long_words=False) if len(lines) > 1 else target
                 target = re.match(r"\s*", lines[0])[0] + target + last[len(last.rstrip()) :]
             text += target + behind
-        text = text if "'{" in self.text else re.sub(r"(?<=\w)'(?=\{\w)", "’", text)  # of l'{name}: ICU would quote
+        text = text if self.remembered or "'{" in self.text else re.sub(r"(?<=\w)'(?=\{\w)", "’", text)  # or ICU quotes
         taken.update("" if self.mark else self.letter.lower())
         return self._with_accelerator(text, taken) if self.mark else text
 

@@ -2,9 +2,9 @@
 
 import contextlib
 import functools
+import importlib
 import inspect
 import math
-import pkgutil
 import re
 import sys
 from collections import Counter
@@ -35,8 +35,8 @@ class TranslationMetric(evaluate.Metric):
 
     `TranslationMetric().compute(predictions=[...], references=[...])` takes one reference per prediction (strings) and
     returns `bleu` and `chrf` (0 to 100), `bleu_signature`, `chrf_signature` and `exact_match` (percent of predictions
-    equal to their reference, of what is not blank on both sides); `tokenizer` and `language` are as of `bleu_metric`.
-    It needs no network: `evaluate.load` would download a metric's code from the Hub.
+    equal to their reference but for spaces around it, of what is not blank on both sides); `tokenizer` and `language`
+    are as of `bleu_metric`. It needs no network: `evaluate.load` would download a metric's code from the Hub.
 
     Raises:
         ValueError: from `compute`, for no predictions or a different number of references.
@@ -130,9 +130,10 @@ def compare_systems(systems: Sequence[tuple[str, Sequence[str]]], references: Se
 
 def load_checker(name: str) -> Callable[[str, str, str], Any]:
     """Import a function of three texts, `MODULE:FUNCTION`, of an installed module or one in the current folder."""
+    module, _, function = name.partition(":")
     with reading(f"--checker {name} (MODULE:FUNCTION of source, output and reference)"):
         sys.path.append(str(Path.cwd()))  # last: no file of this folder is imported in place of an installed module
-        check = pkgutil.resolve_name(name)
+        check = getattr(importlib.import_module(module), function)
         inspect.signature(check).bind("source", "output", "reference")
     return check
 

@@ -80,10 +80,8 @@ def export_site(
 
 def _add_page(folder: Path, languages: tuple[str, str], positions: int, dtype: str, code: str) -> None:
     """Write the page, with the worker in a server's place, and what both have to know."""
-    settings = read_json(folder / "model" / "generation_config.json")
-    most = settings.get("max_new_tokens") or (settings.get("max_length") or 1) - 1  # 0 for as many as the source has
-    extra = {"extra": settings.get("max_extra_tokens", 50), "most": most}
-    site = {"characters": 20_000, "positions": positions, "dtype": dtype, "code": code, **extra}
+    extra = read_json(folder / "model" / "generation_config.json").get("max_extra_tokens", 50)
+    site = {"characters": 20_000, "positions": positions, "dtype": dtype, "extra": extra, "code": code}
     site |= zip(("source", "target"), (language.replace("_", "-") for language in languages), strict=True)
     (folder / "site.json").write_text(json.dumps(site), "utf-8")
     serving, own = Path(__file__).parents[1] / "serving", Path(__file__).with_name("web")

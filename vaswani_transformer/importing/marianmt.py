@@ -114,7 +114,7 @@ def _search_settings(folder: Path, config: MarianConfig, is_marian: bool) -> dic
         settings = {name: values.get(name, getattr(config, name, None)) for name in GenerationConfig().to_dict()}
     dropped = {*_IDS, "transformers_version", "_from_model_config", "use_cache"}
     if is_marian and settings.get("bad_words_ids") in (None, [[config.pad_token_id]]):
-        dropped.add("renormalize_logits")  # without effect, since padding has no probability; own searches lack it
+        dropped.add("renormalize_logits")  # no effect without other processors; own searches lack it
     settings = {name: value for name, value in settings.items() if value is not None and name not in dropped}
     return {"length_normalization": "power", "length_penalty": 1.0, **settings}
 

@@ -154,7 +154,7 @@ class DecodingCache(EncoderDecoderCache):
     is_linear = (False,)  # of its layers, of which transformers would find none
 
     def __init__(self, decoder: IncrementalDecoder, beams: int = 1, copies: int = 1):
-        super().__init__(Cache([]), Cache([]))  # of no kind whose rows can be selected: that would change nothing here
+        super().__init__(Cache([]), Cache([]))  # no DynamicCache: selecting its rows would change nothing
         self.decoder, self.beams, self.copies = decoder, beams, copies
         # Of each layer keys and values, (sentences or groups of beams, num_heads, slots or source_length, d_k or d_v),
         # as steps see them, and the buffers that these are parts of.

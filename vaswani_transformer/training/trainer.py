@@ -25,7 +25,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..data.augmentation import AugmentedPairs
 from ..data.batching import MOST_PADDED, ROOM, PackedCollator, PairCollator, TokenBatchSampler, packed_size
-from ..data.tokenized_pairs import TOKEN_FEATURES, pair_lengths
+from ..data.tokenized_pairs import pair_lengths
 from ..distributed import over_processes
 from ..errors import UserError, is_failed_write, reading
 from ..files import WRITING, publish
@@ -144,11 +144,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     @cached_property
     def _lengths(self) -> Sequence:
-        pairs, names = self.train_dataset, ", ".join(TOKEN_FEATURES)
-        is_table = isinstance(pairs, datasets.Dataset) and set(TOKEN_FEATURES) <= set(pairs.column_names)
-        if not is_table and not hasattr(pairs, "lengths"):  # which `PreparedPairs` have, memory-mapped
-            raise UserError(f"train_dataset must be a datasets.Dataset of {names}, as tokenize_pairs makes it")
-        return pair_lengths(pairs) if is_table else pairs.lengths
+        pairs = self.train_dataset
+        return pairs.lengths if hasattr(pairs, "lengths") else pair_lengths(pairs)  # `PreparedPairs` map them
 
     @cached_property
     def longest_sentence(self) -> int:

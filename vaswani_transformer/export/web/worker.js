@@ -31,7 +31,7 @@ async function work(number, text) {
       const code = /^(>>|<2|__)/.test(source) ? "" : site.code; // one may be typed
       const inputs = translate.tokenizer(code + source), length = inputs.input_ids.dims[1];
       if (length > site.positions) throw TOO_LONG;
-      const most = Math.min(site.most || length + site.extra, site.positions);
+      const most = Math.min(length + site.extra, site.positions);
       const answer = /[\p{L}\p{N}]/u.test(source) ? await translated(translate, source, inputs, most) : {text: source};
       if (stopped.has(number)) return;
       postMessage({number, sentence: {text: 0, source, before, source_words: wordsOf(source), translations: [answer]}});

@@ -115,7 +115,7 @@ class _Reader:
 
     def text(self, value: str, start: int, end: int) -> None:
         """Read text, before which there may be a sign that takes its first character's meaning away."""
-        value = value.replace(_PRICE.decode(), "$").replace(_COLON.decode(), ":", self.source[start:][:1] == b":")
+        value = value.replace(_PRICE.decode(), "$").replace(_COLON.decode(), ":", self.source.startswith(b":", start))
         is_first = self.is_broken or (self.pieces and self.pieces[-1].kind is Kind.FIXED)
         if is_first and (marker := _MARKER.match(self.source, start)):
             self.is_broken, self.opaque_end = False, marker.end()

@@ -118,7 +118,7 @@ class JsonFile(Catalogue):
         edits = [edit for below in inner for edit in self._added(*below)]  # first: they may end at the same place
         new = {key: value for key, value in tree.items() if key not in members}
         key, value = node.members[-1] if node.members else (None, None)
-        if new and node.text == "" and self.text[node.start : node.end] in _NULL:
+        if new and node.text == "" and self.text[node.start : node.end] in _NULL:  # a map in its key's style
             line = re.fullmatch(r"( *)[^\s{}\[\]?&-][^{}\[\]]*", self.text[: node.start].rpartition("\n")[2])
             block = self._members(new, f"{self.newline}  {line[1]}", "") if line and self.comment else ""
             space = " " * (node.start == node.end and not block)

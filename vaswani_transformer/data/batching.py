@@ -53,7 +53,7 @@ class TokenBatchSampler:
         changed_lengths: takes an epoch, returns the tokens of each pair's sides after its changes, `(2, pairs)`.
 
     Raises:
-        UserError: for no pairs, a pair longer than the limit, or so many parts that one may have fewer than four pairs.
+        UserError: for a pair longer than the limit, or so many parts that one may have fewer than four pairs.
     """
 
     batch_size = None  # accelerate shards whole micro-batches over processes, without looking at their sizes

@@ -17,7 +17,7 @@ _READERS = {  # the function of each format, whose module is imported when it is
     "markdown": "markdown_text:read_markdown",
     **dict.fromkeys(("srt", "vtt"), "plain_text:read_subtitles"),
 }
-_OTHER = re.compile(rb"""(?i)<meta[^>]*\bcharset\s*=\s*["']?(?!utf-?8)\w""")  # encoding than UTF-8
+_OTHER = re.compile(rb"""(?i)<meta[^>]*\bcharset\s*=\s*["']?(?!utf-?8)\w""")  # names another encoding than UTF-8
 OFFICE = ("docx", "pptx", "odt")
 #: Names of the formats.
 FORMATS = (*_READERS, *OFFICE)

@@ -227,7 +227,7 @@ class Service:
 
             likely = likely_languages(" ".join(" ".join(texts).split()).lower())
         short = get_global("language_aliases") | {"nb": "no", "nob": "no", "fil": "tl", "tgl": "tl", "tl": "tl"}
-        names = {code: short.get(name := code.lower().partition("-")[0], name) for code in codes}  # of eng en
+        names = {code: short.get(name := code.lower().partition("-")[0], name) for code in codes}  # of eng en, of nb no
         total = max(0.1, sum(likely.get(name, 0.0) for name in {*names.values()}))  # a text in none of them has less
         return dict(sorted(((code, likely.get(names[code], 0) / total) for code in names), key=lambda each: -each[1]))
 

@@ -140,7 +140,7 @@ def merged_adapters(model: VaswaniForConditionalGeneration, recipe: Recipe, fold
 
 
 def origin(folder: str | Path) -> dict[str, str]:
-    """Return the files by which a run notes the model that it started from: its name, its hash, and its import.
+    """Return the files by which a run notes the model that it started from: name, hash, languages and import.
 
     The latter is what `vaswani import` wrote, with licence and languages, for the card of the new model.
     """

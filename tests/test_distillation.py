@@ -122,17 +122,18 @@ def test_validation_stays_and_a_text_of_lines_needs_no_references(teachers, text
     data = {"train_data": str(table), "validation_split": "validation", "output": str(tmp_path / "out")}
     recipe = student_recipe(str(teachers[0]), Recipe(**data))
     assert next(iter(data_sources(Recipe(**data))[0].stream()))[0] == (text / "train.en").read_text().splitlines()[0]
-    lines = Recipe(**{**vars(recipe), "train_source": str(text / "test.en"), "train_target": str(text / "test.en")})
+    one_text = dict.fromkeys(("train_source", "train_target"), str(text / "test.en"))
+    lines = Recipe(**vars(recipe) | one_text)
     names = {"train_source": str(text / "train.en"), "train_target": str(text / "train.de")}
     cut = {"train_split": "train[3:]", "validation_split": "train[:3]"}  # of two files of text
     train, validation = load_training_pairs(Recipe(**names, **cut))
     assert [*validation["source"], *train["source"]] == (text / "train.en").read_text().splitlines()
-    mono = Recipe(
-        **cut | {"train_split": "train"}, train_source=str(text / "test.en"), train_target=str(text / "test.en")
-    )
+    mono = Recipe(**cut | {"train_split": "train"} | one_text)
     assert len(list(data_sources(mono, one_text=True)[0].stream())) == len((text / "test.en").read_text().splitlines())
     student = student_recipe(str(teachers[0]), Recipe(**names, **cut, output=str(tmp_path)))
     assert (student.validation_source, student.train_split) == (names["train_source"], "train")
+    own = student_recipe(str(teachers[0]), replace(student, tokenizer="own"))
+    assert (student.tokenizer, own.tokenizer) == (str(teachers[0]), "own")
     source, validation = data_sources(lines, one_text=True)
     assert [pair[0] for pair in source.stream()] == (text / "test.en").read_text().splitlines()
     assert [pair[1] for pair in validation.stream()] == (text / "validation.de").read_text().splitlines()
@@ -236,14 +237,12 @@ def stranger(tmp_path_factory):
 
 def test_bad_input_ends_in_one_line_and_leaves_nothing(teachers, stranger, student, tmp_path, fails):
     (tmp_path / "empty.en").touch()
-    (tmp_path / "own.yaml").write_text(student.read_text() + f"tokenizer: {stranger}\n")
     out = tmp_path / "out"
     command = ["distill", teachers[0], "--student", student, "--output", out, "--quiet"]
     for words, message in {
         ("distill", *teachers, stranger, *command[2:]): "have different tokenizers: members of an ensemble",
         (*command, "--text", tmp_path / "empty.en"): "empty.en: empty, no pair; give at least one",
         (*command[:3], "small", *command[4:]): "there is no text to train on: give both train_source",
-        (*command[:3], tmp_path / "own.yaml", *command[4:]): "the student's recipe has another tokenizer",
         (*command[:4], "--output", teachers[0], "--overwrite"): f"is where the model {teachers[0]} lies",
         (*command, "--beams", 0): 'Invalid value "0" for --beams. Must be >= 1',
         (*command, "--teacher-precision", "int7"): "precision is 'int7'",

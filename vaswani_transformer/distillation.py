@@ -26,7 +26,7 @@ from .data.augmentation import TAG
 from .data.parallel_text import PairSource
 from .data.recipe_data import data_sources, load_training_pairs, validation_text
 from .data.text_files import file_stamp, read_lines
-from .data.tokenization import SIDES, load_tokenizer, tokenizer_sha256
+from .data.tokenization import SIDES, load_tokenizer
 from .decoding.file_translator import FileTranslator, record
 from .decoding.output import ResumableOutput, notes_path
 from .decoding.parts import write_in_parts
@@ -84,8 +84,8 @@ def distill(
             are any; what they write is what one writes.
 
     Raises:
-        UserError: for teachers that are no models or of different tokenizers, a student with another tokenizer, a text
-            without lines, a folder that holds something else, and as `train`.
+        UserError: for teachers that are no models or of different tokenizers, a text without lines, a folder that
+            holds something else, and as `train`.
         TrainingStopped: as `train`.
     """
     for teacher in teachers:
@@ -196,14 +196,7 @@ def _write_parallel_text(recipe: Recipe, languages: Sequence[str]) -> None:
 
 
 def student_recipe(teacher: str, recipe: Recipe) -> Recipe:
-    """Return the recipe of a student: it is trained on the distilled text, with the teacher's tokenizer.
-
-    Raises:
-        UserError: for a recipe that has another tokenizer, its own or that of the model it starts from.
-    """
-    own = recipe.tokenizer_folder
-    if own is not None and tokenizer_sha256(load_tokenizer(own)) != tokenizer_sha256(load_tokenizer(teacher)):
-        raise UserError(f"the student's recipe has another tokenizer ({own}) than the teacher {teacher}: leave it out")
+    """Return the recipe of a student: it is trained on the distilled text, by default with the teacher's tokenizer."""
     folder = Path(recipe.output) if recipe.data_dir is None else Path(recipe.output).absolute()
     languages = languages_of_model(teacher)
     if languages == SIDES:
@@ -211,7 +204,7 @@ def student_recipe(teacher: str, recipe: Recipe) -> Recipe:
     source, target = (str(folder / f"{DISTILLED}.{language}") for language in languages)
     changes = {"train_source": source, "train_target": target, "train_data": None, "train_split": "train"}
     changes |= zip(("validation_source", "validation_target", "validation_data"), validation_text(recipe), strict=True)
-    if own is None:
+    if recipe.tokenizer_folder is None:
         changes["tokenizer"] = str(teacher)
     return replace(recipe, prepared=None, **changes)
 

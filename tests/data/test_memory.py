@@ -55,8 +55,8 @@ def test_an_exact_match_is_the_same_but_for_white_space_and_forms_of_characters(
 
 
 def test_matches_are_of_the_same_language():
-    texts = [("<2fr> the dog runs", "F"), ("<2de> the dog runs", "D"), ("<2fr> the cat runs", "G")]
-    matches = _with_matches(in_memory(texts))["source"][3:]
+    texts = [("<2fr> the dog runs", "F"), ("<2de> the dog runs", "D"), ("<2fr> the cat runs", "G"), ("<2fr> stop", "S")]
+    matches = _with_matches(in_memory(texts))["source"][4:]
     assert matches == ["<2fr> the dog runs <TM> G", "<2fr> the cat runs <TM> F"]
 
 

@@ -87,6 +87,13 @@ def test_tokens_of_a_script_that_the_vocabulary_hardly_knows_are_no_length(token
     assert tokenize_pairs(in_memory([*long, *pairs]), tokenizer, max_length=1000)[1].ratio == 3
 
 
+def test_tags_a_match_and_space_around_a_text_are_no_part_of_it(tokenizer):
+    texts = ["a dog", "<2fr> a dog", "<2fr> <BT> a dog", "a dog <TM> der kleine Hund und die Katze"]
+    tokenized, counts = tokenize_pairs(in_memory([(f" {text}\t", " dog\u3000") for text in texts]), tokenizer)
+    assert counts.kept == 4 and tokenized["input_ids"][:] == tokenizer(texts)["input_ids"]
+    assert tokenized["labels"][0] == tokenizer("dog")["input_ids"]
+
+
 TEXTS = st.one_of(
     st.sampled_from(["", " ", "\u2028", "\x0b", "a dog", "</s>", "two cats " * 3]),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
@@ -102,7 +109,7 @@ TEXTS = st.one_of(
 def test_filters_equal_a_plain_reference(tokenizer, pairs, max_length, max_length_ratio):
     kept = []
     for source, target in pairs:
-        ids, labels = tokenizer(source)["input_ids"], tokenizer(target)["input_ids"]
+        ids, labels = (tokenizer(text.strip())["input_ids"] for text in (source, target))
         if source.strip() and target.strip() and len(ids) <= max_length and len(labels) <= max_length:
             s, t = len(ids) - 1, len(labels) - 1
             a, b = (len(unicodedata.normalize("NFC", text.strip())) for text in (source, target))

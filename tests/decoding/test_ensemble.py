@@ -91,6 +91,7 @@ def test_other_vocabularies_are_refused_in_one_line(changes, message):
 def test_other_mistakes_are_refused_in_one_line(tmp_path):
     assert "an ensemble is not saved" in error_of(Ensemble([tiny_model()]).save_pretrained, tmp_path / "ensemble")
     assert not (tmp_path / "ensemble").exists()
+    assert Ensemble([tiny_model(eos_token_id=[2, 5]) for _ in range(2)]).config.eos_token_id == [2, 5]
 
 
 class TestFromFolders:

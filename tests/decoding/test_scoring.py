@@ -93,10 +93,10 @@ def test_a_searchs_own_output_scores_as_in_the_search(loaded, rule, alpha):
 
 @pytest.fixture
 def files(tmp_path):
-    """Sources and targets, some with a blank side."""
+    """Sources and targets in white space, some with a blank side."""
     lines = {"source": [*SOURCES, "", "A dog."], "target": [*TARGETS, "Ein Hund.", "  "]}
     for name, side in lines.items():
-        (tmp_path / name).write_text("\n".join(side) + "\n")
+        (tmp_path / name).write_text("".join(f" {line}\t\n" for line in side))
     return ["--source", str(tmp_path / "source"), "--target", str(tmp_path / "target")]
 
 
@@ -178,14 +178,15 @@ def test_a_token_of_several_words_counts_for_each():
     assert logs == [("我", -0.1), ("的", -0.1), ("电", -0.5), ("脑。", -0.9), ("x", -0.6)]
 
 
-def test_the_confidence_of_a_command(folder, source, loaded, tmp_path):
+def test_the_confidence_of_a_command(folder, loaded, tmp_path):
     """Each translation with the probabilities of its words and, in text, their mean."""
-    command = "translate", folder, "--input", source, "--confidence", "--output"
+    (tmp_path / "in").write_text("".join(f"{line}\t\n" for line in LINES))
+    command = "translate", folder, "--input", tmp_path / "in", "--confidence", "--output"
     assert run(*command, tmp_path / "text") == 0 and run(*command, tmp_path / "json", "--format", "json") == 0
     rows = [json.loads(line)["hypotheses"][0] for line in (tmp_path / "json").read_text().splitlines()]
     for line, row in zip((tmp_path / "text").read_text().splitlines(), rows, strict=True):
         assert line.split("\t")[0] == f"{row['confidence']:.3f}"
-    filled = [(text, row) for text, row in zip(LINES, rows, strict=True) if row["text"].strip()]
+    filled = [(text.strip(), row) for text, row in zip(LINES, rows, strict=True) if row["text"].strip()]
     sources, outputs = [text for text, _ in filled], [row["text"] for _, row in filled]
     for (_, row), score in zip(filled, score_tokens(*loaded, sources, outputs), strict=True):
         assert " ".join(word for word, _ in row["words"]).split() == row["text"].split()

@@ -93,15 +93,20 @@ def test_the_command_takes_exact_matches_of_a_model_that_knows_no_others(model, 
 
 def test_a_tag_that_the_vocabulary_does_not_have_stays_beside_a_memory(model, tmp_path, capsys):
     (tmp_path / "memory.tsv").write_text("A dog.\tEin Hund.\n")
-    outputs = []
-    for more in (
-        [],
-        ["--target-language", "<2fr>"],
-        ["--target-language", "<2fr>", "--memory", tmp_path / "memory.tsv"],
-    ):
+    outputs, tag = [], ["--target-language", "<2fr>"]
+    for more in ([], tag, [*tag, "--memory", tmp_path / "memory.tsv"]):
         assert run("translate", model, "The dog sees a cat.", "--max-new-tokens", "12", *more) == 0
         outputs.append(capsys.readouterr().out)
     assert outputs[0] != outputs[1] == outputs[2]
+
+
+def test_a_memory_is_read_in_the_language_of_the_option(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("vaswani_transformer.hub.card_facts.known_languages", lambda _: ["en", "fr", "es"])
+    texts = {"en": "A dog.", "fr": "Un chien.", "es": "Un perro."}
+    unit = "".join(f'<tuv xml:lang="{name}"><seg>{text}</seg></tuv>' for name, text in texts.items())
+    (memory := tmp_path / "a.tmx").write_text(f'<tmx version="1.4"><header/><body><tu>{unit}</tu></body></tmx>')
+    assert run("translate", model, "A dog.", "--memory", memory, "--target-language", "<2es>") == 0
+    assert capsys.readouterr().out == "Un perro.\n"
 
 
 def test_a_memory_is_a_file_that_an_output_depends_on(model, tmp_path, fails):

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +12,7 @@ import pytest
 import served
 from served import LANGUAGES, SENTENCES, ask, client_of, running
 
+from vaswani_transformer.data.memory import Memory
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.documents.formats import aligner, translate_document
 from vaswani_transformer.serving.service import Limits
@@ -36,6 +38,15 @@ def test_a_document_and_a_catalogue(make, loaded):
                 translate = lambda texts: list(Translator(*loaded).translate(texts))  # noqa: E731
                 assert got.content == translate_document(page, "html", translate, aligner(*loaded))
         assert client.get("/download_file/x/de.po").status_code == 404
+
+
+def test_an_entry_of_a_catalogue_is_looked_up_in_its_context(make):
+    pairs, contexts = [("Open", "Öffnen"), ("Open", "Offen")], {"Open": {"menu": "Öffnen", "state": "Offen"}}
+    app = make(memory=Memory(pairs, contexts))
+    data = PO.format("A") + "".join(f'\nmsgctxt "{each}"\nmsgid "Open"\nmsgstr ""\n' for each in contexts["Open"])
+    ask(app, "POST", "/translate_file", data=LANGUAGES, files={"file": ("de.po", data.encode())})
+    [(_, result)] = app.state.files.values()
+    assert re.findall('msgstr "(.+)"', result.decode())[-2:] == ["Öffnen", "Offen"]
 
 
 def test_a_file_may_have_more_characters_than_a_request_and_its_language_at_its_root(make):

@@ -43,7 +43,7 @@ def test_a_forecast_is_no_loss_and_less_where_a_quarter_does_as_well(quarter, ha
 
 def test_the_verdict_on_a_text_counts_what_is_likely_wrong():
     texts = [
-        in_memory([("a b", "c d"), ("a b", "c d"), ("a b", "d"), ("e", "e"), ("", "")]),
+        in_memory([("a b", "c d"), ("a b", "c d"), ("a b", "d"), ("<2fr> e", "e"), ("", "")]),
         in_memory([("a b", "x"), ("a b", "c"), ("a", "ç a"), ("e b", "cd")]),
     ]
     ours = train_tokenizer(itertools.chain(*(text[side] for text in texts for side in ("source", "target"))))
@@ -54,9 +54,8 @@ def test_the_verdict_on_a_text_counts_what_is_likely_wrong():
         "of the characters to validate on 11.76% are unknown (warning: train on text that has them)",  # x and ç of 17
     ]
     composed, apart = (in_memory([(normalize(form, "l'été"), "x")]) for form in ("NFC", "NFD"))
-    found = [
-        verdict.of_text("", *sides, ours)[2:] for sides in ((apart, composed), (composed, composed), (composed, apart))
-    ]
+    forms = (apart, composed), (composed, composed), (composed, apart)
+    found = [verdict.of_text("", *sides, ours)[2:] for sides in forms]
     assert found == found[1:2] * 3 and "1 are in the training text" in found[1][0]
     words = Tokenizer(models.WordLevel({**dict.fromkeys("ab cdx", 0), "<unk>": 1}, unk_token="<unk>"))
     words = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")

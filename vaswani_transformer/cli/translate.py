@@ -184,7 +184,8 @@ def _languages(folder: str, request: Request) -> list[str]:
     from ..hub.card_facts import known_languages
 
     known, target = known_languages(folder) or ["en"], request.written.target_language
-    return [request.written.source_language or known[0] or "en", *(known[1:] or filter(None, [target]))]
+    others = [target.strip("<2>")] if target and len(known) != 2 else known[1:]  # beside cmn_Hans, known may say zh
+    return [request.written.source_language or known[0] or "en", *others]
 
 
 def load(folder: str, request: Request):

@@ -88,19 +88,25 @@ CHANGES = {
 }
 
 
+def source_parts(source: str) -> tuple[str, str, str]:
+    """Return what is before a source, a language's code or `TAG` or both, the text, and what is behind it, a match."""
+    code, text = typed_code(source)
+    if text.startswith(f"{TAG} "):
+        code, text = f"{code}{TAG} ", text[len(TAG) + 1 :]
+    text, mark, match = text.partition(f" {Memory.TAG} ")
+    return code, text, mark + match
+
+
 def changed(kind: str, source: str, target: str, random: Random) -> tuple[str, str]:
     """Return a pair changed in one way; a language's tag before a side stays, as `TAG` and a match of the source do."""
-    (code, source), (mark, target), tag = typed_code(source), typed_code(target), f" {Memory.TAG} "
-    if source.startswith(f"{TAG} "):
-        code, source = f"{code}{TAG} ", source[len(TAG) + 1 :]
-    source, *match = source.split(tag)
+    (code, source, match), (mark, target) = source_parts(source), typed_code(target)
     new = CHANGES[kind](source, target, random)
     words = words_of(source) if kind in ("upper", "title") else ()
     cased = [word.upper() != word.lower() for word in words if any(map(str.isalpha, word))]
     # Many scripts have no capitals: a Latin name among them says nothing of the sentence.
     is_same = new[0] == source or 2 * sum(cased) < len(cased)
     source, target = (source, target) if is_same and new[1] else new
-    return code + tag.join([source, *match]), mark + target
+    return code + source + match, mark + target
 
 
 def choose_change(shares: Mapping[str, float], seed: int, number: int) -> Callable[[str, str], tuple[str, str]] | None:

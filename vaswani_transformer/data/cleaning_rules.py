@@ -14,6 +14,7 @@ import numpy as np
 import regex
 
 from ..errors import UserError, reading
+from ..model.language_codes_vaswani import typed_code
 from .cleaning_options import CleaningRules
 
 KEPT, EMPTY, UNDECODABLE, IDENTICAL, LENGTH, RATIO, TEST, LANGUAGE, DUPLICATE, NEAR_DUPLICATE = range(10)
@@ -30,7 +31,7 @@ _WORDS = regex.compile(r"\p{Han}|[\p{L}\p{M}--\p{Han}]+", regex.V1)
 _ALIKE = ("da no nn sv", "hr sr bs sh", "cs sk", "id ms", "pt gl")
 _CONFUSABLE = {language: group for group in _ALIKE for language in group.split()}
 _OWN = 4  # lines with a word, at least
-_SHINGLE = 5  # characters
+_SHINGLE, _MARGIN = 5, 0.05  # characters; pairs are compared down to a similarity lower by that
 _GROUPS, _OF_A_GROUP = 10, 1000  # of pairs of similar length: how many at most, and pairs of one at least
 _LEAST_DEVIATION = 0.05  # of the logarithm: a text whose lengths agree better than sentences do is not judged by that
 # What stands for bytes that were not decoded, or wrongly: U+FFFD, and control characters that are no white space.
@@ -123,7 +124,7 @@ class Judge:
             yield EMPTY, f"the {SIDES[bool(text[0])]}"
         if mark := _UNDECODED.search(" ".join(pair)):
             yield UNDECODABLE, f"U+{ord(mark[0]):04X}"
-        if text[0] == text[1] and not rules.keep_identical:
+        if typed_code(text[0])[1] == text[1] and not rules.keep_identical:
             yield IDENTICAL, ""
         if max(characters) > rules.max_characters or words > rules.max_words:
             yield LENGTH, f"{max(characters):,} characters, {words:,} words"
@@ -226,16 +227,16 @@ def near_duplicates(
 ) -> Iterator[tuple[int, int]]:
     """Yield the rows of pairs, as by `plain`, that are like an earlier one that is kept, and its row.
 
-    All that are kept have 128 hashes in memory (RMinHash by rensa).
+    Similarities are estimated by 128 hashes of each pair (RMinHash by rensa), all in memory: give or take 0.04.
     """
-    from rensa import RMinHash, RMinHashLSH
+    from rensa import RMinHash, RMinHashDeduplicator
 
-    number, rows = bands(similarity)
-    index, pairs = RMinHashLSH(similarity, number * rows, number), iter(pairs)
+    number, rows = bands(similarity - _MARGIN)
+    index, pairs = RMinHashDeduplicator(similarity, number * rows, True, number, 1), iter(pairs)
     while block := list(islice(pairs, _TOGETHER)):
         signatures = RMinHash.from_token_sets([shingles(pair, side) for _, pair in block], number * rows, 1)
         for (row, _), signature in zip(block, signatures, strict=True):
-            if similar := index.query(signature):
-                yield row, min(similar)
+            if similar := index.get_duplicates(signature):
+                yield row, min(map(int, similar))
             else:
-                index.insert(row, signature)
+                index.add(str(row), signature)

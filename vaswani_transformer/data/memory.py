@@ -12,6 +12,7 @@ from unicodedata import normalize
 import numpy as np
 
 from ..errors import reading
+from ..model.language_codes_vaswani import typed_code
 from .text_files import home_path
 from .words import LETTERS_OR_SIGN
 
@@ -23,6 +24,12 @@ _TINY = 1e-9  # above errors of rounding
 
 def _normalized(text: str) -> str:
     return " ".join(normalize("NFC", text).split())
+
+
+def _words(text: str) -> list[str]:
+    """Return words, each with the language's code before the text: one of another language has none in common."""
+    code, text = typed_code(text)
+    return [code.strip() + word for word in LETTERS_OR_SIGN.findall(text)]
 
 
 class Memory:
@@ -37,7 +44,7 @@ class Memory:
         vocabulary: dict[str, int] = {}  # words, in the order of their first use
         hashes, words, lengths, ends, self.text = array("q"), array("i"), array("i"), array("q", [0]), bytearray()
         for source, target in filter(all, ((_normalized(source), target.strip()) for source, target in pairs)):
-            found = LETTERS_OR_SIGN.findall(source)
+            found = _words(source)
             words.extend([vocabulary.setdefault(word, len(vocabulary)) for word in found])
             lengths.append(len(found))
             hashes.append(hash(source))
@@ -97,8 +104,8 @@ class Memory:
             from rapidfuzz.process import extract
         shared = np.zeros(len(self._lengths), np.uint8)
         for source in sources:
-            words = LETTERS_OR_SIGN.findall(_normalized(source))
-            words = np.array([self._ranks.get(word, len(self._ranks)) for word in words], np.int32)
+            words = [self._ranks.get(word, len(self._ranks)) for word in _words(_normalized(source))]
+            words = np.array(words, np.int32)
             text, rows = _as_text(words), self._candidates(words, least, shared)
             ends = zip(self._starts[rows].tolist(), self._starts[rows + 1].tolist(), strict=True)
             choices = [self._words[start:end] for start, end in ends]

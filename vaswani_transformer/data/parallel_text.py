@@ -28,7 +28,7 @@ _LANGUAGES = (
     re.compile(rb"""(?:"X-Source-Language: *|source-?language=["']|srcLang=["'])([a-z]{2,3})(?![a-z])"""),
     re.compile(rb"""(?:"Language: *|(?:target-|\s)language=["']|trgLang=["'])([a-z]{2,3})(?![a-z])"""),
 )
-CACHE_VERSION = 4  # part of every cache key: raise it when the meaning of the cached rows changes
+CACHE_VERSION = 5  # part of every cache key: raise it when the meaning of the cached rows changes
 _OWN = (".tsv", ".csv", ".tmx", *CATALOGUES)
 _BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of `datasets`, by suffix
 FORMATS = (*_OWN, *_BUILDERS)

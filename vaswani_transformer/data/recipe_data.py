@@ -13,7 +13,6 @@ import numpy as np
 
 from ..errors import UserError, reading
 from ..files import is_local
-from ..model.language_codes_vaswani import typed_code
 from ..recipes.recipe import Recipe, augmentation_shares
 from .augmentation import choose_change
 from .memory import Memory
@@ -94,10 +93,8 @@ def _with_matches(train: datasets.Dataset) -> datasets.Dataset:
 
     def add(batch: Mapping[str, list[str]]) -> dict[str, list[str]]:
         pairs = list(zip(batch["source"], batch["target"], strict=True))
-        matches = zip(list(pairs), memory().near(batch["source"], number=5, others=True), strict=True)
-        for (source, target), near in matches:
-            near = [each for _, other, each in near if typed_code(other)[0] == typed_code(source)[0]]  # in its language
-            pairs += [(f"{source} {memory().TAG} {match}", target) for match in near[:1]]
+        for (source, target), near in zip(list(pairs), memory().near(batch["source"], others=True), strict=True):
+            pairs += [(f"{source} {Memory.TAG} {match}", target) for _, _, match in near]
         return {side: [pair[number] for pair in pairs] for number, side in enumerate(SIDES)}
 
     key = f"{train._fingerprint}-near-{CACHE_VERSION}"

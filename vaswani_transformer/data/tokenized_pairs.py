@@ -11,6 +11,7 @@ import datasets
 import numpy as np
 
 from ..errors import UserError
+from .augmentation import source_parts
 from .parallel_text import CACHE_VERSION, cache_file
 from .tokenization import SIDES, encoder, tokenizer_sha256
 
@@ -56,8 +57,9 @@ def pair_status(
 
     `texts` are sources and targets, `lengths` their tokens with `</s>`, `(2, pairs)`. A side is too long for the other
     by tokens and characters: a script that the vocabulary hardly knows has many tokens, and Chinese few characters.
+    Characters are those of the texts alone: "<2fr> OK" and a source with its match are not too long for their targets.
     """
-    characters = np.array([[len(normalize("NFC", text.strip())) for text in side] for side in texts])
+    characters = np.array([[len(normalize("NFC", source_parts(text)[1])) for text in side] for side in texts])
     ratios = np.stack([side / np.maximum(side[::-1], 1) for side in (lengths - 1, characters)])  # `(2, 2, pairs)`
     too_unequal = (ratios.min(axis=0) > (max_length_ratio or np.inf)).any(axis=0)
     is_empty = (np.minimum(characters, lengths - 1) == 0).any(axis=0)
@@ -79,7 +81,7 @@ def pair_encoder(
     encoders = [encoder(tokenizer, side) for side in SIDES]
 
     def encode(batch: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-        texts = [batch[side] for side in SIDES]
+        texts = [[text.strip() for text in batch[side]] for side in SIDES]  # as `Translator` does
         sides = [encode_side(side) for encode_side, side in zip(encoders, texts, strict=True)]
         if any(side[0][-1:] != [tokenizer.eos_token_id] for side in sides):
             fix = "name eos_token in tokenizer_config.json, and append it by a template"

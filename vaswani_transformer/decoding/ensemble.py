@@ -77,7 +77,7 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
         models = list(models)
         for name in _SAME:
             values = [getattr(model.config, name) for model in models]
-            if len(set(values)) > 1:
+            if len(set(map(str, values))) > 1:
                 raise UserError(f"members of an ensemble must share one vocabulary: their {name} are {values}")
         config = copy.deepcopy(models[0].config)
         learned = [model.config for model in models if model.config.position_encoding == "learned"]

@@ -64,7 +64,7 @@ class FileTranslator(LineWorker):
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:
         """Return the text of each line of a window."""
         lines = (line if isinstance(line, str) else line[0] for line in window.lines)
-        sources = list(map(self.translator.codes.coded, lines))
+        sources = [self.translator.codes.coded(line.strip()) for line in lines]
         repeated = [source for source, row in zip(sources, hypotheses, strict=True) for _ in row]
         texts = [each.text for row in hypotheses for each in row]
         for name, function in self.extras.items():

@@ -229,7 +229,8 @@ class FileScorer(LineWorker):
     def records(self, window: Window, bar: Any, remarks: Remarks) -> list[str]:
         """Score a window; see `LineWorker`. There are no remarks."""
         numbered = list(enumerate(window.lines, window.first))
-        filled = {number: pair for number, pair in numbered if all(side.strip() for side in pair)}
+        stripped = ((number, *map(str.strip, pair)) for number, pair in numbered)  # as models translate
+        filled = {number: pair for number, *pair in stripped if all(pair)}
         sides = [self.codes.coded(source) for source, _ in filled.values()], [target for _, target in filled.values()]
         scores = score_tokens(self.model, self.tokenizer, *sides, self.tokens_per_batch, list(filled))
         by_number = dict(zip(filled, scores, strict=True))

@@ -67,13 +67,14 @@ def _check_room(number: int, what: str, tokens: int, limit: float) -> None:
 def _without_garbling(source: str, text: str) -> str:
     """Return a translation with the source's number, or row of emoji, in place of the only one that it garbled.
 
-    Small models do that to long ones. A number counts if most of its digits are there: feet are not metres.
+    Small models do that to long ones. A number counts if most of its digits are there: feet are not metres. Zeros at
+    its end do not: 35 billion are 350億.
     """
     given, written = set(_COPIED.findall(source)), set(_COPIED.findall(text))
     if len(given - written) == len(written - given) == 1:
         [lacking], [wrong] = given - written, written - given
         is_near = SequenceMatcher(None, lacking, wrong).ratio() > 0.7 or not lacking.isdigit()
-        if is_near and lacking.isdigit() == wrong.isdigit():
+        if is_near and lacking.isdigit() == wrong.isdigit() and lacking.rstrip("0") != wrong.rstrip("0"):
             return _COPIED.sub(lambda match: lacking if match[0] == wrong else match[0], text)
     return text
 
@@ -172,7 +173,7 @@ class Translator:
             if len(parts) > 1:
                 split.append(number)
             elif self.memory and self.setting("fuzzy_matches"):
-                parts = [self._with_match(coded + text, source_ids)]
+                parts = [self._with_match(code + text, coded + text, source_ids)]
             prefixes = [prefix, *([] for _ in parts[1:])]
             some = [Piece(line, *part, write=write) for part in zip(parts, prefixes, terms, strict=True)]
             pieces += some * times
@@ -193,7 +194,8 @@ class Translator:
         small = source[:1] + regex.sub(words, lambda word: word[0].lower(), source[1:])
         is_title = source.count(" ") > 6 and title_case(source) == source != small  # fewer are often names or menus
         case = str
-        if (source.isupper() or is_title) and count(small) < count(source):
+        has_no_case = regex.search(r"(?![ªº])\p{Lo}", source)  # the script; a Latin name in it says nothing of the rest
+        if (source.isupper() or is_title) and not has_no_case and count(small) < count(source):
             source, case = small, str.upper if source.isupper() else title_case
 
         def write(text: str) -> str:
@@ -215,10 +217,10 @@ class Translator:
         parts = split_line(text, limit, count, self.source_language)
         return self._own_tokenizer([code + part for part in parts])["input_ids"]
 
-    def _with_match(self, source: str, ids: list[int]) -> list[int]:
+    def _with_match(self, source: str, plain: str, ids: list[int]) -> list[int]:
         """Return the tokens of a source and of its nearest match's target; its own, if there is none or no room."""
-        [matches] = self.memory.near([source])
-        texts = [self.codes.coded(f"{source} {self.memory.TAG} {target}") for _, _, target in matches]
+        matches = next(filter(None, self.memory.near([plain, source])), [])
+        texts = [f"{source} {self.memory.TAG} {target}" for _, _, target in matches]
         [joined] = self._own_tokenizer(texts)["input_ids"] if texts else [ids]
         return joined if len(joined) <= min(positions(self.model.config), self.max_source_tokens or math.inf) else ids
 

@@ -241,10 +241,8 @@ class VaswaniEncoder(VaswaniStack):
 class VaswaniDecoder(VaswaniStack):
     """The decoder: `decoder_layers` times `VaswaniDecoderLayer` over the embedded target so far.
 
-    Its arithmetic is repeated in `incremental_decoding_vaswani`, for `generate()` alone. A step of a search
-    has one token a row, and what is done here for whole sequences, any mask and any cache would cost as much as the
-    arithmetic itself; the tests hold the two to the same outputs. All else (training, attention weights, other caches,
-    changed layers) is computed here.
+    Its arithmetic is repeated in `incremental_decoding_vaswani`, for steps of `generate()` alone, where what is done
+    here for whole sequences, any mask and any cache would cost as much; tests hold the two to the same outputs.
     """
 
     _can_record_outputs = {  # noqa: RUF012

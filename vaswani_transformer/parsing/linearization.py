@@ -15,7 +15,7 @@ from itertools import islice
 from .trees import MAX_DEPTH, ROOT, Tree
 
 ANY_TAG = "XX"  # the one tag of trees without tags
-_TAG_END = ")"  # of tags among words: no word has a round bracket
+TAG_END = ")"  # of tags among words: no word has a round bracket
 
 
 def linearize(tree: Tree, tags: bool = True) -> list[str]:
@@ -29,11 +29,6 @@ def linearize(tree: Tree, tags: bool = True) -> list[str]:
     return tokens
 
 
-def is_tag_among_words(token: str) -> bool:
-    """Return whether a token is a tag as `with_words` writes it."""
-    return token.endswith(_TAG_END) and not token.startswith(("(", ")"))
-
-
 def with_words(tokens: Iterable[str], words: Sequence[str]) -> list[str]:
     """Return the tokens of a tree with its words, each right after the tag of the word before it.
 
@@ -43,14 +38,14 @@ def with_words(tokens: Iterable[str], words: Sequence[str]) -> list[str]:
     waiting = iter(words)
     mixed = list(islice(waiting, 1))
     for token in tokens:
-        mixed += [token] if token.startswith(("(", ")")) else [token + _TAG_END, *islice(waiting, 1)]
+        mixed += [token] if token.startswith(("(", ")")) else [token + TAG_END, *islice(waiting, 1)]
     return mixed
 
 
 def without_words(tokens: Iterable[str]) -> list[str]:
     """Return the tokens that `with_words` added words to: all brackets and tags."""
-    kept = (token for token in tokens if token.startswith(("(", ")")) or token.endswith(_TAG_END))
-    return [token if token.startswith(("(", ")")) else token.removesuffix(_TAG_END) for token in kept]
+    kept = (token for token in tokens if token.startswith(("(", ")")) or token.endswith(TAG_END))
+    return [token if token.startswith(("(", ")")) else token.removesuffix(TAG_END) for token in kept]
 
 
 def delinearize(tokens: Iterable[str], words: Sequence[str]) -> Tree:

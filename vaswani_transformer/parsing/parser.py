@@ -20,9 +20,9 @@ from ..training.run import check_trainable, join_process_group
 from ..training.run_folder import check_output
 from .augmentation import Exchange
 from .grammar import BracketGrammar, BracketProcessor
-from .linearization import delinearize, is_tag_among_words, linearize, with_words, without_words
+from .linearization import TAG_END, delinearize, linearize, with_words, without_words
 from .tokenizer import SPACE, sentence_text, train_parser_tokenizer, tree_token_ids
-from .trees import Tree, checked, clean, escape, parse_trees, words_of
+from .trees import WORD, Tree, checked, clean, escape, parse_trees
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Parser(Translator):
     def __init__(self, model, tokenizer, *, constrained: bool = True, **options):
         super().__init__(model, tokenizer, **options)
         ids = tree_token_ids(tokenizer)
-        self.has_words = any(map(is_tag_among_words, ids))  # in the trees that the model writes
+        self.has_words = any(token[-1] == TAG_END and token[0] not in "()" for token in ids)  # in its trees
         self._grammar = BracketGrammar(ids, tokenizer.eos_token_id) if constrained else None
         # A sentence has as many words as such tokens.
         self._word_starts = {number for token, number in tokenizer.get_vocab().items() if token.startswith(SPACE)}
@@ -216,7 +216,7 @@ class FileParser(FileTranslator):
 
     def run(self, lines: Iterable[str], *arguments, **options) -> None:
         """Parse all lines with a `Parser`; arguments and errors as of `FileTranslator.run`."""
-        super().run(checked(map(words_of, lines)), *arguments, **options)
+        super().run(checked(map(WORD.findall, lines)), *arguments, **options)
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:
         parses = list(map(self.translator.read, window.lines, (ranked[0] for ranked in hypotheses)))

@@ -18,7 +18,7 @@ TRACE = "-NONE-"  # the tag of a moved or omitted element, which is no word of t
 TREE_TOKENS = "tree_tokens"  # entry of a parser's `tokenizer_config.json`: all brackets and tags
 MAX_DEPTH = 400  # nested brackets; a file with more is damaged, and Python's stack has room for recursion
 _TOKEN = re.compile(r"[()]|[^() \t\r\n\f\v]+")
-_WORD = re.compile(r"[^ \t\r\n\f\v]+")
+WORD = re.compile(r"[^ \t\r\n\f\v]+")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,16 +69,11 @@ def escape(word: str) -> str:
     return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
-def words_of(line: str) -> list[str]:
-    """Return the words of a sentence, separated by ASCII white space, as in trees."""
-    return _WORD.findall(line)
-
-
 def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
     """Yield sentences; `UserError` for one that is no list of words, none empty or with ASCII white space or NUL."""
     for line, words in enumerate(sentences, 1):
         for number, word in enumerate(words, 1):
-            is_word = isinstance(word, str) and not isinstance(words, str) and _WORD.fullmatch(word)
+            is_word = isinstance(word, str) and not isinstance(words, str) and WORD.fullmatch(word)
             if not is_word or "\0" in word or has_undecoded(word):
                 fix = "give a list of words of UTF-8 text without space or NUL"
                 raise UserError(f"line {line}: word {number} is {word!r}: {fix}")

@@ -65,7 +65,7 @@ def make_app(
         await models.close()
 
     app = FastAPI(title="vaswani serve", version=__version__, description=_DESCRIPTION, lifespan=lifespan)
-    app.state.service, app.state.files = Service(models, limits, keys), {}
+    app.state.service, app.state.files = Service(models, limits, keys, memory), {}
     paths = {"/metrics", "/docs", "/openapi.json", *_PAGE}
     for part in (libretranslate, files, translations):
         app.include_router(part.router)

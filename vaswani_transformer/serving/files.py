@@ -86,7 +86,7 @@ class _FileWork:
             return translate_document(data, DOCUMENTS[ending], best, self._align, self.served.source)
         several = partial(self._in_parts, partial(self._translations, number=_CANDIDATES))
         place = partial(translate_parts, translate=best, align=self._align, language=self.served.source)
-        messages = Messages(several, place, self._confidence, self.served.name, language=self.served.target)
+        messages = Messages(several, place, self._confidence, self.served.name, self.service.memory, self.served.target)
         with tempfile.TemporaryDirectory() as folder:
             stem = name[: -len(ending)][-50:].replace("\0", "") or "file"
             (path := Path(folder) / f"{stem}{ending}").write_bytes(data)

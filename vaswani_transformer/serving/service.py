@@ -183,8 +183,9 @@ class Translating:
 class Service:
     """Takes requests for the models of a server; `keys` are API keys, one of which each needs, if there are any."""
 
-    def __init__(self, models: Models, limits: Limits, keys: Collection[str] = ()):
-        self.models, self.limits, self.keys = models, limits, [key.encode() for key in keys]
+    def __init__(self, models: Models, limits: Limits, keys: Collection[str] = (), memory=None):
+        self.models, self.limits, self.memory = models, limits, memory
+        self.keys = [key.encode() for key in keys]
 
     def check_key(self, headers: Mapping[str, str], key: Any = None) -> None:
         """Raise `HTTPException` without a key that is known, given here or as `Authorization: Bearer KEY`."""

@@ -10,6 +10,7 @@ import datasets
 
 from ..data.parallel_text import pairs_of
 from ..data.tokenization import SIDES, encoder
+from ..model.language_codes_vaswani import typed_code
 
 OVERLAP, COPIES, UNKNOWN = 0.05, 0.2, 0.001  # shares above which there is a warning
 
@@ -23,7 +24,7 @@ def of_text(counts: str, train: datasets.Dataset, validation: datasets.Dataset, 
     sources, characters, different = Counter(map(composed, validation["source"])), set(), set()
     copied = overlap = unknown = number = 0
     for source, target in (map(composed, pair) for pair in pairs_of(train)):
-        copied += source == target != ""
+        copied += typed_code(source)[1] == target != ""
         overlap += sources.pop(source, 0)
         different.add(hash((source, target)))  # texts would take the memory of all of them
         characters.update(source, target)

@@ -91,8 +91,8 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4022, "data": 3180, "training": 2589, "importing": 1203, "cli": 2027, "decoding": 1897,
-    "experiments": 679, "serving": 1510, "hub": 684, "export": 1065, "parsing": 823, "documents": 1731,
+    "model": 4016, "data": 3183, "training": 2588, "importing": 1203, "cli": 2030, "decoding": 1902,
+    "experiments": 679, "serving": 1510, "hub": 684, "export": 1065, "parsing": 818, "documents": 1731,
     "attention": 395, "catalogues": 919, "recipes": 399, "evaluation": 326,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1551, 25000, 11.8

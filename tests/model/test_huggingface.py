@@ -35,11 +35,6 @@ def tokens_generated(model, **options) -> torch.Tensor:
     return tokens
 
 
-def test_inputs_for_a_trial_fit():
-    model = tiny_model()
-    assert model(**model.dummy_inputs).logits.shape == (2, 4, 29)
-
-
 def test_a_static_cache_may_be_larger_than_the_table_of_learned_positions():
     options = {"cache_implementation": "static", "max_cache_len": 100}
     model = tiny_model(position_encoding="learned", scale=2.0)

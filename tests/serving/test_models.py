@@ -133,6 +133,7 @@ def test_codes_are_not_what_a_memory_looks_up(make, folder, tmp_path):
     assert answer["translatedText"] == expected
     translator = Translator(*loaded, memory=memory, target_language="fra")
     assert list(translator.translate(texts)) == expected
+    assert [near for _, _, near in next(translator.near(["A bird!"]))] == ["UN OISEAU"]
     other = [">>pt_BR<< A dog."]  # of another language than the memory's
     assert list(translator.translate(other)) == translated(loaded, other)
 

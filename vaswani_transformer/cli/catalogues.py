@@ -30,7 +30,7 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
     if not is_file(files.input):
         raise UserError(f"--format {written.format} reads a file twice: give --input FILE")
     check_files({"input": files.input}, {"report": written.report})
-    language, target = languages[0], written.target_language or [*languages, None][1]
+    language, target = [*languages, None][:2]
     given = {"format": written.format, "source": files.source_catalogue, "language": target}
     states, translated, asked = Counter(), [], []
     for entry in read(files.input, **given):
@@ -40,7 +40,7 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
         if entry.state == "refused":
             print(f"{files.input}:{entry.line}: left as it is: {entry.notes}", file=sys.stderr)
     if written.consistent_terms:
-        near = translator.memory.near(asked) if translator.memory else ()
+        near = translator.near(asked) if translator.memory else ()
         own, terms = translator.glossary or Glossary({}), {}
         for term in find_terms([*(match[1:] for matches in near for match in matches), *translated]):
             with contextlib.suppress(UserError):  # the vocabulary cannot write it
@@ -89,7 +89,7 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
     print(f"entries: {summary}", file=sys.stderr)
     if written.report is not None:
         if translator.memory:
-            near = translator.memory.near([row.entry.sources[0] for row in shown])
+            near = translator.near([row.entry.sources[0] for row in shown])
             shown = [row._replace(near=next(iter(match), None)) for row, match in zip(shown, near, strict=True)]
         write_result(written.report, catalogue_report(shown, Path(files.input).name, summary))
     if stopped:

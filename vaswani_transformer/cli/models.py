@@ -215,7 +215,5 @@ def _write_site(model: str, languages: tuple[str, ...] | None, output: str | Pat
     from ..hub.card_facts import known_languages
 
     if len(languages := languages or tuple(filter(None, known_languages(model)))) != 2:
-        raise UserError(
-            f"the languages of {model} are not known: give --languages en de (push: --language en --language de)"
-        )
+        raise UserError(f"the languages of {model} are not known: give --languages en de (push: --language twice)")
     return export_site(model, output, languages, *options)

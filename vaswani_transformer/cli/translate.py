@@ -181,11 +181,16 @@ def _translate_document(model: str, request: Request) -> None:
 
 def _languages(folder: str, request: Request) -> list[str]:
     """Return a model's languages, that of its sources first: as given, or as recipe or import has them, or English."""
+    from babel.core import get_global
+
     from ..hub.card_facts import known_languages
 
-    known, target = known_languages(folder) or ["en"], request.written.target_language
-    others = [target.strip("<2>")] if target and len(known) != 2 else known[1:]  # beside cmn_Hans, known may say zh
-    return [request.written.source_language or known[0] or "en", *others]
+    known, target = [*known_languages(folder)] or ["en"], request.written.target_language
+    if target and len(known) != 2:  # of one alone the code may differ: >>fra<<, >>cmn_Hans<<
+        name = target.strip("<2>")
+        short = get_global("language_aliases").get(name.partition("_")[0])
+        known[1:] = [short if short in known else name]
+    return [request.written.source_language or known[0] or "en", *known[1:]]
 
 
 def load(folder: str, request: Request):

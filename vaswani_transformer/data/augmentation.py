@@ -18,7 +18,7 @@ import regex
 from ..model.language_codes_vaswani import typed_code
 from .memory import Memory
 from .tokenization import SIDES, side_of
-from .words import LETTER, title_case, words_of
+from .words import LETTER, has_case, title_case
 
 TAG = "<BT>"  # before each source that a model of the reverse direction wrote
 _READ = 500  # pairs that are changed at once to learn their lengths
@@ -101,10 +101,7 @@ def changed(kind: str, source: str, target: str, random: Random) -> tuple[str, s
     """Return a pair changed in one way; a language's tag before a side stays, as `TAG` and a match of the source do."""
     (code, source, match), (mark, target) = source_parts(source), typed_code(target)
     new = CHANGES[kind](source, target, random)
-    words = words_of(source) if kind in ("upper", "title") else ()
-    cased = [word.upper() != word.lower() for word in words if any(map(str.isalpha, word))]
-    # Many scripts have no capitals: a Latin name among them says nothing of the sentence.
-    is_same = new[0] == source or 2 * sum(cased) < len(cased)
+    is_same = new[0] == source or (kind in ("upper", "title") and not has_case(source))
     source, target = (source, target) if is_same and new[1] else new
     return code + source + match, mark + target
 

@@ -124,7 +124,7 @@ class Judge:
             yield EMPTY, f"the {SIDES[bool(text[0])]}"
         if mark := _UNDECODED.search(" ".join(pair)):
             yield UNDECODABLE, f"U+{ord(mark[0]):04X}"
-        if typed_code(text[0])[1] == text[1] and not rules.keep_identical:
+        if typed_code(text[0])[1] == typed_code(text[1])[1] and not rules.keep_identical:
             yield IDENTICAL, ""
         if max(characters) > rules.max_characters or words > rules.max_words:
             yield LENGTH, f"{max(characters):,} characters, {words:,} words"

@@ -94,7 +94,7 @@ def _with_matches(train: datasets.Dataset) -> datasets.Dataset:
     def add(batch: Mapping[str, list[str]]) -> dict[str, list[str]]:
         pairs = list(zip(batch["source"], batch["target"], strict=True))
         for (source, target), near in zip(list(pairs), memory().near(batch["source"], others=True), strict=True):
-            pairs += [(f"{source} {Memory.TAG} {match}", target) for _, _, match in near]
+            pairs += [(f"{source.strip()} {Memory.TAG} {match}", target) for _, _, match in near]
         return {side: [pair[number] for pair in pairs] for number, side in enumerate(SIDES)}
 
     key = f"{train._fingerprint}-near-{CACHE_VERSION}"

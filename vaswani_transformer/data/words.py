@@ -35,6 +35,12 @@ def words_of(text: str) -> list[str]:
     return [text[start:end] for start, end in word_places(text)]
 
 
+def has_case(text: str) -> bool:
+    """Return whether half of the words have capitals: many scripts have none, and a Latin name is no sentence."""
+    words = [word for word in words_of(text) if any(map(str.isalpha, word))]
+    return 2 * sum(word.upper() != word.lower() for word in words) >= len(words)
+
+
 def words_at(text: str, places: Iterable[tuple[int, int]]) -> list[range]:
     """Return the numbers of the words that each part of a text overlaps; none for a part without text.
 

@@ -15,7 +15,7 @@ from typing import Any
 import regex
 from tqdm.auto import tqdm
 
-from ..data.words import ends_a_sentence, title_case
+from ..data.words import ends_a_sentence, has_case, title_case
 from ..errors import UserError, reading
 from ..model.language_codes_vaswani import LanguageCodes, typed_code
 from ..model.sentence_splitting_vaswani import join_translations
@@ -30,6 +30,7 @@ _COPIED = regex.compile(
     r"(?<!\d|\d[.,'’\s])\d{2,}(?!\d|[.,'’\s]\d)"
     r"|[\p{Extended_Pictographic}\p{Emoji_Modifier}\p{Regional_Indicator}\u200d\ufe0f\ufffd]+"
 )
+_MYRIADS = regex.compile(r"\d\s*(?:[万萬億亿兆만억조]|lakh|crore|लाख|करोड़)")  # 35 billion are 350億
 _ROUNDS = 4  # times that an output has to end with the same tokens to be cut; a text may repeat a word twice
 
 
@@ -67,14 +68,14 @@ def _check_room(number: int, what: str, tokens: int, limit: float) -> None:
 def _without_garbling(source: str, text: str) -> str:
     """Return a translation with the source's number, or row of emoji, in place of the only one that it garbled.
 
-    Small models do that to long ones. A number counts if most of its digits are there: feet are not metres. Zeros at
-    its end do not: 35 billion are 350億.
+    Small models do that to long ones. A number counts if most of its digits are there: feet are not metres.
     """
     given, written = set(_COPIED.findall(source)), set(_COPIED.findall(text))
     if len(given - written) == len(written - given) == 1:
         [lacking], [wrong] = given - written, written - given
         is_near = SequenceMatcher(None, lacking, wrong).ratio() > 0.7 or not lacking.isdigit()
-        if is_near and lacking.isdigit() == wrong.isdigit() and lacking.rstrip("0") != wrong.rstrip("0"):
+        is_same = lacking.rstrip("0") == wrong.rstrip("0") and _MYRIADS.search(source + text)
+        if is_near and lacking.isdigit() == wrong.isdigit() and not is_same:
             return _COPIED.sub(lambda match: lacking if match[0] == wrong else match[0], text)
     return text
 
@@ -173,7 +174,7 @@ class Translator:
             if len(parts) > 1:
                 split.append(number)
             elif self.memory and self.setting("fuzzy_matches"):
-                parts = [self._with_match(code + text, coded + text, source_ids)]
+                parts = [self._with_match(coded + text, source_ids)]
             prefixes = [prefix, *([] for _ in parts[1:])]
             some = [Piece(line, *part, write=write) for part in zip(parts, prefixes, terms, strict=True)]
             pieces += some * times
@@ -194,8 +195,7 @@ class Translator:
         small = source[:1] + regex.sub(words, lambda word: word[0].lower(), source[1:])
         is_title = source.count(" ") > 6 and title_case(source) == source != small  # fewer are often names or menus
         case = str
-        has_no_case = regex.search(r"(?![ªº])\p{Lo}", source)  # the script; a Latin name in it says nothing of the rest
-        if (source.isupper() or is_title) and not has_no_case and count(small) < count(source):
+        if (source.isupper() or is_title) and has_case(source) and count(small) < count(source):
             source, case = small, str.upper if source.isupper() else title_case
 
         def write(text: str) -> str:
@@ -217,10 +217,15 @@ class Translator:
         parts = split_line(text, limit, count, self.source_language)
         return self._own_tokenizer([code + part for part in parts])["input_ids"]
 
-    def _with_match(self, source: str, plain: str, ids: list[int]) -> list[int]:
+    def near(self, sources: Iterable[str]) -> Iterator[list[tuple[float, str, str]]]:
+        """Yield the memory's nearest entry for each source, which it has as it is or with the language's code."""
+        for forms in ({source: None, self.codes.coded(source): None} for source in sources):
+            yield next(filter(None, self.memory.near(forms)), [])
+
+    def _with_match(self, source: str, ids: list[int]) -> list[int]:
         """Return the tokens of a source and of its nearest match's target; its own, if there is none or no room."""
-        matches = next(filter(None, self.memory.near([plain, source])), [])
-        texts = [f"{source} {self.memory.TAG} {target}" for _, _, target in matches]
+        [matches] = self.near([source])
+        texts = [self.codes.coded(f"{source} {self.memory.TAG} {target}") for _, _, target in matches]
         [joined] = self._own_tokenizer(texts)["input_ids"] if texts else [ids]
         return joined if len(joined) <= min(positions(self.model.config), self.max_source_tokens or math.inf) else ids
 

@@ -88,12 +88,6 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
             init.zeros_(module.weight[padding])
 
     @property
-    def dummy_inputs(self) -> dict[str, torch.Tensor]:
-        """Return inputs for a trial, `(2, 4)` ids of both sides, as other encoder-decoder models have them."""
-        ids = torch.zeros(2, 4, dtype=torch.long, device=self.device)
-        return {"input_ids": ids, "decoder_input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-    @property
     def device(self) -> torch.device:
         """Return where the model computes, which is not where weights are kept that accelerate has offloaded."""
         if (device := super().device).type != "meta":

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from tokenizers import models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..data.tokenization import BYTE_ALPHABET, SPECIAL_TOKENS, finished_tokenizer, new_pipeline, new_trainer
+from ..data.tokenization import finished_tokenizer, new_pipeline, new_trainer
 from ..errors import UserError
 from .trees import TREE_TOKENS, escape
 
@@ -34,15 +34,10 @@ def train_parser_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Train a tokenizer that `AutoTokenizer` can load on lines of `sentence_text`; each bracket and tag is one token.
 
-    The vocabulary is smaller than `vocab_size` where the sentences have too few distinct pieces; `UserError` for one
-    without room for all bytes, brackets and tags.
+    The vocabulary is smaller than `vocab_size` for few distinct pieces, and always has all bytes, brackets and tags.
     """
-    least = len(SPECIAL_TOKENS) + len(BYTE_ALPHABET) + len(tree_tokens)
-    if vocab_size < least:
-        needed = f"the special tokens, all bytes, and the {len(tree_tokens)} brackets and tags of the trees"
-        raise UserError(f"vocab_size is {vocab_size}: {needed} need {least}; give at least that")
     learner = new_pipeline("bpe", models.BPE(), _WORDS)
-    trainer = new_trainer("bpe", vocab_size - len(tree_tokens), show_progress=False)
+    trainer = new_trainer("bpe", max(0, vocab_size - len(tree_tokens)), show_progress=False)
     learner.train_from_iterator(sentences, trainer=trainer)
     learned = json.loads(learner.to_str())["model"]
     vocabulary = learned["vocab"]

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 from unicodedata import normalize
 
@@ -20,11 +19,11 @@ def of_text(counts: str, train: datasets.Dataset, validation: datasets.Dataset, 
 
     An unknown character is one that the training text does not have, or for which the tokenizer has no token.
     """
-    composed = partial(normalize, "NFC")  # as tokenizers compose characters
+    composed = lambda text: normalize("NFC", text.strip())  # noqa: E731 (as text is encoded)
     sources, characters, different = Counter(map(composed, validation["source"])), set(), set()
     copied = overlap = unknown = number = 0
     for source, target in (map(composed, pair) for pair in pairs_of(train)):
-        copied += typed_code(source)[1] == target != ""
+        copied += typed_code(source)[1] == typed_code(target)[1] != ""
         overlap += sources.pop(source, 0)
         different.add(hash((source, target)))  # texts would take the memory of all of them
         characters.update(source, target)

@@ -91,9 +91,9 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4016, "data": 3183, "training": 2588, "importing": 1203, "cli": 2030, "decoding": 1902,
-    "experiments": 679, "serving": 1510, "hub": 684, "export": 1065, "parsing": 818, "documents": 1731,
-    "attention": 395, "catalogues": 919, "recipes": 399, "evaluation": 326,
+    "model": 4018, "data": 3178, "training": 2588, "importing": 1203, "cli": 2029, "decoding": 1902,
+    "experiments": 679, "serving": 1510, "hub": 684, "export": 1065, "parsing": 818, "documents": 1739,
+    "attention": 395, "catalogues": 922, "recipes": 399, "evaluation": 320,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1551, 25000, 11.8
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19997

@@ -118,6 +118,7 @@ def test_plural_forms_are_those_of_the_language_and_a_language_above_all_keys_ch
     assert json.loads(filled(path, upper))["m"] == ["<a>", {"b": ["<c>"]}, "<d>"]
     result = b'{\n  "app": {\n    "n_other": "{{count}} files"\n  },\n  "l": ["a", "b"]\n}\n'
     assert filled(target, source=path, language="ja") == result
+    assert [entry.state for entry in read(target, source=path)] == ["refused"] * 3 + ["untranslated"] * 2  # m; app, l
     target.write_text('{"l": ["x", "", ""], "m": ["y", "z", "w"], "n": [""]}')  # longer, as long, of no entry
     assert json.loads(filled(target, upper, source=path))["l"] == ["x", "<b>", ""]
 

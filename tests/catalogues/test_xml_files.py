@@ -80,7 +80,7 @@ XLIFF_1 = """<?xml version='1.0' encoding='ISO-8859-1'?>
      maxwidth = '10'><source>Save <ph id="1">&lt;br/></ph> <my:odd a="b>c">it</my:odd></source><target/><note>dev</note>
      <alt-trans><source>Save</source><target>Sichern</target></alt-trans></trans-unit>
   <trans-unit id="3"><source><![CDATA[a < b]]></source>
-  <seg-source><mrk mtype="seg">a</mrk></seg-source><target><mrk mid='0' mtype='seg'/></target></trans-unit>
+  <seg-source><mrk mtype="seg">a</mrk></seg-source><target><g><mrk mid='0' mtype='seg'/></g></target></trans-unit>
 </group></body></file></xliff>
 """
 XLIFF_2 = """<xliff xmlns="urn:oasis:names:tc:xliff:document:2.0" version="2.0" srcLang="en" trgLang="de"><file id="f">

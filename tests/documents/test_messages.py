@@ -248,10 +248,10 @@ def test_what_no_candidate_keeps_is_placed(source, flags, written, expected):
 
 def test_training_pairs_leave_accelerators_out(tmp_path):
     lines = [("&File", "&Datei"), ("_Save A_s", "Speichern"), ("Search & Find", "&Suche"), ("~Open", "~Öffnen")]
-    lines += [("_Undo", "Ann_uler"), ("_Run", "运行(_R)")]
+    lines += [("_Undo", "Ann_uler"), ("_Run", "运行(_R)"), ("It is _so_.", "So ist _es_.")]
     text = "".join(f'msgid "{source}"\nmsgstr "{target}"\n\n' for source, target in lines)
     (tmp_path / "a.po").write_text(text, encoding="utf-8")
-    expected = [("File", "Datei"), lines[1], lines[2], ("Open", "Öffnen"), ("Undo", "Annuler"), ("Run", "运行")]
+    expected = [("File", "Datei"), *lines[1:3], ("Open", "Öffnen"), ("Undo", "Annuler"), ("Run", "运行"), lines[-1]]
     assert list(pairs(tmp_path / "a.po")) == expected
 
 

@@ -97,6 +97,9 @@ def test_hyphens_and_page_breaks_do_not_part_words():
         result = body(translate_document(word_file(xml), "docx", lambda texts: ["Un deux"] * len(texts)))
         minidom.parseString(f'<a xmlns:w="x">{result}</a>')
         assert not re.search("<w:t> |<w:t>[^<]* <", result)  # which Word would drop
+    alone = f"<w:p>{run('1')}<w:r><w:noBreakHyphen/></w:r>{run('24 hours')}</w:p>"
+    result = body(translate_document(word_file(alone), "docx", louder))
+    assert result.index(">1<") < result.index("noBreakHyphen") < result.index(">24 HOURS<")
     seen, texts = [], ("Two do<text:soft-page-break/>gs", *SENTENCES[1:])
     translate_document(packed("content.xml", ODT.format(*texts)), "odt", louder)
     assert "Two dogs" in seen

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from position_study import LengthStudy, accuracy_by_length, offset_matrix, report, train_on_short
+from position_study import LengthStudy, accuracy_by_length, offset_matrix, train_on_short
 
 from vaswani_transformer.model.layers_vaswani import sinusoidal_positions
 
@@ -47,8 +47,3 @@ def test_what_is_tested_was_not_drawn_for_training():
     tested = {tuple(row["labels"]) for length, rows in study.tests().items() if length >= 10 for row in rows}
     for seed in range(4):  # of 20 symbols there are so many sentences of 10 that none comes twice by chance
         assert not tested & {tuple(row["labels"]) for row in study.draw(random.Random(seed), 1000, 1, study.trained)}
-
-
-def test_the_table_has_a_column_for_each_model():
-    text = report(LengthStudy(trained=6, tested=(5, 10), max_steps=2, **SMALL | {"examples": 4}))
-    assert len(text.splitlines()[-1].strip("| ").split(" | ")) == 9 and "| 10 (longer) | " in text

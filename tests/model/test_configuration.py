@@ -50,6 +50,8 @@ def test_head_widths_follow_sizes():
     with pytest.raises(Exception, match=r"d_model 512 .*num_heads 7.*d_v"):
         VaswaniConfig(num_heads=7, d_k=64)
     assert VaswaniConfig(num_heads=7, d_k=64, d_v=65).d_v == 65
+    smaller = VaswaniConfig.from_dict(VaswaniConfig(d_v=65).to_dict(), hidden_size=256)
+    assert (smaller.d_model, smaller.d_k, smaller.d_v) == (256, 32, 65)
 
 
 class TestValidation:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from locale import locale_alias
 from typing import NamedTuple
@@ -61,7 +62,8 @@ class JsonFile(Catalogue):
             self._count_lines(next(iter(nodes.values())).start)
             entries.append(self._own(key, texts, nodes, is_plural))
         # What a list lacks is not added, but lists of texts alone are.
-        self.missing = {key: e for key, e in self.missing.items() if not re.search(r"\[\d+\](\x04|$)", key)}
+        in_lists = [self.missing.pop(key) for key in [*self.missing] if re.search(r"\[\d+\](\x04|$)", key)]
+        entries += [replace(each, state="refused", notes="a list lacks it: add it there") for each in in_lists]
         return entries
 
     def _texts(self, node: Node, path: tuple[str, ...]) -> Iterator[tuple[str, str, Node]]:

@@ -61,8 +61,7 @@ def prepare(
 ) -> None:
     """Tokenise a recipe's data once, for `vaswani train RECIPE --prepared FOLDER`.
 
-    Tokenise and filter a recipe's data into a folder that training maps into memory. The same command resumes after an
-    interruption.
+    What training maps into memory. The same command resumes after an interruption.
 
     Args:
         output: the folder to make, or to resume in; also s3://bucket/folder

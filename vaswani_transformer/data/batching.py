@@ -268,8 +268,7 @@ class PackedCollator:
     With sizes every batch has them, so that shapes are a handful in a whole training. The sides are filled up by
     further sentences, as few as can be, each of 1 to `max_length` tokens on both sides, so that attention is never over
     nothing and the last offset is the size. Empty sentences after them, repeated offsets, make the number of sentences
-    a power of two. Filling `r` tokens of one side takes `r / max_length` sentences, rounded up, and so as many tokens
-    of the other: sizes of `packed_size(tokens, max_length)` always have them.
+    a power of two. Sizes of `packed_size(tokens, max_length)` always have room for them.
 
     Raises:
         UserError: for a longer sentence, or where tokens and their filling are more than the size.

@@ -25,7 +25,7 @@ _HEADING_END = re.compile(r"(?<=\s)#+\s*$")  # signs that it would lose
 # Where the title is not in quotation marks, and for what takes in another file, all of the line.
 _MARKER = re.compile(
     rb"""(?:(?:!!!|\?\?\?\+?|===|::+)[ \t]*(?:[\w.={}\#-]+[ \t]*){0,3}(?:"([^"\n]*)"[ \t]*)?|\{[%:{/][^\n]*\}[ \t]*"""
-    rb"""|(?::::|\[!\w+\]|--8<--)[^\n]*|\[TOC\]"""
+    rb"""|(?::::|\[!\w+\]|--8<--)[^\n]*|\[TOC\]|\*\[[^\]\n]+\]:[^\n]*"""
     rb"""|(?:import [^\n]*['"]|export (?:const|default|function) )[^\n]*)(?=\r?\n|\Z)"""  # of MDX
 )
 _PRICE, _COLON = b"\x1a", b"\x1b"  # in the place of a $ of no formula, and of the first : of :tada:
@@ -40,6 +40,9 @@ def read_markdown(source: str) -> Document:
         options |= getattr(pyromark.Options, f"ENABLE_{name}")
     reader, prices = _Reader(source.encode()), [0]
     parsed = bytearray(re.sub(rb"(?m)^( {0,3}):(?=:|[\w+-]+:)", rb"\1" + _COLON, reader.source))
+    # In place of `!!! ` an item of a list, as long: what is indented below is no code then.
+    as_item = lambda match: match[1] + b"*   " + len(match[2]) * _COLON  # noqa: E731
+    parsed = bytearray(re.sub(rb"(?m)^([ \t]*)(?:!!!|\?\?\?|===)(\+?) (?=[\w\"])", as_item, parsed))
     while prices:  # between US$5 and US$10 is no formula
         events = list(pyromark.events_with_range(parsed.decode(), options=options))
         places = [place for event, place in events if isinstance(event, dict) and "InlineMath" in event]
@@ -117,7 +120,8 @@ class _Reader:
         """Read text, before which there may be a sign that takes its first character's meaning away."""
         value = value.replace(_PRICE.decode(), "$").replace(_COLON.decode(), ":", self.source.startswith(b":", start))
         is_first = self.is_broken or (self.pieces and self.pieces[-1].kind is Kind.FIXED)
-        if is_first and (marker := _MARKER.match(self.source, start)):
+        is_item = self.source[start - 4 : start - 1] in (b"!!!", b"???", b"===")
+        if is_first and (marker := _MARKER.match(self.source, start - 4 * is_item)):
             self.is_broken, self.opaque_end = False, marker.end()
             self.fix(start if marker[1] is None else marker.start(1))
             self.pieces.append(text_piece(self.take(marker.end(1))) if marker[1] else Piece(""))

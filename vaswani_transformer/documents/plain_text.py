@@ -50,8 +50,8 @@ def read_subtitles(text: str) -> Document:
             name = re.match(r"</?(\w*)", part)
             if not _TAG.fullmatch(part):
                 pieces += characters_of(part) if is_vtt else [text_piece(part)]
-            elif part[1].isdigit():
-                pieces.append(Piece(part, Kind.POINT))
+            elif part[1].isdigit() or name[1].lower() == "v":  # of two voices no sentence is made
+                pieces.append(Piece(part, Kind.POINT) if part[1].isdigit() else Piece(part))
             else:
                 pieces.append(Piece(part, Kind.CLOSE if part[1] == "/" else Kind.OPEN, name=name[1].lower()))
         pieces.append(Piece(line[len(inner) :]))

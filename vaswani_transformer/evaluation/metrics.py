@@ -87,7 +87,9 @@ def bleu_metric(references: Sequence[str], tokenizer: str | None = None, languag
 
 def score_translations(predictions: Sequence[str], references: Sequence[str], bleu: BLEU | None = None) -> dict:
     """Compute the scores of `TranslationMetric`, without its files, with another `bleu` than that of `bleu_metric`."""
-    _check_pairs(predictions, references)
+    if not predictions or len(predictions) != len(references):
+        numbers = f"{len(predictions)} predictions and {len(references)} references"
+        raise ValueError(f"{numbers}: give as many of both, above 0")
     bleu, chrf = bleu or bleu_metric(references), CHRF()
     filled = [pair for pair in zip(predictions, references, strict=True) if any(map(str.strip, pair))]
     return {
@@ -157,12 +159,6 @@ def check_outputs(name: str, texts: Iterable[tuple[str, str, str]]) -> dict[str,
     return {key: float(part / (wholes[key] or 1)) for key, part in parts.items()}
 
 
-def _check_pairs(predictions: Sequence[str], references: Sequence[str]) -> None:
-    if not predictions or len(predictions) != len(references):
-        numbers = f"{len(predictions)} predictions and {len(references)} references"
-        raise ValueError(f"{numbers}: give as many of both, above 0")
-
-
 def split_compounds(text: str) -> str:
     """Write `a-b` as `a ##AT##-##AT## b`: tensor2tensor's get_ende_bleu.sh, fairseq's compound_split_bleu.sh."""
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", text)
@@ -195,14 +191,12 @@ def paper_tokens(texts: Sequence[str], language: str) -> list[str]:
 
 
 def paper_bleu(translations: Sequence[str], references: Sequence[str], language: str) -> float:
-    """Compute BLEU as in Table 2, 0 to 100, of detokenised sentences in a language (`"de"`, `"fr"`, ...).
+    """Compute BLEU as in Table 2, 0 to 100, of as many translations and references in a language (`"de"`, `"fr"`, ...).
 
     It is that of Moses' multi-bleu.perl: cased, unsmoothed, one reference; 0 if no 4-gram of the whole corpus is right.
 
     Raises:
         UserError: as `moses_tokenizer`.
-        ValueError: for no translations or a different number of references.
     """
-    _check_pairs(translations, references)
     metric = BLEU(tokenize="none", smooth_method="none", force=True)
     return metric.corpus_score(paper_tokens(translations, language), [paper_tokens(references, language)]).score

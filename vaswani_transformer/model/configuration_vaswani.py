@@ -202,7 +202,11 @@ class VaswaniConfig(PreTrainedConfig):
             for name, value in config_dict.items()
             if not (name in _NOT_FROM_FILES or name.startswith("_") or is_code(getattr(cls, name, None)))
         }
-        return super().from_dict(own, **kwargs)
+        sizes = {cls.attribute_map.get(name, name): value for name, value in kwargs.items()}
+        if sizes := {name: value for name, value in sizes.items() if name in ("d_model", "num_heads")}:
+            width = own.get("d_model", cls.d_model) // own.get("num_heads", cls.num_heads)  # those of heads follow
+            own = {name: value for name, value in own.items() if (name, value) not in (("d_k", width), ("d_v", width))}
+        return super().from_dict(own | sizes, **kwargs)
 
     def validate_architecture(self):
         """Check the values of fields; `@strict` calls it on construction and on saving.

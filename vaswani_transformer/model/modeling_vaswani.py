@@ -2,8 +2,6 @@ r"""The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et a
 
 Written for transformers 5: it runs under `generate()`, `Trainer`, `torch.compile` and the attention interface. Checked
 against `torch.nn.Transformer` in `tests/model/test_modeling.py`. Shapes name their axes as `layers_vaswani` does.
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
 """
 
 import math

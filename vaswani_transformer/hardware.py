@@ -54,10 +54,6 @@ def choose_device(name: "str | int | torch.device" = "auto") -> "torch.device": 
     return device
 
 
-#: What weights and activations may be computed in.
-PRECISIONS = ("float32", "bfloat16", "float16")
-
-
 def use_tf32() -> None:
     """Let the GPU multiply float32 matrices in TF32, with 10 of their 23 mantissa bits; no effect on other devices.
 

@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 from .data.tokenization import check_tokenizer_matches, load_tokenizer, refuse_special_files
 from .errors import UserError, reading
 from .exported import refuse_exported
-from .hardware import PRECISIONS, choose_device
+from .hardware import choose_device
 from .json_and_yaml import read_json
 from .model.checkpoint_vaswani import WEIGHT_TYPES
 from .model.configuration_vaswani import VaswaniConfig
@@ -30,15 +30,15 @@ def load_model(
     Args:
         folder: a folder that `vaswani train` or `save_pretrained` wrote.
         device: where to put the model.
-        precision: what it computes in, a name of `PRECISIONS`; as it was saved if not given.
+        precision: what it computes in, float32, bfloat16 or float16; as it was saved if not given.
 
     Raises:
         UserError: for a folder that is missing, incomplete, damaged, exported or not of this architecture, weights that
             are not finite (in this precision either), settings that the search does not support, a tokenizer that does
             not match the model or does not end texts, a device that is not there, or an unknown precision.
     """
-    if precision not in (None, *PRECISIONS):
-        raise UserError(f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}")
+    if precision not in (None, "float32", "bfloat16", "float16"):
+        raise UserError(f"precision is {precision!r}: it must be one of float32, bfloat16, float16")
     check_folder(folder)
     model = _read_model(Path(folder), precision)
     tokenizer = load_tokenizer(Path(folder))

@@ -114,6 +114,8 @@ def test_xliff_1_keeps_what_it_does_not_know_and_marks_what_it_fills(tmp_path):
     assert (second.id, second.line, second.context, second.notes) == ("a&b.txt\x042", 6, "R", "dev")
     assert second.codes == ('<ph id="1">&lt;br/></ph>', '<my:odd a="b>c">', "</my:odd>")
     assert third.sources == ("a < b",)
+    (codes := tmp_path / "b.xlf").write_text(XLIFF_1.replace("<g><mrk", "<ph/><g><mrk"), encoding="latin-1")
+    assert [entry.state for entry in read(codes)][2] == "translated"
     target = '<x id="2"/>Eins <g id="1">zwei</g> é'
     assert list(pairs(path)) == [('One <g id="1">two</g> <b> <x id="2"/>', target)]
     result = filled(path, lambda entries: echo(entries, "ж")).decode("latin-1")

@@ -158,6 +158,7 @@ def test_capitals_are_translated_as_small_letters_and_a_repeated_sentence_once(m
     ("1,000 m, 10000 m", "1.000 m, 10.000 m", "1.000 m, 10.000 m"), ("1000", "1 000", "1 000"),
     ("100 feet", "30 Meter", "30 Meter"), ("24 ☺", "Hunde", "Hunde"), ("12:34", "12.34", "12.34"),
     ("5000 €", "500 €", "5000 €"), ("35 billion", "350億", "350億"), ("3500亿", "350 billion", "350 billion"),
+    ("350 thousand", "35 หมื่น", "35 หมื่น"),
 ])  # fmt: skip
 def test_one_garbled_number_or_row_of_emoji_is_the_sources(model, tokenizer, source, garbled, expected):
     [piece] = Translator(model, tokenizer).prepare(Window(0, 1, [source])).pieces

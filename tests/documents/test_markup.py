@@ -92,7 +92,7 @@ def test_where_markup_goes(text, forwards, reverse):
         ('<html xmlns="http://www.w3.org/1999/xhtml"><script/><p>A dog <a id="b"/>runs.', ["A dog runs."]),
         ("Ask @ann or #cats on 1️⃣ b.org/x? :tada: ${x}%{y} {n, plural, one {# x} other {y}} %5.1f", ["Ask or on?"]),
         ("12 — 5 → 🎉", []),
-        ('The \\(x \\in A\\) or $$a \\text{max}$$ <i class="material-icons">home</i> here', ["The or here"]),
+        ('The <i class="material-icons">home</i> here<p class="x-material-icons">\\cite{a} it', ["The here", "it"]),
         ("The .NET kit. Use torch.nn.Layer! No.Way", ["The .NET kit.", "Use torch.nn.Layer!", "No.Way"]),
         ("好!狗跑. A.b", ["好!", "狗跑.", "A.b"]),
         ("<a>A</a> b.org/x <a>B</a><p><a>नदी</a><a>में</a> है<p>नदी<b>[1]</b> घर{x}की", ["A", "B", "नदी", "में है", "नदी"]),

@@ -100,6 +100,8 @@ def test_hyphens_and_page_breaks_do_not_part_words():
     alone = f"<w:p>{run('1')}<w:r><w:noBreakHyphen/></w:r>{run('24 hours')}</w:p>"
     result = body(translate_document(word_file(alone), "docx", louder))
     assert result.index(">1<") < result.index("noBreakHyphen") < result.index(">24 HOURS<")
+    translate_document(word_file(alone.replace("1", "an e").replace("24 hours", "mail")), "docx", louder)
+    assert seen[-1] == "an email"
     seen, texts = [], ("Two do<text:soft-page-break/>gs", *SENTENCES[1:])
     translate_document(packed("content.xml", ODT.format(*texts)), "odt", louder)
     assert "Two dogs" in seen

@@ -170,8 +170,8 @@ def test_the_template_follows_the_model():
 
 def test_learned_positions_are_a_limit():
     config = tiny_config(position_encoding="learned", max_position_embeddings=32)
-    assert "more than 32 tokens are refused" in render_card(facts(config=config))
-    assert "are refused" not in render_card(facts())
+    assert "an input of more than 32 tokens, and ends outputs" in render_card(facts(config=config))
+    assert "an input of more" not in render_card(facts())
 
 
 def test_the_seal_breaks_when_the_card_is_edited():

@@ -52,6 +52,7 @@ def test_head_widths_follow_sizes():
     assert VaswaniConfig(num_heads=7, d_k=64, d_v=65).d_v == 65
     smaller = VaswaniConfig.from_dict(VaswaniConfig(d_v=65).to_dict(), hidden_size=256)
     assert (smaller.d_model, smaller.d_k, smaller.d_v) == (256, 32, 65)
+    assert VaswaniConfig.from_dict(config.to_dict(), num_heads=7, d_k=9, d_v=9).d_k == 9
 
 
 class TestValidation:

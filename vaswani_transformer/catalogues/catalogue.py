@@ -36,7 +36,7 @@ _MARKED = regex.compile(
     r"((?<![&\p{Lu}])(?!(?<=\p{Ll})&\p{Lu})&(?=\w)|(?<=\b\pL|\b\p{Lu}\p{Ll}+)[&_](?=\p{Ll}))(?!\w+;)"
     r"|~(?=\pL{2})|(?<![\w%])_(?=[^\W_])"
 )
-_NO_LABEL = regex.compile(r"[\\=]|/\S*[_&~]|\b\p{Ll}\w+_\w|\w\w_\p{Lu}|_[^\W_][^_]*_(?!\w)")  # paths, names, _stress_
+_NO_LABEL = regex.compile(r"[\\=]|/\S*[_&~]|\b\p{Ll}\w+_\w|\w\w_\p{Lu}|\b_[^\W_][^_\n]*\B_\b")  # paths, names, _so_
 _NO_TEXT = re.compile(r"<[^<>]*>|%\(\w+\)|\$\w+|\{[^{}]*\}")  # which may have such marks: `target="_blank"`
 
 Edit = tuple[int, int, str]  # start and end of a span, and what replaces it

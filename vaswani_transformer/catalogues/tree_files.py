@@ -63,7 +63,8 @@ class JsonFile(Catalogue):
             entries.append(self._own(key, texts, nodes, is_plural))
         # What a list lacks is not added, but lists of texts alone are.
         in_lists = [self.missing.pop(key) for key in [*self.missing] if re.search(r"\[\d+\](\x04|$)", key)]
-        entries += [replace(each, state="refused", notes="a list lacks it: add it there") for each in in_lists]
+        in_lists = [(each, each.id.replace("\4", ".")) for each in in_lists if each.state == "untranslated"]
+        entries += [replace(each, state="refused", notes=f"its list lacks {name}") for each, name in in_lists]
         return entries
 
     def _texts(self, node: Node, path: tuple[str, ...]) -> Iterator[tuple[str, str, Node]]:

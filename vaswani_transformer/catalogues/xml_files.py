@@ -7,7 +7,7 @@ from xml.parsers import expat
 
 import regex
 
-from .catalogue import CODE, CODES, MARK, Catalogue, Edit, Entry, Filling, logger, unescaped, with_codes
+from .catalogue import CODE, MARK, Catalogue, Edit, Entry, Filling, logger, unescaped, with_codes
 
 _ATTRIBUTES = r"""(?:[^<>"'/]|"[^"]*+"|'[^']*+'|/(?!>))*+"""
 # CDATA, and what is kept as a whole: comments, codes of a format, what XLIFF protects, tags, a document's own entities.
@@ -125,8 +125,8 @@ class XliffFile(_XmlFile):
             sources.append(self._text(_child(segment, "source"), codes))
             targets.append(self._text(target, codes, is_target=True))
             is_fuzzy = re.match(r"new|initial|needs-", _attribute(target if is_old else segment, "state"))
-            state = "fuzzy" if is_fuzzy else "translated"
-            state = state if CODES.sub("", targets[-1]).strip() else "untranslated"
+            has_text = re.sub(r"</?(?:g|mrk|pc)\b[^<>]*>", "", with_codes(targets[-1], tuple(codes))).strip()
+            state = "untranslated" if not has_text else "fuzzy" if is_fuzzy else "translated"
             segments.append((segment, target, state))
         get, states = partial(_attribute, match), [state for _, _, state in segments]
         state = next((state for state in ("untranslated", "fuzzy") if state in states), "translated")

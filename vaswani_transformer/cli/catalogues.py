@@ -30,7 +30,7 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
     if not is_file(files.input):
         raise UserError(f"--format {written.format} reads a file twice: give --input FILE")
     check_files({"input": files.input}, {"report": written.report})
-    language, target = [*languages, None][:2]
+    language, target = languages[0], (written.target_language or "").strip("<2>") or [*languages, None][1]
     given = {"format": written.format, "source": files.source_catalogue, "language": target}
     states, translated, asked = Counter(), [], []
     for entry in read(files.input, **given):

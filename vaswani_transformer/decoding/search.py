@@ -61,7 +61,7 @@ def search_pieces(translator, pieces: list, window: int) -> Iterator[tuple[int, 
             chosen = [pieces[number] for number in numbers]
             options = translator.generate_options | ({"num_beams": beams} if beams else {})
             # Sentences can join an open search; there is none where only `generate()` does what is asked for.
-            is_plain = hasattr(type(translator.model), "open_search") and not translator.logits_processors(chosen)
+            is_plain = hasattr(translator.model, "open_search") and not translator.logits_processors(chosen)
             if is_plain and (search := translator.model.open_search(**options)):
                 outputs = _joining(translator, search, chosen)
             elif beams:

@@ -30,7 +30,7 @@ _COPIED = regex.compile(
     r"(?<!\d|\d[.,'’\s])\d{2,}(?!\d|[.,'’\s]\d)"
     r"|[\p{Extended_Pictographic}\p{Emoji_Modifier}\p{Regional_Indicator}\u200d\ufe0f\ufffd]+"
 )
-_MYRIADS = regex.compile(r"\d\s*(?:[万萬億亿兆만억조]|lakh|crore|लाख|करोड़)")  # 35 billion are 350億
+_MYRIADS = regex.compile(r"(?i)\d\s*(?:(?![\p{Latin}\p{Cyrillic}\p{Greek}])\p{L}|lakh|crore)")  # 35 billion are 350億
 _ROUNDS = 4  # times that an output has to end with the same tokens to be cut; a text may repeat a word twice
 
 
@@ -195,7 +195,8 @@ class Translator:
         small = source[:1] + regex.sub(words, lambda word: word[0].lower(), source[1:])
         is_title = source.count(" ") > 6 and title_case(source) == source != small  # fewer are often names or menus
         case = str
-        if (source.isupper() or is_title) and has_case(source) and count(small) < count(source):
+        is_cased = has_case(source) and not regex.search(r"\p{Lu}\p{Lo}|\p{Lo}\p{Lu}", source)  # HTML和CSS
+        if (source.isupper() or is_title) and is_cased and count(small) < count(source):
             source, case = small, str.upper if source.isupper() else title_case
 
         def write(text: str) -> str:

@@ -42,7 +42,8 @@ def read_markdown(source: str) -> Document:
     parsed = bytearray(re.sub(rb"(?m)^( {0,3}):(?=:|[\w+-]+:)", rb"\1" + _COLON, reader.source))
     # In place of `!!! ` an item of a list, as long: what is indented below is no code then.
     as_item = lambda match: match[1] + b"*   " + len(match[2]) * _COLON  # noqa: E731
-    parsed = bytearray(re.sub(rb"(?m)^([ \t]*)(?:!!!|\?\?\?|===)(\+?) (?=[\w\"])", as_item, parsed))
+    notes = rb"(?:\A|(?<=\n\n)|(?<=\n\r\n))([ \t]*)(?:(?:!!!|\?\?\?)(?=\+? [\w\"])|===(?=\+? \"))(\+?) "
+    parsed = bytearray(re.sub(notes, as_item, parsed))
     while prices:  # between US$5 and US$10 is no formula
         events = list(pyromark.events_with_range(parsed.decode(), options=options))
         places = [place for event, place in events if isinstance(event, dict) and "InlineMath" in event]
@@ -118,7 +119,8 @@ class _Reader:
 
     def text(self, value: str, start: int, end: int) -> None:
         """Read text, before which there may be a sign that takes its first character's meaning away."""
-        value = value.replace(_PRICE.decode(), "$").replace(_COLON.decode(), ":", self.source.startswith(b":", start))
+        first = self.source[start]
+        value = value.replace(_PRICE.decode(), "$").replace(_COLON.decode(), chr(first), first in b": ")
         is_first = self.is_broken or (self.pieces and self.pieces[-1].kind is Kind.FIXED)
         is_item = self.source[start - 4 : start - 1] in (b"!!!", b"???", b"===")
         if is_first and (marker := _MARKER.match(self.source, start - 4 * is_item)):

@@ -217,7 +217,8 @@ def _run(events: list[_Event], number: int) -> list[Piece]:
     name = names[0].rpartition(" ")[2] if len(names) == 1 else ""
     is_picture = name in _PICTURES and all(event.name != "p" for event in events[number:end])
     if is_picture or name in _REFERENCES:
-        text = " " if is_picture else STAND_IN * (name == "noBreakHyphen")
+        is_number = re.search(r"\d\s*(?:<[^<>]*>\s*)*$", _raw(events[max(0, number - 9) : number]))  # 1-24, no e-mail
+        text = " " if is_picture else STAND_IN * (name == "noBreakHyphen" and is_number is not None)
         return [Piece(_raw(events[number : end + 1]), Kind.POINT, text)]
     is_empty = len(names) > 1 and any(events[n].raw.endswith("/>") for n in shown[::2])  # <w:t/>
     if len(names) % 2 == 0 or {*names[::2]} != {"t"} or {*names[1::2]} - {"noBreakHyphen"} or is_empty:

@@ -81,7 +81,7 @@ def read_web_page(source: str) -> Document:
     pieces, number = [Piece(source[: places[0]])], 0
     while number < len(events):
         start, kind, name, attributes = events[number]
-        kept = re.search("notranslate|material-(?:icons|symbols)", attributes.get("class") or "")
+        kept = re.search(r"notranslate|(?<!\S)material-(?:icons|symbols-\w+)(?!\S)", attributes.get("class") or "")
         kept = kept or (attributes.get("translate") or "").lower() == "no"
         is_opaque = kind == "start" and name not in HTML_EMPTY and (kept or name in _OPAQUE)
         last = _end_of_opaque(events, number) if is_opaque else number

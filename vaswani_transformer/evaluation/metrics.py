@@ -196,7 +196,8 @@ def paper_bleu(translations: Sequence[str], references: Sequence[str], language:
     It is that of Moses' multi-bleu.perl: cased, unsmoothed, one reference; 0 if no 4-gram of the whole corpus is right.
 
     Raises:
-        UserError: as `moses_tokenizer`.
+        UserError: as `moses_tokenizer`. ValueError: for no translations or a different number of references.
     """
+    translations, references = zip(*zip(translations, references, strict=True), strict=True)
     metric = BLEU(tokenize="none", smooth_method="none", force=True)
     return metric.corpus_score(paper_tokens(translations, language), [paper_tokens(references, language)]).score

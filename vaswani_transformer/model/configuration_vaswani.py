@@ -203,8 +203,9 @@ class VaswaniConfig(PreTrainedConfig):
             if not (name in _NOT_FROM_FILES or name.startswith("_") or is_code(getattr(cls, name, None)))
         }
         sizes = {cls.attribute_map.get(name, name): value for name, value in kwargs.items()}
-        if sizes := {name: value for name, value in sizes.items() if name in ("d_model", "num_heads")}:
-            width = own.get("d_model", cls.d_model) // own.get("num_heads", cls.num_heads)  # those of heads follow
+        if sizes := {name: value for name, value in sizes.items() if name in ("d_model", "num_heads", "d_k", "d_v")}:
+            saved = super().from_dict(dict(own))
+            width = saved.d_model // saved.num_heads  # those of heads follow
             own = {name: value for name, value in own.items() if (name, value) not in (("d_k", width), ("d_v", width))}
         return super().from_dict(own | sizes, **kwargs)
 

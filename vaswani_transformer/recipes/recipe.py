@@ -358,8 +358,6 @@ def _mistakes(recipe: Recipe) -> Iterator[str]:
             yield f"{name} is {value}: it must be {rule}"
     if recipe.best_by == "bleu" and recipe.validation_bleu == 0:
         yield "best_by is 'bleu' but validation_bleu is 0: set validation_bleu, or best_by to 'loss'"
-    if recipe.keep_weights == "average" and recipe.average_checkpoints < 2:
-        yield f"keep_weights is 'average' but average_checkpoints is {recipe.average_checkpoints}: set it to 2 or more"
     if recipe.from_model is None and recipe.lora_rank is not None:
         yield f"lora_rank is {recipe.lora_rank} and there is no model to adapt: give --from FOLDER too"
     of_model = [name for name in recipe.model_overrides() if name not in DROPOUTS]

@@ -43,7 +43,7 @@ def test_a_forecast_is_no_loss_and_less_where_a_quarter_does_as_well(quarter, ha
 
 def test_the_verdict_on_a_text_counts_what_is_likely_wrong():
     texts = [
-        in_memory([("a b ", "c d"), ("a b", "c d"), ("a b", "d"), ("<2fr> e", "e"), ("", "")]),
+        in_memory([("a b ", "c d"), ("a b", "c d"), ("a b", "d"), ("<2fr>e", "e"), ("", "")]),
         in_memory([("a b", "x"), ("a b", "c"), ("a", "ç a"), ("e b", "cd")]),
     ]
     ours = train_tokenizer(itertools.chain(*(text[side] for text in texts for side in ("source", "target"))))

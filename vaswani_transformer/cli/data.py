@@ -61,7 +61,7 @@ def prepare(
 ) -> None:
     """Tokenise a recipe's data once, for `vaswani train RECIPE --prepared FOLDER`.
 
-    What training maps into memory. The same command resumes after an interruption.
+    Training maps the folder into memory. The same command resumes after an interruption.
 
     Args:
         output: the folder to make, or to resume in; also s3://bucket/folder

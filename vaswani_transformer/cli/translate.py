@@ -186,7 +186,7 @@ def _languages(folder: str, request: Request) -> list[str]:
     from ..hub.card_facts import known_languages
 
     known, target = [*known_languages(folder)] or ["en"], request.written.target_language
-    if target and len(known) != 2:  # of one alone the code may differ: >>fra<<, >>cmn_Hans<<
+    if target and len(known) != 2:  # the one of two has perhaps another code: >>cmn_Hans<<
         name = target.strip("<2>")
         short = get_global("language_aliases").get(name.partition("_")[0])
         known[1:] = [short if short in known else name]

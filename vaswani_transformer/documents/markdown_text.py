@@ -119,8 +119,8 @@ class _Reader:
 
     def text(self, value: str, start: int, end: int) -> None:
         """Read text, before which there may be a sign that takes its first character's meaning away."""
-        first = self.source[start]
-        value = value.replace(_PRICE.decode(), "$").replace(_COLON.decode(), chr(first), first in b": ")
+        first = self.source[start : start + 1].decode("latin-1")
+        value = value.replace(_PRICE.decode(), "$").replace(_COLON.decode(), first, first in (":", " "))
         is_first = self.is_broken or (self.pieces and self.pieces[-1].kind is Kind.FIXED)
         is_item = self.source[start - 4 : start - 1] in (b"!!!", b"???", b"===")
         if is_first and (marker := _MARKER.match(self.source, start - 4 * is_item)):

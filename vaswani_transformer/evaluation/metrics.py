@@ -191,7 +191,7 @@ def paper_tokens(texts: Sequence[str], language: str) -> list[str]:
 
 
 def paper_bleu(translations: Sequence[str], references: Sequence[str], language: str) -> float:
-    """Compute BLEU as in Table 2, 0 to 100, of as many translations and references in a language (`"de"`, `"fr"`, ...).
+    """Compute BLEU as in Table 2, 0 to 100, of detokenised sentences in a language (`"de"`, `"fr"`, ...).
 
     It is that of Moses' multi-bleu.perl: cased, unsmoothed, one reference; 0 if no 4-gram of the whole corpus is right.
 

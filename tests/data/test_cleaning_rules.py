@@ -163,7 +163,6 @@ def test_near_duplicates_are_those_of_a_jaccard_similarity(sentences, tmp_path, 
     assert min(similar) > 0.95 and not any(row in kept for row in rows[1::3])
     near = [(jaccard(rows[3 * n], rows[3 * n + 2]), rows[3 * n + 2] not in kept) for n in range(300)]
     assert all(found == (similarity > 0.8) for similarity, found in near if abs(similarity - 0.8) > 0.07)
-    assert 20 < sum(found for _, found in near) < 280
 
 
 def test_lines_of_another_language_are_dropped(tmp_path):

@@ -1,5 +1,6 @@
 """The command that translates: `vaswani translate`."""
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -181,14 +182,15 @@ def _translate_document(model: str, request: Request) -> None:
 
 def _languages(folder: str, request: Request) -> list[str]:
     """Return a model's languages, that of its sources first: as given, or as recipe or import has them, or English."""
-    from babel.core import get_global
-
     from ..hub.card_facts import known_languages
 
     known, target = [*known_languages(folder)] or ["en"], request.written.target_language
     if target and len(known) != 2:  # the one of two has perhaps another code: >>cmn_Hans<<
-        name = target.strip("<2>")
-        short = get_global("language_aliases").get(name.partition("_")[0])
+        name = short = target.strip("<2>")
+        with contextlib.suppress(ImportError):  # of extras
+            from babel.core import get_global
+
+            short = get_global("language_aliases").get(name.partition("_")[0])
         known[1:] = [short if short in known else name]
     return [request.written.source_language or known[0] or "en", *known[1:]]
 

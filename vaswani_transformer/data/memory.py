@@ -19,7 +19,7 @@ from .words import LETTERS_OR_SIGN
 LEAST = 0.5  # similarity of a match
 _MOST_ROWS, _MOST_COMPARED = 20_000, 300  # about so many are looked up by the rarest words; those that share most
 Match = tuple[float, str, str]  # similarity: 1 less the edit distance by the longer text's words; source; target
-_TINY = 1e-9  # above errors of rounding
+_TINY = 1e-6  # above errors of rounding, rapidfuzz's too
 
 
 def _normalized(text: str) -> str:
@@ -104,12 +104,11 @@ class Memory:
             from rapidfuzz.process import extract
         shared = np.zeros(len(self._lengths), np.uint8)
         for source in sources:
-            words = [self._ranks.get(word, len(self._ranks)) for word in _words(_normalized(source))]
-            words = np.array(words, np.int32)
+            words = np.array([self._ranks.get(one, len(self._ranks)) for one in _words(_normalized(source))], np.int32)
             text, rows = _as_text(words), self._candidates(words, least, shared)
             ends = zip(self._starts[rows].tolist(), self._starts[rows + 1].tolist(), strict=True)
             choices = [self._words[start:end] for start, end in ends]
-            best = extract(text, choices, scorer=normalized_similarity, limit=None, score_cutoff=least)
+            best = extract(text, choices, scorer=normalized_similarity, limit=None, score_cutoff=least - _TINY)
             best = [(similarity, rows[place]) for _, similarity, place in best if similarity < 1 or not others]
             yield [(similarity, *self._entry(self._entries[row])) for similarity, row in best[:number]]
 

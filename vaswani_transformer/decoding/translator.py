@@ -30,7 +30,7 @@ _COPIED = regex.compile(
     r"(?<!\d|\d[.,'’\s])\d{2,}(?!\d|[.,'’\s]\d)"
     r"|[\p{Extended_Pictographic}\p{Emoji_Modifier}\p{Regional_Indicator}\u200d\ufe0f\ufffd]+"
 )
-_MYRIADS = regex.compile(r"(?i)\d\s*(?:(?![\p{Latin}\p{Cyrillic}\p{Greek}])\p{L}|lakh|crore)")  # 35 billion are 350億
+_COUNTED = regex.compile(r"(?i)\d\s*(?:(?![\p{Latin}\p{Cyrillic}\p{Greek}])\p{L}|lakh|crore)")  # 35 billion are 350億
 _ROUNDS = 4  # times that an output has to end with the same tokens to be cut; a text may repeat a word twice
 
 
@@ -74,7 +74,7 @@ def _without_garbling(source: str, text: str) -> str:
     if len(given - written) == len(written - given) == 1:
         [lacking], [wrong] = given - written, written - given
         is_near = SequenceMatcher(None, lacking, wrong).ratio() > 0.7 or not lacking.isdigit()
-        is_same = lacking.rstrip("0") == wrong.rstrip("0") and _MYRIADS.search(source + text)
+        is_same = lacking.rstrip("0") == wrong.rstrip("0") and _COUNTED.search(source + text)
         if is_near and lacking.isdigit() == wrong.isdigit() and not is_same:
             return _COPIED.sub(lambda match: lacking if match[0] == wrong else match[0], text)
     return text

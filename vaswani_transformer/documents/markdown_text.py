@@ -40,8 +40,7 @@ def read_markdown(source: str) -> Document:
         options |= getattr(pyromark.Options, f"ENABLE_{name}")
     reader, prices = _Reader(source.encode()), [0]
     parsed = bytearray(re.sub(rb"(?m)^( {0,3}):(?=:|[\w+-]+:)", rb"\1" + _COLON, reader.source))
-    # In place of `!!! ` an item of a list, as long: what is indented below is no code then.
-    as_item = lambda match: match[1] + b"*   " + len(match[2]) * _COLON  # noqa: E731
+    as_item = lambda match: match[1] + b"*   " + len(match[2]) * _COLON  # noqa: E731 (of a list: below is no code)
     notes = rb"(?:\A|(?<=\n\n)|(?<=\n\r\n))([ \t]*)(?:(?:!!!|\?\?\?)(?=\+? [\w\"])|===(?=\+? \"))(\+?) "
     parsed = bytearray(re.sub(notes, as_item, parsed))
     while prices:  # between US$5 and US$10 is no formula

@@ -29,7 +29,7 @@ class OnnxTranslator:
         self.facts = json.loads((folder / "export.json").read_text(encoding="utf-8"))
         settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
         self.extra_tokens = settings.get("max_extra_tokens", 50)
-        self.never = settings.get("suppress_tokens") or []
+        self.never, self.least = settings.get("suppress_tokens") or [], settings.get("min_new_tokens") or 0
         kind = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         if "auto_map" in kind or not (folder / "tokenizer.json").is_file():  # two vocabularies, Moses' rules, ...
             sys.exit(f"error: the tokenizer of {folder} needs more than tokenizers: take AutoTokenizer for the texts")
@@ -70,6 +70,8 @@ class OnnxTranslator:
             outputs = dict(zip(names, self.decoder.run(None, given), strict=True))
             logits = outputs["logits"][:, -1:].copy()
             logits[..., self.never] = -np.inf
+            if step <= self.least:
+                logits[..., end] = -np.inf
             tokens = logits.argmax(axis=-1)
             for row in np.flatnonzero(running):
                 results[row].append(int(tokens[row, 0]))

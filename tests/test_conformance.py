@@ -43,18 +43,6 @@ def test_too_few_tests_of_ours_or_of_marian_pass(good, suite):
             good.outcomes[f"{name}::test_0"] = "passed"
 
 
-def test_a_failure_by_design_has_its_message_and_does_not_pass(good):
-    for name in runner.BY_DESIGN:
-        expected = good.reasons[name]
-        for messages in (["MemoryError"], [""], [*expected, "MemoryError"]):
-            good.reasons[name] = messages
-            assert any(line.startswith(f"{name} failed") for line in runner.find_faults(good))
-        good.reasons[name] = expected
-        good.outcomes[name] = "passed"
-        assert any("remove it from BY_DESIGN" in line for line in runner.find_faults(good))
-        good.outcomes[name] = "failed"
-
-
 CASES = """
 import unittest
 class Cases(unittest.TestCase):

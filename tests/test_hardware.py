@@ -75,14 +75,3 @@ print(megabytes() - start)
     clean = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}
     few, all_ = (int(subprocess.check_output([sys.executable, "-c", code, each], env=clean)) for each in ("few", "all"))
     assert few < all_ / 3, (few, all_)
-
-
-def test_gpus_multiply_float32_in_tf32(monkeypatch):
-    before = torch.get_float32_matmul_precision()
-    try:
-        for has, expected in ((False, before), (True, "high")):
-            monkeypatch.setattr(torch.cuda, "is_available", lambda has=has: has)
-            hardware.use_tf32()
-            assert torch.get_float32_matmul_precision() == expected
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -91,11 +91,11 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4019, "data": 3177, "training": 2588, "importing": 1203, "cli": 2031, "decoding": 1903,
-    "experiments": 679, "serving": 1510, "hub": 684, "export": 1065, "parsing": 818, "documents": 1740,
-    "attention": 395, "catalogues": 923, "recipes": 397, "evaluation": 321,
+    "model": 4009, "data": 3181, "training": 2588, "importing": 1205, "cli": 2030, "decoding": 1902,
+    "experiments": 679, "serving": 1511, "hub": 684, "export": 1066, "parsing": 823, "documents": 1740,
+    "attention": 395, "catalogues": 918, "recipes": 402, "evaluation": 321,
 }  # fmt: skip
-TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1547, 25000, 11.8
+TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1546, 25000, 11.8
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19997
 
 

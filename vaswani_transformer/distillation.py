@@ -57,7 +57,7 @@ PARALLEL, HELD_OUT = "parallel", "validation"  # files of the parallel text, by 
 REVERSE_MINUTES = 0.25  # share of the training's minutes that the reverse model gets
 ENOUGH = 60  # passes that the minutes must allow through the pairs alone: with 20 text cost 7.0 chrF, 65 brought 4.3
 PASSES = 8  # that the final training is to make through its text: fewer lines are translated for few minutes
-MOST_REPEATS = 8  # of the parallel text, of which there is at least half as much as of the other, if that is enough
+MOST_REPEATS = 8  # of the parallel text, of which there is about half as much as of the other, if that is enough
 
 
 def distill(
@@ -118,7 +118,8 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
     Raises:
         UserError, TrainingStopped: as `distill`, and where the minutes are few for the pairs alone.
     """
-    languages = languages_of(vars(recipe)) or list(SIDES)
+    languages = languages_of(vars(recipe)) or data_sources(recipe)[0].languages or SIDES
+    languages = [code or side for code, side in zip(languages, SIDES, strict=True)]
     mono = replace(recipe, train_source=text, train_target=text, train_data=None, train_split="train")
     source, _ = data_sources(mono, one_text=True)
     folder, share = Path(recipe.output).absolute(), REVERSE_MINUTES
@@ -198,9 +199,7 @@ def _write_parallel_text(recipe: Recipe, languages: Sequence[str]) -> None:
 def student_recipe(teacher: str, recipe: Recipe) -> Recipe:
     """Return the recipe of a student: it is trained on the distilled text, by default with the teacher's tokenizer."""
     folder = Path(recipe.output) if recipe.data_dir is None else Path(recipe.output).absolute()
-    languages = languages_of_model(teacher)
-    if languages == SIDES:
-        languages = languages_of(vars(recipe)) or SIDES
+    languages = languages_of_model(teacher) or languages_of(vars(recipe)) or SIDES
     source, target = (str(folder / f"{DISTILLED}.{language}") for language in languages)
     changes = {"train_source": source, "train_target": target, "train_data": None, "train_split": "train"}
     changes |= zip(("validation_source", "validation_target", "validation_data"), validation_text(recipe), strict=True)
@@ -209,10 +208,10 @@ def student_recipe(teacher: str, recipe: Recipe) -> Recipe:
     return replace(recipe, prepared=None, **changes)
 
 
-def languages_of_model(folder: str) -> tuple[str, str]:
-    """Return the codes of a model's languages, source first; `source` and `target` where they are not known."""
+def languages_of_model(folder: str) -> tuple[str, ...]:
+    """Return the codes of a model's languages, source first; nothing where they are not known."""
     codes = [*filter(None, known_languages(folder))]
-    return tuple(codes) if len(codes) == len(set(codes)) == 2 else ("source", "target")
+    return tuple(codes) if len(codes) == len(set(codes)) == 2 else ()
 
 
 def _digest(source: PairSource) -> str:
@@ -293,7 +292,7 @@ class DistilledText:
         model, tokenizer = load_for_decoding(self.teachers, precision=self.precision)
         beams = self.beams or model.generation_config.num_beams or 1
         search = {"do_sample": False, "num_beams": beams, "num_return_sequences": 1}
-        search["source_language"] = languages_of_model(self.teachers[0])[0]
+        search["source_language"] = (languages_of_model(self.teachers[0]) or ["en"])[0]
         longest = self.recipe.max_length  # longer ones, which no student of this recipe learns, are split
         translator = Translator(model, tokenizer, max_source_tokens=longest, split_long=True, **search)
         return FileTranslator(translator, partial(record, as_json=True))

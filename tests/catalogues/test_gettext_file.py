@@ -7,12 +7,12 @@ import subprocess
 
 import pytest
 from babel.messages.pofile import read_po
-from catalogue_files import FEW, SOME_TEXTS, TEXTS, check_damage, check_parts, filled, nothing
+from catalogue_files import FEW, SOME_TEXTS, TEXTS, check_damage, check_parts, filled, nothing, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vaswani_transformer.catalogues.catalogue import MARK, Filling
-from vaswani_transformer.catalogues.formats import pairs, read
+from vaswani_transformer.catalogues.formats import pairs
 
 RUSSIAN = (
     'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n"Plural-Forms: nplurals=3; plural=(n%10==1 && '

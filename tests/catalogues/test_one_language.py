@@ -5,14 +5,14 @@ import re
 
 import pytest
 import yaml
-from catalogue_files import FEW, SOME_TEXTS, check_damage, echo, filled, nothing
+from catalogue_files import FEW, SOME_TEXTS, check_damage, echo, filled, nothing, read
 from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 from test_xml_files import QT, XLIFF_1, XLIFF_2
 
-from vaswani_transformer.catalogues.formats import ENDINGS, FORMATS, open_catalogue, read
+from vaswani_transformer.catalogues.formats import ENDINGS, FORMATS, open_catalogue
 from vaswani_transformer.errors import UserError
 
 KEYS = st.text("abcdé._ \"'#:{}", min_size=1, max_size=4).map("Q".__add__)  # no language

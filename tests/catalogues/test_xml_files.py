@@ -3,12 +3,12 @@
 from xml.sax.saxutils import escape
 
 import pytest
-from catalogue_files import FEW, SOME_TEXTS, check_parts, echo, filled
+from catalogue_files import FEW, SOME_TEXTS, check_parts, echo, filled, read
 from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from vaswani_transformer.catalogues.formats import pairs, read
+from vaswani_transformer.catalogues.formats import pairs
 
 INLINE = (
     "<g id='1' ctype=\"x-a>b\">{}</g>", '{}<x id="2"/>', '<ph id="1">&lt;br/></ph>{}', '<my:odd a="b">{}</my:odd>',

@@ -82,6 +82,7 @@ def test_tsv_needs_no_header_keeps_lone_quotes_and_can_be_reversed(tmp_path, nam
     path = write(tmp_path / name, header + "".join(f"{s}\t{t}{end}" for s, t in PAIRS))
     assert read(data=path) == PAIRS
     assert read(data=path, **REVERSED) == SWAPPED
+    assert read(data=write(tmp_path / "b.tsv", "No\tNo\nYes\tSì\n")) == [("No", "No"), ("Yes", "Sì")]  # not Norwegian
 
 
 def test_tsv_columns_are_found_by_the_header(tmp_path):

@@ -107,6 +107,12 @@ def test_shards_that_do_not_pair_match_or_agree_are_refused(tmp_path):
     for name in ("c.en", "c.e.en", "c.de", "c.e.de"):  # of which the names sort otherwise
         write(tmp_path / name, name[:-3] + "\n")
     assert read(source=tmp_path / "c*.en", target=tmp_path / "c*.de") == [("c", "c"), ("c.e", "c.e")]
+    (tmp_path / "s" / "t").mkdir(parents=True)
+    for name in ("s/c.en", "s/t/c.x.en", "s/c.de", "s/t/c.x.de"):
+        write(tmp_path / name, name[:-3] + "\n")
+    texts = [(text, text) for text in ("c", "c.e", "s/c", "s/t/c.x")]  # ** is any number of folders, or none
+    assert sorted(read(source=tmp_path / "**/c*.en", target=tmp_path / "**/c*.de")) == texts
+    assert len(pair_source(source=tmp_path / "s", target=tmp_path / "s", one_text=True).files) == 2 * 4
     write(tmp_path / "x.tsv", "a\tb\n")
     write(tmp_path / "x.csv", "source,target\na,b\n")
     assert ".csv and .tsv" in error_of(load_pairs, data=tmp_path / "x.*")
@@ -159,8 +165,11 @@ def test_splits_and_slices_of_a_folder(tmp_path):
         write(tmp_path / name, "a\tb\n")
     assert read(data=tmp_path) == lines
     write(tmp_path / "legal.tsv", "a\tb\n")  # which `datasets` would leave out
-    assert "legal.tsv would be left out, since other files are named by split (" in read(data=tmp_path)
+    assert "legal.tsv would be left out or trained on, since splits are named train, " in read(data=tmp_path)
     assert len(read(data=tmp_path / "[a-z]*.tsv")) == 12
+    (new := tmp_path / "new").mkdir()
+    assert all(write(new / name, "a\tb\n") for name in ("Train.tsv", "Test.tsv"))
+    assert "Test.tsv would be left out or trained on" in read(data=new)
 
 
 def test_a_folder_is_read_again_after_an_edit(tmp_path):

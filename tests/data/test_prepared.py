@@ -176,6 +176,8 @@ def test_a_recipe_may_leave_out_the_data_have_it_elsewhere_and_another_seed(reci
         check_recipe_matches(prepared, dataclasses.replace(recipe, **changes))
     turned = dataclasses.replace(recipe, **without, source_column="de", target_column="en")
     assert "source_column is 'de', prepared with" in error_of(check_recipe_matches, prepared, turned)
+    more = dataclasses.replace(recipe, **without, validation_size=14)
+    assert "validation_size is 14, prepared with" in error_of(check_recipe_matches, prepared, more)
 
 
 def test_another_tokenizer_is_refused(recipe, prepared_once, tmp_path):

@@ -158,7 +158,7 @@ def test_capitals_are_translated_as_small_letters_and_a_repeated_sentence_once(m
     ("1,000 m, 10000 m", "1.000 m, 10.000 m", "1.000 m, 10.000 m"), ("1000", "1 000", "1 000"),
     ("100 feet", "30 Meter", "30 Meter"), ("24 ☺", "Hunde", "Hunde"), ("12:34", "12.34", "12.34"),
     ("5000 €", "500 €", "5000 €"), ("35 billion", "350億", "350億"), ("3500亿", "350 billion", "350 billion"),
-    ("350 thousand", "35 หมื่น", "35 หมื่น"),
+    ("350 thousand", "35 หมื่น", "35 หมื่น"), ("Because 😀", "क्\u200dयोंकि", "क्\u200dयोंकि"),
 ])  # fmt: skip
 def test_one_garbled_number_or_row_of_emoji_is_the_sources(model, tokenizer, source, garbled, expected):
     [piece] = Translator(model, tokenizer).prepare(Window(0, 1, [source])).pieces
@@ -183,6 +183,8 @@ def test_long_sources_are_refused_or_split(tokenizer):
     assert whole.tokens == sum(part.tokens for part in parts)
     assert whole.log_probability == pytest.approx(sum(part.log_probability for part in parts), rel=1e-4)
     assert [first.text, last.text] == list(splitting.translate([sources[0], sources[2]]))
+    *_, part = splitting.prepare(Window(0, 1, ["The dog sees 100 cats. Ten percent of them are old."])).pieces
+    assert part.write("10 % davon sind alt.") == "10 % davon sind alt."  # whatever other parts have
 
 
 @pytest.mark.parametrize("forced", [None, 2])

@@ -24,7 +24,9 @@ from vaswani_transformer.data.prepared import open_prepared
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.data.tokenization import check_tokenizer_matches, tokenizer_sha256, vocabulary_sizes
 from vaswani_transformer.data.tokenized_pairs import tokenize_pairs
+from vaswani_transformer.decoding.glossary import Glossary
 from vaswani_transformer.decoding.scoring import score_pairs
+from vaswani_transformer.decoding.streaming import Window
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.recipes.recipe import Recipe
 from vaswani_transformer.training.settings import trial_seconds
@@ -101,6 +103,15 @@ def test_translated(world):
         output = model.generate(torch.tensor(ids_of(world.source, [source])), num_beams=2, max_new_tokens=8)
         reference = world.target if tokenizer.is_fast else tokenizer
         assert text == reference.decode(output[0], skip_special_tokens=True).strip()
+
+
+def test_terms_are_those_of_the_parts_of_a_line(world):
+    line = " ".join(SOURCES[:3])
+    words = {source.split()[1]: TARGETS[0].split()[:1] for source in SOURCES[:3]}
+    translator = Translator(*load_model(world.folder, "cpu"), glossary=Glossary(words), split_long=True)
+    translator.max_source_tokens = max(map(len, ids_of(world.source, SOURCES[:3])))
+    pieces = translator.prepare(Window(0, 1, [line])).pieces
+    assert len(pieces) == 3 and all(piece.terms for piece in pieces)
 
 
 def test_scored(world):

@@ -7,11 +7,10 @@ from unittest.mock import Mock
 
 import pytest
 import translating
-from catalogue_files import echo
+from catalogue_files import echo, read
 from model_folders import change
 from translating import run
 
-from vaswani_transformer.catalogues.formats import read
 from vaswani_transformer.cli import catalogues
 from vaswani_transformer.errors import UserError
 

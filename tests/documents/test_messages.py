@@ -7,11 +7,12 @@ import subprocess
 from collections import Counter
 
 import pytest
+from catalogue_files import read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vaswani_transformer.catalogues.catalogue import Entry
-from vaswani_transformer.catalogues.formats import open_catalogue, pairs, read
+from vaswani_transformer.catalogues.formats import open_catalogue, pairs
 from vaswani_transformer.data.memory import Memory, read_memory
 from vaswani_transformer.documents import messages
 from vaswani_transformer.documents.formats import translate_parts

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from vaswani_transformer.catalogues.catalogue import CODE, CODES, MARK, Filling
-from vaswani_transformer.catalogues.formats import open_catalogue, read
+from vaswani_transformer.catalogues.formats import open_catalogue
 from vaswani_transformer.errors import UserError
 
 TEXTS = st.text(
@@ -15,6 +15,11 @@ TEXTS = st.text(
 )
 SOME_TEXTS = TEXTS.filter(lambda text: text.strip() and MARK not in text)
 FEW = settings(max_examples=50, suppress_health_check=list(HealthCheck))
+
+
+def read(path, **options):
+    """Return the entries of a catalogue."""
+    return open_catalogue(path, **options).entries()
 
 
 def echo(entries, text=None):

@@ -166,7 +166,8 @@ def test_texts_are_tokenised_by_moses_where_the_dictionary_was(tmp_path):
     sacremoses = pytest.importorskip("sacremoses")
     words = ["well", "@-@", "known", "dog", "&apos;s", "&quot;", ",", "Hund", "."]
     state = fairseq_state(fsmt(tgt_vocab_size=SIZES[0]))
-    path = write(tmp_path, state, {**OPTIONS, "source_lang": "en", "target_lang": "en"}, (words, words))
+    english = {**OPTIONS, "source_lang": "en", "target_lang": "en"}
+    path = write(tmp_path, state, english, (words, words))
     (tmp_path / "bpecodes").unlink()
     tokenizer = fairseq.read(path).tokenizer
     text = 'known dog\'s, "well-known" Hund.'
@@ -178,6 +179,10 @@ def test_texts_are_tokenised_by_moses_where_the_dictionary_was(tmp_path):
         assert loaded(text)["input_ids"] == loaded(text_target=text)["input_ids"] == ids
         assert loaded.decode(ids, skip_special_tokens=True) == text
         assert loaded.batch_decode([ids, ids[4:]], skip_special_tokens=True)[0] == text
+    words = ["well-known", "hund", "dog", "&apos;s", *"abcde"]  # Moses without -a, and a dictionary without capitals
+    path = write(tmp_path, state, english, (words, words))
+    (tmp_path / "bpecodes").unlink()
+    assert fairseq.read(path).tokenizer("Well-known dog's Hund")["input_ids"] == [4, 6, 7, 5, 2]
 
 
 def test_sentencepiece(tmp_path):

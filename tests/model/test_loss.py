@@ -99,12 +99,6 @@ def test_a_frozen_matrix_gets_no_gradient():
     assert weight.grad is None and torch.equal(*gradients)
 
 
-def test_float16_is_refused():
-    hidden, weight, labels = projection_example(torch.float16)
-    with pytest.raises(ValueError, match="float16"):
-        projected_cross_entropy(hidden, weight, labels)
-
-
 def test_no_whole_logits_exist(monkeypatch):
     """A tensor of as many elements as all logits would be seen by the allocator's own book-keeping."""
     monkeypatch.setattr(loss_module, "PROJECTED_ELEMENTS", 4 * 4096)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipeline_models import SHORT, TRANSLATION, by_hand, texts_by_hand
 
 from vaswani_transformer import TranslationPipeline
-from vaswani_transformer.model.sentence_splitting_vaswani import sentence_parts, split_into_sentences
+from vaswani_transformer.model.sentence_splitting_vaswani import join_translations, sentence_parts, split_into_sentences
 
 tokenizer = pipeline_models.tokenizer
 model = pipeline_models.model
@@ -60,6 +60,10 @@ def test_without_the_library_the_message_names_it(model, tokenizer, monkeypatch)
     assert translator("Two birds. A dog!")
     with pytest.raises(ImportError, match="pip install sentencex"):
         translator("Two birds. A dog!", split_sentences=True)
+
+
+def test_nothing_is_between_sentences_of_which_one_has_no_translation():
+    assert join_translations(["", "a.", "", "b.", ""]) == "a. b."
 
 
 def test_the_library_in_a_pipeline(model, tokenizer):

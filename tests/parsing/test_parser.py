@@ -93,6 +93,8 @@ def test_each_bracket_and_tag_is_one_token(trees):
     tokens = sorted({token for tree in read for token in linearize(tree)})
     tokenizer = train_parser_tokenizer([sentence_text(tree.words()) for tree in read], tokens, 420)
     ids = tree_token_ids(tokenizer)
+    umlaut = train_parser_tokenizer(["Haus"], ["(SÄ", ")SÄ"], 300)
+    assert umlaut("(SÄ )SÄ").input_ids[:2] == [*tree_token_ids(umlaut).values()]
     for tree in read:
         assert tokenizer(" ".join(linearize(tree)))["input_ids"] == [ids[token] for token in linearize(tree)] + [2]
     for words in (["a"], ["NN", "(S", "U\u2009S", "</s>", "日本", ")"], ["-LRB-"] * 3):

@@ -137,6 +137,7 @@ def test_head_and_get_also_below_the_path_of_a_proxy(make, root_path):
         (["fil-en"], "Magandang umaga sa inyong lahat, kumusta na kayo ngayon?", "fil"),  # tl
         (["ny-en"], "Ine ndikupita ku msika lero kukagula chakudya.", "ny"),  # unknown to it
         (["de-en"], "El perro corre por el bosque y juega con los niños.", "de"),  # which nothing here is
+        (["es-en"], "<b class='title'>Mira</b> esto: https://en.wikipedia.org/wiki/History_of_the_United_States", "es"),
         (["en-pt-BR", "en-pt-PT"], "O cachorro corre pela floresta e brinca com as crianças todos os dias.", "pt-BR"),
     ],
 )
@@ -168,8 +169,9 @@ def test_languages_are_detected_among_those_that_are_served(make, folder, loaded
     assert answer["detectedLanguage"]["language"] == "en-US"
     for wrong in ({"q": 5}, {"q": ["A.", 3]}, {"q": []}, {}):
         assert error_of(ask(app, "POST", "/detect", json=wrong)).startswith("Invalid request: q")
-    line = error_of(ask(app, "POST", "/translate", json={"q": "A.", "source": "auto", "target": "zz"}))
-    assert line == "auto to zz is not supported: there are en-de, fr-de, de-en"
+    for target in ("zz", "auto"):
+        line = error_of(ask(app, "POST", "/translate", json={"q": "A.", "source": "auto", "target": target}))
+        assert line == f"auto to {target} is not supported: there are en-de, fr-de, de-en"
 
 
 def test_errors_have_its_form_and_its_words(post):

@@ -46,7 +46,8 @@ def test_languages_that_a_folder_notes_or_that_are_given(tmp_path):
         for file, text in files.items():
             (tmp_path / name / file).write_text(text)
     assert names(tmp_path / "trained", tmp_path / "columns", tmp_path / "imported") == ["en-de", "fr-en", "fi-sv"]
-    assert names(f"en-pt_BR={tmp_path}/unknown", f"zh-Hans-en={tmp_path}/a-b=c") == ["en-pt-BR", "zh-Hans-en"]
+    given = [f"{name}={tmp_path}/a-b=c" for name in ("en-pt_BR", "zh-Hans-en", "pt-BR-en", "en-GB-es-419", "EN-SR-RS")]
+    assert [served.source for served in find_models(given)] == ["en", "zh-Hans", "pt-BR", "en-GB", "EN"]
     for name in ("unknown", "multilingual"):
         line = error_of(find_models, [str(tmp_path / name)])
         assert line == f"the languages of {tmp_path}/{name} are not known: give them too, as in en-de={tmp_path}/{name}"

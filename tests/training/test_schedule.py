@@ -3,8 +3,10 @@
 import math
 
 import pytest
+import torch
 from test_trainer import make_model, make_pairs
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+from torch.optim import SGD
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerState, TrainingArguments
 
 from vaswani_transformer.data.batching import PairCollator
 from vaswani_transformer.training.schedule import NoamSchedulerCallback, noam_learning_rate
@@ -22,6 +24,14 @@ def test_formula(d_model, warmup, scale):
     for step in [*range(1, 300), warmup - 1 or 1, warmup, warmup + 1, 10_000, 100_000, 300_000, 10**9]:
         expected = equation_3(step, d_model, warmup, scale)
         assert noam_learning_rate(step, d_model, warmup, scale) == pytest.approx(expected, rel=1e-12, abs=0)
+
+
+def test_a_decline_longer_than_the_training_takes_all_of_it():
+    callback, optimizer = NoamSchedulerCallback(16, WARMUP, decline_steps=20), SGD([torch.zeros(1)])
+    for step in range(8):
+        state = TrainerState(global_step=step, max_steps=8)
+        callback.on_pre_optimizer_step(TrainingArguments(max_steps=8), state, None, optimizer)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(equation_3(step + 1) * (1 - step / 8), rel=1e-9)
 
 
 def record_rates(optimizer):

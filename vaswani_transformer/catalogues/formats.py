@@ -41,19 +41,14 @@ def open_catalogue(
     format = format or next((name for end, name in ENDINGS.items() if path.name.lower().endswith(end)), None)
     if not format:
         raise UserError(f"{path}: its name has none of the endings {', '.join(ENDINGS)}; name its format")
-    entries = {entry.id: entry for entry in read(source, format=format)} if source else None
+    entries = {entry.id: entry for entry in open_catalogue(source, format=format).entries()} if source else None
     return pkgutil.resolve_name(f"{__package__}.{_READERS[format]}")(path, entries, language)
-
-
-def read(path: str | Path, **options: str | Path | None) -> Iterator[Entry]:
-    """Yield the entries of a catalogue; options and errors are those of `open_catalogue`."""
-    yield from open_catalogue(path, **options).entries()
 
 
 def pairs(path: str | Path) -> Iterator[tuple[str, str]]:
     """Yield sources and targets of what is translated; a warning says where a part of the file cannot be read."""
     refused = []
-    for entry in read(path):
+    for entry in open_catalogue(path).entries():
         if entry.state == "refused":
             refused.append(f"line {entry.line}: {entry.notes}")
         elif entry.state == "translated":

@@ -10,7 +10,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from ..catalogues.catalogue import Entry, Filling
-from ..catalogues.formats import open_catalogue, pairs_of, read
+from ..catalogues.formats import open_catalogue, pairs_of
 from ..decoding.glossary import Glossary, term_forms
 from ..decoding.scoring import mean_confidence, word_confidences
 from ..decoding.translator import Translator
@@ -33,7 +33,7 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
     language, target = languages[0], (written.target_language or "").strip("<2>") or [*languages, None][1]
     given = {"format": written.format, "source": files.source_catalogue, "language": target}
     states, translated, asked = Counter(), [], []
-    for entry in read(files.input, **given):
+    for entry in open_catalogue(files.input, **given).entries():
         states[entry.state] += any(entry.sources)  # a header has none
         translated += pairs_of(entry) if written.consistent_terms and entry.state == "translated" else ()
         asked += entry.sources if written.consistent_terms and entry.state != "translated" else ()

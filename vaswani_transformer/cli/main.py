@@ -106,8 +106,7 @@ def _explain(error: BaseException) -> str:
         return f"the tokenizer failed on a text ({one_line(error)}): change the rules in tokenizer.json, or the text"
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
-        other = ": give another folder for caches by HF_HOME, HF_DATASETS_CACHE or XDG_CACHE_HOME"
-        fix = other if is_of_cache(error) else ""
+        fix = ": give another folder for caches by HF_HOME, HF_DATASETS_CACHE or XDG_CACHE_HOME" * is_of_cache(error)
         fix = ": free some space and run the same command again" if error.errno in _DISK_FULL else fix
         return f"{error.strerror or error}{where}{fix}"
     is_full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"

@@ -149,7 +149,7 @@ def _as_text(words: np.ndarray) -> str:
 
 def read_memory(paths: Iterable[str], languages: Sequence[str] = ()) -> Memory:
     """Return the memory of files of pairs; `languages` are those of source and target, which a TMX file goes by."""
-    from ..catalogues.formats import pairs_of, read
+    from ..catalogues.formats import open_catalogue, pairs_of
     from .pair_readers import CATALOGUES
     from .parallel_text import pair_source, suffix
 
@@ -161,7 +161,7 @@ def read_memory(paths: Iterable[str], languages: Sequence[str] = ()) -> Memory:
             text = pair_source(data=path, **dict(zip(columns, languages, strict=False)))
             yield from text.stream()
             for file in text.files:  # the path may be a folder or a pattern
-                for entry in read(file) if suffix(file.name) in CATALOGUES else ():
+                for entry in open_catalogue(file).entries() if suffix(file.name) in CATALOGUES else ():
                     for source, target in pairs_of(entry, all_forms=True) if entry.state == "translated" else ():
                         contexts.setdefault(_normalized(source), {})[entry.context] = target
 

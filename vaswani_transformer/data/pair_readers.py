@@ -88,7 +88,7 @@ def _header(fields: list[str], columns: tuple[str, str], is_csv: bool) -> tuple[
     else:
         return fields, True
     chosen = [re.split("[-_]", lowered[names.index(column)])[0] for column in columns if column in names]
-    is_header = _words_of_headers().issuperset(chosen)
+    is_header = chosen[:1] != chosen[1:] and _words_of_headers().issuperset(chosen)
     return (names, is_header) if is_header or not is_csv else (fields, True)
 
 

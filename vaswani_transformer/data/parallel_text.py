@@ -28,6 +28,7 @@ _LANGUAGES = (
     re.compile(rb"""(?:"X-Source-Language: *|source-?language=["']|srcLang=["'])([a-z]{2,3})(?![a-z])"""),
     re.compile(rb"""(?:"Language: *|(?:target-|\s)language=["']|trgLang=["'])([a-z]{2,3})(?![a-z])"""),
 )
+_is_held_out = re.compile(r"(dev|test|valid(ation)?|eval)(set)?[\W_\d]", re.IGNORECASE).match
 CACHE_VERSION = 5  # part of every cache key: raise it when the meaning of the cached rows changes
 _OWN = (".tsv", ".csv", ".tmx", *CATALOGUES)
 _BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of `datasets`, by suffix
@@ -176,8 +177,8 @@ def pair_source(
         if sides[0] == sides[1]:  # of a folder all files
             with reading(paths[0]):
                 if paths[0].is_dir():
-                    next(path for path in paths[0].glob("[!.]*") if path.is_file())  # or it is reported as empty
-                    source = target = paths[0] / "*"
+                    next(path for path in paths[0].rglob("[!.]*") if path.is_file())  # or it is reported as empty
+                    source = target = paths[0] / "**/*"
         shards = _paired_shards(source, target)
         check_lines("text" if one_text else "two texts, or one table as data", *map(str, chain(*shards)))
         return _of_files(str(paths[0]), "text", columns, {"train": shards}, split)
@@ -222,12 +223,13 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
         shards = {name: [(Path(path),) for path in paths] for name, paths in ours.items() if paths}
         kinds = sorted({suffix(path.name) for paths in shards.values() for (path,) in paths})
         taken = {path for paths in shards.values() for (path,) in paths}
+        trained = [path for (path,) in shards.get("train", ()) if _is_held_out(path.name)]
         own = (path for path in files if not any(part[0] in "._" for part in path.relative_to(folder).parts))
-        left = [path for path in own if suffix(path.name) in kinds and path not in taken]
+        left = trained + [path for path in own if suffix(path.name) in kinds and path not in taken]
         if len(kinds) > 1 or left:  # `datasets` would take those of one format, and those that it knows a split of
-            splits = f"other files are named by split ({', '.join(shards)}): rename it, or name files by a pattern"
+            splits = "splits are named train, validation and test, in lower case: rename it, or name files by a pattern"
             several = f"{folder} holds files of several formats ({', '.join(kinds)}); name those of one"
-            raise UserError(several if len(kinds) > 1 else f"{left[0]} would be left out, since {splits}")
+            raise UserError(several if len(kinds) > 1 else f"{left[0]} would be left out or trained on, since {splits}")
         if kinds:
             return _of_files(str(folder), kinds[0], columns, shards, split)
     if glob.has_magic(str(folder)):
@@ -252,7 +254,8 @@ def find_shards(name: str | Path) -> list[Path]:
         if is_local(path):
             there = next(parent for parent in path.parents if parent.exists())  # whose name is no pattern
             pattern = Path(glob.escape(str(there)), path.relative_to(there))
-            matches = [match for match in map(Path, glob.glob(str(pattern))) if match.is_file()]  # noqa: PTH207
+            names = glob.glob(str(pattern), recursive=True)  # noqa: PTH207
+            matches = [match for match in map(Path, names) if match.is_file()]
         else:
             listed = path.fs.glob(path.path, detail=True)
             matches = [to_path(path.fs.unstrip_protocol(name)) for name in listed if listed[name]["type"] == "file"]
@@ -276,7 +279,8 @@ def _paired_shards(source: str | Path, target: str | Path) -> list[tuple[Path, P
 
 def _wildcard_text(pattern: str | Path, path: Path) -> tuple[str, ...]:
     """Return what the ``*`` and ``?`` of a pattern stand for in a path; nothing for one with other wildcards."""
-    rule = re.escape(str(home_path(pattern).absolute())).replace(r"\*", "([^/]*)").replace(r"\?", "([^/])")
+    rule = re.escape(str(home_path(pattern).absolute())).replace(r"\*\*/", "((?:.*/)?)")
+    rule = rule.replace(r"\*", "([^/]*)").replace(r"\?", "([^/])")
     match = re.fullmatch(rule, str(path))
     return match.groups() if match else ()
 

@@ -34,8 +34,8 @@ SHARD, INDEX = "{}-{:05d}.arrow", "{}.lengths.npy"  # names of the files of a pa
 _TRAIN_FIELDS = ("train_source", "train_target", "train_data")
 _VALIDATION_FIELDS = ("validation_source", "validation_target", "validation_data", "validation_split")
 # Recipe fields that decide what is in the folder, besides the limits and the tokenizer.
-_PARTS_OF_DATA = ("data_config", "train_split", "source_column", "target_column")
-DATA_FIELDS = (*_TRAIN_FIELDS, *_PARTS_OF_DATA, *_VALIDATION_FIELDS, "validation_size")
+_PARTS_OF_DATA = ("data_config", "train_split", "source_column", "target_column", "validation_size")
+DATA_FIELDS = (*_TRAIN_FIELDS, *_PARTS_OF_DATA, *_VALIDATION_FIELDS)
 LIMIT_FIELDS = ("max_length", "max_length_ratio")
 TOKENIZER_FIELDS = ("tokenizer_kind", "vocab_size", "augmentation")
 _AGAIN = "copy the file again, or remove the folder and prepare it again"

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 # Integers without separators, which differ between languages, and rows of emoji, whole or broken.
 _COPIED = regex.compile(
     r"(?<!\d|\d[.,'’\s])\d{2,}(?!\d|[.,'’\s]\d)"
-    r"|[\p{Extended_Pictographic}\p{Emoji_Modifier}\p{Regional_Indicator}\u200d\ufe0f\ufffd]+"
+    r"|(?:[\p{Extended_Pictographic}\p{Emoji_Modifier}\p{Regional_Indicator}\ufffd][\u200d\ufe0f]*)+"
 )
 _COUNTED = regex.compile(r"(?i)\d\s*(?:(?![\p{Latin}\p{Cyrillic}\p{Greek}])\p{L}|lakh|crore)")  # 35 billion are 350億
 _ROUNDS = 4  # times that an output has to end with the same tokens to be cut; a text may repeat a word twice
@@ -163,11 +163,11 @@ class Translator:
                 if known := exact(code + source) or exact(coded + source):  # or has codes in its sources
                     pieces.append(Piece(line, source_ids, known=known))
                     continue
-                text, times, write = self._simplified(source) if is_free else (source, 1, str)
+                text, times, write = self._simplified(source) if is_free else (source, 1, lambda _, text: text)
                 source_ids = source_ids if text == source else self._own_tokenizer(code + text)["input_ids"]
-                parts = self._within_limits(number, code + text, source_ids)
+                texts, parts = self._within_limits(number, code + text, source_ids)
                 prefix = self._prefix_ids(number, pairs[line][1], len(parts[0]))
-                terms = self._terms(number, source, parts, glossary, encode) if glossary else [None] * len(parts)
+                terms = self._terms(number, texts, glossary, encode) if glossary else [None] * len(parts)
             except UserError as error:  # the lines before it are still translated
                 window = replace(window, lines=window.lines[:line], error=error)
                 break
@@ -175,12 +175,12 @@ class Translator:
                 split.append(number)
             elif self.memory and self.setting("fuzzy_matches"):
                 parts = [self._with_match(coded + text, source_ids)]
-            prefixes = [prefix, *([] for _ in parts[1:])]
-            some = [Piece(line, *part, write=write) for part in zip(parts, prefixes, terms, strict=True)]
+            rows = zip(texts, parts, [prefix, *([] for _ in parts[1:])], terms, strict=True)
+            some = [Piece(line, *part, write=partial(write, part_text)) for part_text, *part in rows]
             pieces += some * times
         return replace(window, pieces=pieces, split=split)
 
-    def _simplified(self, source: str) -> tuple[str, int, Callable[[str], str]]:
+    def _simplified(self, source: str) -> tuple[str, int, Callable[[str, str], str]]:
         """Return what is translated of a source, how often it is there, and how its translation is written.
 
         Capitals are made small where that takes fewer tokens: a vocabulary of ordinary text knows few words in them.
@@ -199,24 +199,24 @@ class Translator:
         if (source.isupper() or is_title) and is_cased and count(small) < count(source):
             source, case = small, str.upper if source.isupper() else title_case
 
-        def write(text: str) -> str:
-            tag, text = typed_code(_without_garbling(source, text))  # of a model that writes several languages
+        def write(part: str, text: str) -> str:
+            tag, text = typed_code(_without_garbling(part, text))  # of a model that writes several languages
             return tag + case(text)
 
         return source, times, write
 
-    def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
-        """Return the tokens of line `number` in one part, or in several if they are too many."""
+    def _within_limits(self, number: int, text: str, ids: list[int]) -> tuple[list[str], list[list[int]]]:
+        """Return the text, without code, and tokens of line `number` in one part, or in several of few enough."""
         most = self.max_source_tokens or math.inf
         if not self.split_long:
             check_length(self.model.config, number, len(ids), most)
         limit = min(positions(self.model.config), most)
-        if len(ids) <= limit:
-            return [ids]
         code, text = self.codes.split(text)  # which each part begins with
+        if len(ids) <= limit:
+            return [text], [ids]
         count = lambda part: len(self._own_tokenizer(code + part)["input_ids"])  # noqa: E731
         parts = split_line(text, limit, count, self.source_language)
-        return self._own_tokenizer([code + part for part in parts])["input_ids"]
+        return parts, self._own_tokenizer([code + part for part in parts])["input_ids"]
 
     def near(self, sources: Iterable[str]) -> Iterator[list[tuple[float, str, str]]]:
         """Yield the memory's nearest entry for each source, which it has as it is or with the language's code."""
@@ -247,9 +247,8 @@ class Translator:
             limit = source_length + self.setting("max_extra_tokens", MAX_EXTRA_TOKENS)
         return min(limit, positions(self.model.config) - 1)
 
-    def _terms(self, number: int, source: str, parts: list, glossary: Glossary, encode: Callable) -> list[Terms | None]:
+    def _terms(self, number: int, texts: list, glossary: Glossary, encode: Callable) -> list[Terms | None]:
         """Return the terms that the translation of each part of line `number` has to have."""
-        texts = self._own_tokenizer.batch_decode(parts, skip_special_tokens=True) if len(parts) > 1 else [source]
         forms = [list(map(encode, glossary.of(text).values())) for text in texts]
         terms = [Terms(part_forms, self._tokens()) if part_forms else None for part_forms in forms]
         for part in filter(None, terms):

@@ -71,7 +71,7 @@ def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
 
 def evaluations_of(results: Sequence[EvalResult]) -> list[dict]:
     """Return scores as templates read them: those of an evaluation together, with how they were obtained."""
-    decimals, evaluations = {metric: digits for metric, _, digits in METRICS.values()}, {}
+    decimals, evaluations = {"count": 0} | {metric: digits for metric, _, digits in METRICS.values()}, {}
     for result in results:
         how = rows_of({"source_sha256": result.dataset_revision} | result.metric_args)
         evaluation = {"test_set": result.dataset_name, "scores": [], "how": how}

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from ..errors import UserError, reading, shortened
 from ..json_and_yaml import read_text
@@ -88,7 +88,7 @@ def read_tokenizer(
     marks = ("&apos;", "&quot;", "&apos;s")
     is_moses = settings.get("tokenizer") == "moses" or any(mark in ids for ids in dictionaries for mark in marks)
     moses = {"languages": list(languages) or ["en", "en"], "escape": not settings.get("moses_no_escape")}
-    moses["aggressive_dash_splits"] = not settings.get("moses_no_dash_splits")
+    moses["aggressive_dash_splits"] = not settings.get("moses_no_dash_splits") and any("@-@" in ids for ids in sides)
     tokenizer = VaswaniTokenizer(
         tokenizer_object=backends[0],
         target_tokenizer_object=backends[1] if len(backends) == 2 else None,
@@ -125,6 +125,8 @@ def with_special_tokens(tokenizer: Tokenizer, ids: dict[str, int]) -> Tokenizer:
     """Return the tokenizer with its special tokens, which cuts at spaces and ends each text."""
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     tokenizer.encode_special_tokens = True  # "</s>" in a text is text
+    if all(word == word.lower() for word in ids):
+        tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(f"$A {_END}", f"$A {_END} $B {_END}", [(_END, ids[_END])])
     return tokenizer

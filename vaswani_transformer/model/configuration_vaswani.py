@@ -1,7 +1,6 @@
 """Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al., 2017, arXiv 1706.03762v7)."""
 
 import copy
-import difflib
 from typing import Literal
 
 from huggingface_hub.dataclasses import strict
@@ -282,10 +281,8 @@ class VaswaniConfig(PreTrainedConfig):
             **overrides: fields that differ from the preset, such as `vocab_size=8000`.
 
         Raises:
-            ValueError: for an unknown name, with the nearest ones.
+            ValueError: for an unknown name, with those that there are.
         """
         if name not in PRESETS:
-            near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.4)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(PRESETS)}"
-            raise ValueError(f"no preset named {name!r}: {hint}")
+            raise ValueError(f"no preset named {name!r}: there are {', '.join(PRESETS)}")
         return cls(**{**PRESETS[name], **overrides})

@@ -65,13 +65,8 @@ def projected_cross_entropy(
 
     `hidden` is `(..., d_model)`, float32 or bf16, `weight` `(vocab_size, d_model)`, `bias` `(vocab_size,)`; all else,
     errors too, as in `label_smoothed_cross_entropy`.
-
-    Raises:
-        ValueError: for float16, whose gradients must be scaled before they are computed.
     """
     dtype = product_dtype(hidden)
-    if dtype == torch.float16:
-        raise ValueError("projected_cross_entropy does not compute in float16: use label_smoothed_cross_entropy")
     labels, items = _flat(labels.to(hidden.device), epsilon, num_items_in_batch)
     with torch.autocast(hidden.device.type, enabled=False):
         return _ProjectedCrossEntropy.apply(hidden.flatten(0, -2), weight, bias, labels, epsilon, items, dtype)

@@ -57,6 +57,6 @@ def space_behind(translation: str, space: str = "") -> str:
 def join_translations(translations: Iterable[str]) -> str:
     """Return the translations of a text's sentences as one text."""
     text = ""
-    for translation in translations:
+    for translation in filter(None, translations):
         text += space_behind(text) + translation if text else translation
     return text

@@ -18,9 +18,7 @@ SETTING_RANGES: dict[str, tuple[type, float, float]] = {
     "max_new_tokens": (int, 1, 10**6),
     "max_length": (int, 2, 10**6),  # the decoder's start token counts
     "min_new_tokens": (int, 0, 10**6),
-    "min_length": (int, 0, 10**6),
     "max_time": (float, 0, 10**9),
-    "no_repeat_ngram_size": (int, 0, 10**6),
     "encoder_no_repeat_ngram_size": (int, 0, 10**6),
     "repetition_penalty": (float, 1e-6, 10**6),
     "temperature": (float, 1e-6, 10**6),

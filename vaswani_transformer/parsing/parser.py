@@ -81,10 +81,10 @@ class Parser(Translator):
         prepared = super().prepare(replace(window, lines=[sentence_text(words) for words in window.lines]))
         return replace(prepared, lines=window.lines[: len(prepared.lines)])
 
-    def _simplified(self, source: str) -> tuple[str, int, Callable[[str], str]]:
-        return source, 1, str  # a tree is for all words as they are
+    def _simplified(self, source: str) -> tuple[str, int, Callable[[str, str], str]]:
+        return source, 1, lambda _, text: text  # a tree is for all words as they are
 
-    def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
+    def _within_limits(self, number: int, text: str, ids: list[int]) -> tuple[list[str], list[list[int]]]:
         parts = super()._within_limits(number, text, ids)
         limit, words = self.output_limit(len(ids)), self._written_words(ids)
         least = sum(map(len, words)) + len(words) + 1  # a tag for each word and its tokens, and `</s>`

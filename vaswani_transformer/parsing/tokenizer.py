@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from tokenizers import models
+from tokenizers import models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..data.tokenization import finished_tokenizer, new_pipeline, new_trainer
@@ -42,7 +42,7 @@ def train_parser_tokenizer(
     learned = json.loads(learner.to_str())["model"]
     vocabulary = learned["vocab"]
     for token in tree_tokens:
-        vocabulary.setdefault(SPACE + token, len(vocabulary))
+        vocabulary.setdefault(_name(token), len(vocabulary))
     merges = [tuple(pair) for pair in learned["merges"]]
     # With ignore_merges a word of the vocabulary is one token; brackets and tags have no merges.
     backend = new_pipeline("bpe", models.BPE(vocabulary, merges, ignore_merges=True), _WORDS)
@@ -53,7 +53,12 @@ def tree_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """Return the id of each bracket and tag; `UserError` for the tokenizer of a model that is not a parser."""
     tokens = tokenizer.init_kwargs.get(TREE_TOKENS)
     vocabulary = tokenizer.get_vocab()
-    if not isinstance(tokens, list) or not tokens or any(SPACE + str(token) not in vocabulary for token in tokens):
+    if not isinstance(tokens, list) or not tokens or any(_name(str(token)) not in vocabulary for token in tokens):
         reason = "its tokenizer_config.json does not name the brackets and tags of trees"
         raise UserError(f"the model is not a parser: {reason}; give a model of `vaswani parse train`")
-    return {token: vocabulary[SPACE + token] for token in tokens}
+    return {token: vocabulary[_name(token)] for token in tokens}
+
+
+def _name(token: str) -> str:
+    """Return a bracket or tag as a vocabulary of bytes has it, with the space before it."""
+    return pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False).pre_tokenize_str(token)[0][0]

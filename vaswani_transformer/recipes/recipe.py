@@ -276,7 +276,7 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
     values = {name: value for name, value in values.items() if name not in _IDLE and value != _GONE.get(name, _GONE)}
     preset = PRESETS.get(str(overrides.get("preset", values.get("preset"))), {})
     kept = {name: value for name, value in values.items() if "preset" not in overrides or name not in preset}
-    values = {name: value for name, value in preset.items() if name == "label_smoothing"} | kept | overrides
+    values = {name: preset[name] for name in ("label_smoothing", "vocab_size") if name in preset} | kept | overrides
     for field in values:
         if field not in _FIELDS:
             nearest = _nearest(f"{field!s:.100}".replace("-", "_"), _FIELDS, "vaswani train --help")
@@ -327,7 +327,12 @@ def languages_of(recipe: Mapping) -> list[str]:
     """Return source and target language if columns or files are named by codes of two characters; else empty."""
     columns = [recipe.get("source_column"), recipe.get("target_column")]
     files = [str(recipe.get(f"train_{side}")).removesuffix(".gz") for side in ("source", "target")]
-    for codes in (columns, [name.rpartition(".")[2] for name in files]):
+    endings = [name.rpartition(".")[2] for name in files]
+    # A teacher's or reverse model's may be other codes, or that of one side.
+    if all(re.search(r"(^|[\\/])(distilled|back_translated)\.[^.]+$", name) for name in files):
+        codes = ["" if code in ("source", "target") else code for code in endings]
+        return codes if any(codes) else []
+    for codes in (columns, endings):
         if codes[0] != codes[1] and all(re.fullmatch("[a-z]{2}", code or "") for code in codes):
             return codes
     return []

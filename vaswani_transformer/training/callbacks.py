@@ -77,9 +77,8 @@ class TrainingProgressCallback(ProgressCallback):
     def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
         """Move the bar of a validation, which translates as well, and of its selections after training."""
         if self.prediction_bar is None:
-            is_hidden = not (state.is_world_process_zero and sys.stderr.isatty())
-            options = {"desc": "validating", "unit": " batches", "leave": False, "disable": is_hidden}
-            self.prediction_bar = tqdm(total=len(eval_dataloader), file=sys.stderr, **options)
+            options = {"unit": " batches", "leave": False, "disable": None if state.is_world_process_zero else True}
+            self.prediction_bar = tqdm(desc="validating", total=len(eval_dataloader), file=sys.stderr, **options)
         super().on_prediction_step(args, state, control, eval_dataloader)
 
 

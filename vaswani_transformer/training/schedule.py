@@ -60,7 +60,8 @@ class NoamSchedulerCallback(TrainerCallback):
         rate = noam_learning_rate(state.global_step + 1, self.d_model, self.warmup_steps, self.scale)
         if self.decline_steps:
             planned = args.max_steps if args.max_steps > 0 else state.max_steps
-            rate *= min(1, (state.max_steps - state.global_step) / (self.decline_steps * state.max_steps / planned))
+            decline = min(self.decline_steps, planned) * state.max_steps / planned
+            rate *= min(1, (state.max_steps - state.global_step) / decline)
         for group in optimizer.param_groups:
             group["lr"] = rate
 

@@ -40,7 +40,7 @@ from .schedule import NoamSchedulerCallback
 
 logger = logging.getLogger(__name__)
 _FORWARD = VaswaniForConditionalGeneration.forward
-UNUSED = ("learning_rate", "lr_scheduler_type", "per_device_train_batch_size", "train_sampling_strategy")
+UNUSED = ("learning_rate", "lr_scheduler_type", "per_device_train_batch_size", "train_sampling_strategy", "data_seed")
 
 
 @dataclass
@@ -89,14 +89,14 @@ class VaswaniTrainer(Seq2SeqTrainer):
     The loss is the model's own. `label_smoothing_factor` is written into `model.config.label_smoothing`, which smooths
     in training mode only, so that evaluation loss is the plain mean over all tokens of the evaluation set and
     `eval_perplexity` is exact; a stock `Seq2SeqTrainer` smooths its evaluation loss too. All else, and the loss of
-    another architecture, is as in `Seq2SeqTrainer`, but that there is no `model_init` in place of the model. Raises
-    `UserError` for augmentation without a `processing_class`.
+    another architecture, which needs its own collator, is as in `Seq2SeqTrainer`, but that there is no `model_init` in
+    place of the model. Augmentation needs the tokenizer as `processing_class`.
     """
 
     def __init__(self, model, args: VaswaniTrainingArguments | None = None, data_collator=None, *others, **kwargs):
         args = VaswaniTrainingArguments() if args is None else args
         if given := [one.name for one in fields(args) if one.name in UNUSED and getattr(args, one.name) != one.default]:
-            logger.warning("no effect here: %s; see learning_rate_scale and tokens_per_batch", ", ".join(given))
+            logger.warning("no effect here: %s; see seed, learning_rate_scale and tokens_per_batch", ", ".join(given))
         if args.n_gpu > 1:
             logger.warning("training on one of %d GPUs: start with `accelerate launch` to use all", args.n_gpu)
             args._n_gpu = 1  # torch's DataParallel would split a batch by sentences and weigh its parts wrongly
@@ -106,8 +106,6 @@ class VaswaniTrainer(Seq2SeqTrainer):
         if (settings := self.accelerator.ddp_handler) is not None:
             settings.gradient_as_bucket_view = True  # or gradients are there twice
         self.shares = augmentation_shares(args.augmentation)
-        if self.shares and self.processing_class is None:
-            raise UserError("augmentation changes text: give the tokenizer as processing_class")
         self.tokens_per_device = args.tokens_per_device or choose_tokens_per_device(self)
         # The number of parts must be a multiple of the number of processes, each of which takes equally many.
         parts = max(1, math.ceil(args.tokens_per_batch / self.tokens_per_device))
@@ -154,6 +152,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Return micro-batches in order, sharded over processes by accelerate."""
+        for name in ("batch_sampler", "_changed_pairs", "_lengths", "longest_sentence"):
+            self.__dict__.pop(name, None)  # there may be another `train_dataset` since
         pairs, collator = self._changed_pairs, self.data_collator
         longest, tokens = pairs.limits[0], self.batch_sampler.part_tokens
         if self.shares:

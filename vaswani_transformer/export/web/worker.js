@@ -23,7 +23,7 @@ async function load() {
 
 async function work(number, text) {
   const {site, translate, sentences} = await (loading ??= load());
-  let before = "";
+  let before = "", last = "";
   for (const {segment} of sentences.segment(text)) {
     const [, head, source, tail] = /^(\s*)([^]*?)(\s*)$/.exec(segment);
     before += head;
@@ -34,12 +34,19 @@ async function work(number, text) {
       const most = Math.min(length + site.extra, site.positions);
       const answer = /[\p{L}\p{N}]/u.test(source) ? await translated(translate, source, inputs, most) : {text: source};
       if (stopped.has(number)) return;
+      before = last ? spaceBehind(last, before) : before;
       postMessage({number, sentence: {text: 0, source, before, source_words: wordsOf(source), translations: [answer]}});
-      before = "";
+      [before, last] = ["", answer.text || " "];
     }
     before += tail;
   }
   postMessage({number, end: {after: [before]}});
+}
+
+/** The white space behind a translation; none behind Chinese and Japanese, some behind others, as on a server. */
+function spaceBehind(translation, space) {
+  const isWide = /[\p{sc=Han}\p{sc=Hira}\p{sc=Kana}\u3000-\u303f\uff01-\uff60]["'”’]*$/u.test(translation);
+  return isWide ? space.replace(/^ +$/, "") : space || " ";
 }
 
 /** The translation of a sentence, how sure the model is of its tokens, and which words they come from. */

@@ -91,8 +91,8 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4009, "data": 3181, "training": 2588, "importing": 1205, "cli": 2030, "decoding": 1902,
-    "experiments": 679, "serving": 1511, "hub": 684, "export": 1066, "parsing": 823, "documents": 1740,
+    "model": 4009, "data": 3182, "training": 2590, "importing": 1206, "cli": 2026, "decoding": 1901,
+    "experiments": 679, "serving": 1512, "hub": 684, "export": 1066, "parsing": 823, "documents": 1740,
     "attention": 395, "catalogues": 918, "recipes": 402, "evaluation": 321,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1546, 25000, 11.8

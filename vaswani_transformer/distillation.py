@@ -118,8 +118,8 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
     Raises:
         UserError, TrainingStopped: as `distill`, and where the minutes are few for the pairs alone.
     """
-    languages = languages_of(vars(recipe)) or data_sources(recipe)[0].languages or SIDES
-    languages = [code or side for code, side in zip(languages, SIDES, strict=True)]
+    known = languages_of(vars(recipe)) or data_sources(recipe)[0].languages
+    languages = [code or side for code, side in zip(known, SIDES, strict=True)] if len({*known}) == 2 else list(SIDES)
     mono = replace(recipe, train_source=text, train_target=text, train_data=None, train_split="train")
     source, _ = data_sources(mono, one_text=True)
     folder, share = Path(recipe.output).absolute(), REVERSE_MINUTES
@@ -200,7 +200,7 @@ def student_recipe(teacher: str, recipe: Recipe) -> Recipe:
     """Return the recipe of a student: it is trained on the distilled text, by default with the teacher's tokenizer."""
     folder = Path(recipe.output) if recipe.data_dir is None else Path(recipe.output).absolute()
     languages = languages_of_model(teacher) or languages_of(vars(recipe)) or SIDES
-    source, target = (str(folder / f"{DISTILLED}.{language}") for language in languages)
+    source, target = (str(folder / f"{DISTILLED}.{code or side}") for code, side in zip(languages, SIDES, strict=True))
     changes = {"train_source": source, "train_target": target, "train_data": None, "train_split": "train"}
     changes |= zip(("validation_source", "validation_target", "validation_data"), validation_text(recipe), strict=True)
     if recipe.tokenizer_folder is None:

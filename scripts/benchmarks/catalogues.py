@@ -21,13 +21,18 @@ from pathlib import Path
 
 import sacrebleu
 
-from vaswani_transformer.catalogues.formats import pairs, read
+from vaswani_transformer.catalogues.formats import open_catalogue, pairs
 from vaswani_transformer.decoding.glossary import Glossary
 from vaswani_transformer.documents import messages
 from vaswani_transformer.documents.terms import find_terms
 
 FLAGS = {"kde": r"%\d", "gcc-internal": r"%[-+#]*(q|[<CDELTKF]|\.?\*)", "c": r"%[-+#\d.l*z]*[sdiucfgx]"}
 EMPTY = re.compile(r'(msgstr(?:\[\d\])?) "(?:[^"\\]|\\.)*"(?:\n"(?:[^"\\]|\\.)*")*')
+
+
+def read(path):
+    """Return the entries of a catalogue."""
+    return open_catalogue(path).entries()
 
 
 def msgfmt(path: Path) -> set[int]:

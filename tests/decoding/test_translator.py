@@ -147,6 +147,8 @@ def test_capitals_are_translated_as_small_letters_and_a_repeated_sentence_once(m
     piece, tagged = translator.prepare(Window(0, 1, lines)).pieces
     assert piece.ids == tokenizer("The dog sees a dog (IT) is old").input_ids
     assert tagged.ids == tokenizer("<2fr> The dog sees").input_ids and tagged.write("<2de> der") == "<2de> DER"
+    shouted = Translator(model, tokenizer, glossary=Glossary({"Dog": ["Hund"]})).prepare(Window(0, 1, ["DOG SEES."]))
+    assert shouted.pieces[0].terms is None  # a term in other letters
     upper = train_tokenizer((side.upper() for pair in PAIRS for side in pair), vocab_size=400)
     [piece] = Translator(model, upper).prepare(Window(0, 1, ["THE DOG."])).pieces
     assert piece.ids == upper("THE DOG.").input_ids and piece.write("a") == "a"

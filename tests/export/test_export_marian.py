@@ -194,7 +194,7 @@ def test_the_command(tmp_path, capsys):
     assert files >= {"model.npz", "decoder.yml", "vocab.yml", "tokenizer.json", "export.json"}
     settings = yaml.safe_load((tmp_path / "out" / "decoder.yml").read_text())
     assert settings["vocabs"] == ["vocab.yml", "vocab.yml"] and settings["max-length"] == 100
-    assert settings["max-length-factor"] == 10
+    assert settings["max-length-factor"] == 3
     arrays = arrays_of(tmp_path / "out" / "model.npz")
     assert len(arrays["TransformerBatchDecoder->decoder->positionEmbedding->embeddings"]) == 100
     assert main([*arguments, "--overwrite"]) == 0

@@ -103,7 +103,3 @@ class TestPresets:
         cells = config.encoder_layers, config.d_model, config.d_ff, config.num_heads, config.d_k, config.d_v
         assert dict(zip(BASE, (*cells, config.dropout, config.label_smoothing), strict=True)) == expected
         assert config.encoder_layers == config.decoder_layers
-
-    def test_unknown_name_lists_what_there_is(self):
-        with pytest.raises(ValueError, match=r"no preset named 'table3-b-dk-61'.*table3-b-dk-16"):
-            VaswaniConfig.from_preset("table3-b-dk-61")

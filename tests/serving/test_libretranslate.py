@@ -138,6 +138,7 @@ def test_head_and_get_also_below_the_path_of_a_proxy(make, root_path):
         (["ny-en"], "Ine ndikupita ku msika lero kukagula chakudya.", "ny"),  # unknown to it
         (["de-en"], "El perro corre por el bosque y juega con los niños.", "de"),  # which nothing here is
         (["es-en"], "<b class='title'>Mira</b> esto: https://en.wikipedia.org/wiki/History_of_the_United_States", "es"),
+        (["zh-en"], "详情请访问https://example.com/path了解更多信息，谢谢大家的支持。", "zh"),
         (["en-pt-BR", "en-pt-PT"], "O cachorro corre pela floresta e brinca com as crianças todos os dias.", "pt-BR"),
     ],
 )

@@ -46,8 +46,8 @@ def test_languages_that_a_folder_notes_or_that_are_given(tmp_path):
         for file, text in files.items():
             (tmp_path / name / file).write_text(text)
     assert names(tmp_path / "trained", tmp_path / "columns", tmp_path / "imported") == ["en-de", "fr-en", "fi-sv"]
-    given = [f"{name}={tmp_path}/a-b=c" for name in ("en-pt_BR", "zh-Hans-en", "pt-BR-en", "en-GB-es-419", "EN-SR-RS")]
-    assert [served.source for served in find_models(given)] == ["en", "zh-Hans", "pt-BR", "en-GB", "EN"]
+    given = [f"{name}={tmp_path}/a-b=c" for name in ("en-pt_BR", "zh-Hans-en", "pt-BR-en", "en-GB-es-419", "en-SR-RS")]
+    assert [served.source for served in find_models(given)] == ["en", "zh-Hans", "pt-BR", "en-GB", "en"]
     for name in ("unknown", "multilingual"):
         line = error_of(find_models, [str(tmp_path / name)])
         assert line == f"the languages of {tmp_path}/{name} are not known: give them too, as in en-de={tmp_path}/{name}"

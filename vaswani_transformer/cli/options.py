@@ -10,7 +10,7 @@ from cyclopts.validators import Number
 
 from ..errors import UserError
 from ..hardware import MOST_WORKERS
-from ..model.settings_vaswani import SETTING_RANGES, broken_range
+from ..model.settings_vaswani import SETTING_RANGES
 from ..recipes.recipe import AUTO, CHOSEN, PATHS, Recipe, field_type, load_recipe
 
 
@@ -176,10 +176,6 @@ def generate_options(model: Any, search: Search, sampling: Sampling | None = Non
         beams = beams or 1
         top_k = 0 if sampling.top_k is None and own.top_k is None else sampling.top_k  # the library's default is 50
         drawing = {"temperature": sampling.temperature, "top_k": top_k, "top_p": sampling.top_p}
-        for name in drawing:  # the model's own are of no effect, and not checked, without --sample
-            value = getattr(own, name)
-            if drawing[name] is None and value is not None and broken_range(name, value):
-                raise UserError(f"{name} in the model's generation_config.json is {value}: give {flag(name)}")
         options |= {"do_sample": True} | drawing
     size = beams or own.num_beams or 1
     draws = size == 1 and (options.get("do_sample") or own.do_sample)

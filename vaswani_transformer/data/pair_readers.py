@@ -87,8 +87,8 @@ def _header(fields: list[str], columns: tuple[str, str], is_csv: bool) -> tuple[
         names = [str(number) for number in range(1, len(fields) + 1)]
     else:
         return fields, True
-    chosen = [re.split("[-_]", lowered[names.index(column)])[0] for column in columns if column in names]
-    is_header = chosen[:1] != chosen[1:] and _words_of_headers().issuperset(chosen)
+    named = [lowered[names.index(column)] for column in columns if column in names]
+    is_header = named[:1] != named[1:] and _words_of_headers().issuperset(re.split("[-_]", name)[0] for name in named)
     return (names, is_header) if is_header or not is_csv else (fields, True)
 
 

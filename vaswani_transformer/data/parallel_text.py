@@ -28,7 +28,7 @@ _LANGUAGES = (
     re.compile(rb"""(?:"X-Source-Language: *|source-?language=["']|srcLang=["'])([a-z]{2,3})(?![a-z])"""),
     re.compile(rb"""(?:"Language: *|(?:target-|\s)language=["']|trgLang=["'])([a-z]{2,3})(?![a-z])"""),
 )
-_is_held_out = re.compile(r"(dev|test|valid(ation)?|eval)(set)?[\W_\d]", re.IGNORECASE).match
+_is_held_out = re.compile(r"(^|[-._ ])(dev|test(ing)?|val(id(ation)?)?|eval(uation)?)(set)?[\W_\d]", re.I).search
 CACHE_VERSION = 5  # part of every cache key: raise it when the meaning of the cached rows changes
 _OWN = (".tsv", ".csv", ".tmx", *CATALOGUES)
 _BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of `datasets`, by suffix
@@ -225,6 +225,7 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
         taken = {path for paths in shards.values() for (path,) in paths}
         trained = [path for (path,) in shards.get("train", ()) if _is_held_out(path.name)]
         own = (path for path in files if not any(part[0] in "._" for part in path.relative_to(folder).parts))
+        trained *= len(trained) < len(shards.get("train", ()))  # all of them: nothing is mixed
         left = trained + [path for path in own if suffix(path.name) in kinds and path not in taken]
         if len(kinds) > 1 or left:  # `datasets` would take those of one format, and those that it knows a split of
             splits = "splits are named train, validation and test, in lower case: rename it, or name files by a pattern"
@@ -279,7 +280,7 @@ def _paired_shards(source: str | Path, target: str | Path) -> list[tuple[Path, P
 
 def _wildcard_text(pattern: str | Path, path: Path) -> tuple[str, ...]:
     """Return what the ``*`` and ``?`` of a pattern stand for in a path; nothing for one with other wildcards."""
-    rule = re.escape(str(home_path(pattern).absolute())).replace(r"\*\*/", "((?:.*/)?)")
+    rule = re.escape(str(home_path(pattern).absolute())).replace(r"\*\*/", "((?:.*/)?)").replace(r"\*\*", "(.*)")
     rule = rule.replace(r"\*", "([^/]*)").replace(r"\?", "([^/])")
     match = re.fullmatch(rule, str(path))
     return match.groups() if match else ()

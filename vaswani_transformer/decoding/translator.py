@@ -146,7 +146,7 @@ class Translator:
         `glossary` is for this window, in place of the translator's own. What is returned has a `Piece` or several for
         each line that is not blank; its lines are those before the error, if it has one.
         """
-        glossary, encode = glossary or self.glossary, cache(partial(term_forms, self._own_tokenizer))
+        glossary, forms = glossary or self.glossary, cache(partial(term_forms, self._own_tokenizer))
         pairs = [(line, "") if isinstance(line, str) else line for line in window.lines]
         with reading("each line is a text, or a pair of a source and the prefix of its translation"):
             sources = {line: source.strip() for line, (source, _) in enumerate(pairs) if source.strip()}
@@ -165,9 +165,9 @@ class Translator:
                     continue
                 text, times, write = self._simplified(source) if is_free else (source, 1, lambda _, text: text)
                 source_ids = source_ids if text == source else self._own_tokenizer(code + text)["input_ids"]
-                texts, parts = self._within_limits(number, code + text, source_ids)
+                texts, parts = self._within_limits(number, code, text, source_ids)
                 prefix = self._prefix_ids(number, pairs[line][1], len(parts[0]))
-                terms = self._terms(number, texts, glossary, encode) if glossary else [None] * len(parts)
+                terms = self._terms(number, texts, glossary, forms) if glossary and not is_free else [None] * len(parts)
             except UserError as error:  # the lines before it are still translated
                 window = replace(window, lines=window.lines[:line], error=error)
                 break
@@ -205,13 +205,12 @@ class Translator:
 
         return source, times, write
 
-    def _within_limits(self, number: int, text: str, ids: list[int]) -> tuple[list[str], list[list[int]]]:
-        """Return the text, without code, and tokens of line `number` in one part, or in several of few enough."""
+    def _within_limits(self, number: int, code: str, text: str, ids: list[int]) -> tuple[list[str], list[list[int]]]:
+        """Return the text and the tokens, the code's before it, in one part, or in several if they are too many."""
         most = self.max_source_tokens or math.inf
         if not self.split_long:
             check_length(self.model.config, number, len(ids), most)
         limit = min(positions(self.model.config), most)
-        code, text = self.codes.split(text)  # which each part begins with
         if len(ids) <= limit:
             return [text], [ids]
         count = lambda part: len(self._own_tokenizer(code + part)["input_ids"])  # noqa: E731

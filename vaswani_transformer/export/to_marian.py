@@ -156,7 +156,7 @@ def _settings(model, tokenizer, type: str) -> dict[str, Any]:
         "normalize": 1.0 if (alpha := getattr(generation, "length_penalty", None)) is None else float(alpha),
         "word-penalty": 0,
         "allow-unk": side_of(tokenizer, "target").unk_token_id not in (generation.suppress_tokens or ()),
-        "max-length-factor": 10,  # of the longest source in a batch; by default 3, which cuts off what short ones need
+        "max-length-factor": 3 if limits else 10,  # of a batch's longest source: 3 cut off what short ones need
         "mini-batch": 16,
         "maxi-batch": 100,
         "maxi-batch-sort": "src",

@@ -88,7 +88,8 @@ def read_tokenizer(
     marks = ("&apos;", "&quot;", "&apos;s")
     is_moses = settings.get("tokenizer") == "moses" or any(mark in ids for ids in dictionaries for mark in marks)
     moses = {"languages": list(languages) or ["en", "en"], "escape": not settings.get("moses_no_escape")}
-    moses["aggressive_dash_splits"] = not settings.get("moses_no_dash_splits") and any("@-@" in ids for ids in sides)
+    has_dashes = any("@-@" in word for ids in sides for word in ids)  # as the option -a writes them
+    moses["aggressive_dash_splits"] = has_dashes and not settings.get("moses_no_dash_splits")
     tokenizer = VaswaniTokenizer(
         tokenizer_object=backends[0],
         target_tokenizer_object=backends[1] if len(backends) == 2 else None,

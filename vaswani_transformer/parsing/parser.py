@@ -84,8 +84,8 @@ class Parser(Translator):
     def _simplified(self, source: str) -> tuple[str, int, Callable[[str, str], str]]:
         return source, 1, lambda _, text: text  # a tree is for all words as they are
 
-    def _within_limits(self, number: int, text: str, ids: list[int]) -> tuple[list[str], list[list[int]]]:
-        parts = super()._within_limits(number, text, ids)
+    def _within_limits(self, number: int, code: str, text: str, ids: list[int]) -> tuple[list[str], list[list[int]]]:
+        parts = super()._within_limits(number, code, text, ids)
         limit, words = self.output_limit(len(ids)), self._written_words(ids)
         least = sum(map(len, words)) + len(words) + 1  # a tag for each word and its tokens, and `</s>`
         if self._grammar is not None and limit < least:

@@ -331,7 +331,7 @@ def languages_of(recipe: Mapping) -> list[str]:
     # A teacher's or reverse model's may be other codes, or that of one side.
     if all(re.search(r"(^|[\\/])(distilled|back_translated)\.[^.]+$", name) for name in files):
         codes = ["" if code in ("source", "target") else code for code in endings]
-        return codes if any(codes) else []
+        return codes if codes[0] != codes[1] else []
     for codes in (columns, endings):
         if codes[0] != codes[1] and all(re.fullmatch("[a-z]{2}", code or "") for code in codes):
             return codes

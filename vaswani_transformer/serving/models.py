@@ -58,7 +58,7 @@ def find_models(names: Sequence[str]) -> list[ServedModel]:
     models: dict[str, ServedModel] = {}  # by name
     missing = []
     for name in names:
-        match = re.fullmatch(rf"({_CODE})-(?!(?<=[a-z]-)[A-Z]{{2}}-)({_CODE})=(.+)", name, re.DOTALL)
+        match = re.fullmatch(rf"({_CODE})-(?!(?<=[a-z]-)[A-Z]{{2}}-[a-z]{{2,3}}[-=])({_CODE})=(.+)", name, re.DOTALL)
         folder = Path(match[3] if match else name)
         if not folder.is_dir():
             missing.append(folder)

@@ -29,7 +29,7 @@ from .models import Models, ServedModel, language_distance
 _TERMS = 128  # tokens of a sentence's terms in a glossary: each makes every step of its search longer
 _MOST_BEAMS = 32
 _ENDLESS = re.compile(r"\S{500}(?=\S)")  # part of a word for which a tokenizer would take long
-_MARKUP = re.compile(r"</?[a-zA-Z][^<>]*>|[^\s<]*(?:://|www\.|@)[^\s<]*")  # and addresses: English to a detector
+_TAGS_AND_ADDRESSES = re.compile(r"(?<!<)</?[a-zA-Z][^<>]*>(?!>)|(?<![!-;=-~])[!-;=-~]*(?:://|www\.|@)[!-;=-~]*")
 # A sentence but for pictures, such as emoji, at its ends, with brackets around them.
 _SHOWN = regex.compile(
     r"""(?sx)(?(DEFINE)(?P<sign>[^\p{L}\p{N}])(?P<picture>
@@ -227,7 +227,8 @@ class Service:
         with reading("detection of languages (pip install 'vaswani_transformer[serve]')"):
             from ..data.cleaning_rules import likely_languages
 
-            likely = likely_languages(" ".join(_MARKUP.sub(" ", " ".join(texts)).split()).lower())
+            shown = _TAGS_AND_ADDRESSES.sub(" ", text := " ".join(texts)).split() or text.split()
+            likely = likely_languages(" ".join(shown).lower())
         short = get_global("language_aliases") | {"nb": "no", "nob": "no", "fil": "tl", "tgl": "tl", "tl": "tl"}
         names = {code: short.get(name := code.lower().partition("-")[0], name) for code in codes}  # of eng en, of nb no
         total = max(0.1, sum(likely.get(name, 0.0) for name in {*names.values()}))  # a text in none of them has less

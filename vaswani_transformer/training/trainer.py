@@ -105,7 +105,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             model.config.label_smoothing, self.label_smoother = args.label_smoothing_factor, None
         if (settings := self.accelerator.ddp_handler) is not None:
             settings.gradient_as_bucket_view = True  # or gradients are there twice
-        self.shares = augmentation_shares(args.augmentation)
+        self._batched, self.shares = self.train_dataset, augmentation_shares(args.augmentation)
         self.tokens_per_device = args.tokens_per_device or choose_tokens_per_device(self)
         # The number of parts must be a multiple of the number of processes, each of which takes equally many.
         parts = max(1, math.ceil(args.tokens_per_batch / self.tokens_per_device))
@@ -152,8 +152,10 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Return micro-batches in order, sharded over processes by accelerate."""
-        for name in ("batch_sampler", "_changed_pairs", "_lengths", "longest_sentence"):
-            self.__dict__.pop(name, None)  # there may be another `train_dataset` since
+        if self._batched is not self.train_dataset:  # which may be replaced between trainings
+            self._batched = self.train_dataset
+            for name in ("batch_sampler", "_changed_pairs", "_lengths", "longest_sentence"):
+                self.__dict__.pop(name, None)
         pairs, collator = self._changed_pairs, self.data_collator
         longest, tokens = pairs.limits[0], self.batch_sampler.part_tokens
         if self.shares:

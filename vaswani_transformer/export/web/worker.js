@@ -23,8 +23,13 @@ async function load() {
 
 async function work(number, text) {
   const {site, translate, sentences} = await (loading ??= load());
+  const parts = [];
+  for (const {segment} of sentences.segment(text)) { // which also ends one in .NET, torch.nn.Module
+    if (/[!-~]$/.test(parts.at(-1)) && /^[ -~]/.test(segment)) parts.push(parts.pop() + segment);
+    else parts.push(segment);
+  }
   let before = "", last = "";
-  for (const {segment} of sentences.segment(text)) {
+  for (const segment of parts) {
     const [, head, source, tail] = /^(\s*)([^]*?)(\s*)$/.exec(segment);
     before += head;
     if (source) {
@@ -45,7 +50,7 @@ async function work(number, text) {
 
 /** The white space behind a translation; none behind Chinese and Japanese, some behind others, as on a server. */
 function spaceBehind(translation, space) {
-  const isWide = /[\p{sc=Han}\p{sc=Hira}\p{sc=Kana}\u3000-\u303f\uff01-\uff60]["'”’]*$/u.test(translation);
+  const isWide = /[\p{sc=Han}\p{sc=Hira}\p{sc=Kana}ー\u3000-\u303f\uff01-\uff60]["'”’]*$/u.test(translation);
   return isWide ? space.replace(/^ +$/, "") : space || " ";
 }
 

@@ -25,7 +25,7 @@ async function work(number, text) {
   const {site, translate, sentences} = await (loading ??= load());
   const parts = [];
   for (const {segment} of sentences.segment(text)) { // which also ends one in .NET, torch.nn.Module
-    if (/[!-~]$/.test(parts.at(-1)) && /^[ -~]/.test(segment)) parts.push(parts.pop() + segment);
+    if (parts.length && /[!-~]$/.test(parts.at(-1)) && /^[ -~]/.test(segment)) parts.push(parts.pop() + segment);
     else parts.push(segment);
   }
   let before = "", last = "";

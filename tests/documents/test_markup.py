@@ -189,6 +189,8 @@ title: Not text
         ("a\n\n:lock: b\n\n:::tip[A title]\nc\n:::\n", "A\n\n:lock: B\n\n:::tip[A title]\nC\n:::\n"),
         ("Apple\n:a fruit\n:a firm and `a \x1b b` \x1b", "APPLE\n:A FRUIT\n:A FIRM AND `a \x1b b` \x1b"),
         ("H~2~O or x^2^ ~a~", "H~2~O OR X^2^ ~A~"),
+        ("a\n\n---\n## b\nc\n\n---\n## d", "A\n\n---\n## B\nC\n\n---\n## D"),  # front matter is at the start alone
+        ('{{< b c="/x" >}}Go now{{< /b >}}', '{{< b c="/x" >}}GO NOW{{< /b >}}'),
         ("<var>x *y*</var> or <q translate=no>b</q> *c*", "<var>x *y*</var> OR <q translate=no>b</q> *C*"),
     ],
 )
@@ -197,6 +199,7 @@ def test_signs_that_have_lost_their_meaning_in_markdown(text, expected):
 
 
 def test_markdown():
+    assert translated("---\na: b\n---\n<p><%= a.b %> c %1%2", "html") == "---\na: b\n---\n<p><%= a.b %> C %1%2"
     text, loud = re.sub("[«»]", "", MARKDOWN), re.sub("«(.*?)»", lambda match: match[1].upper(), MARKDOWN, flags=re.S)
     assert translated(text, "markdown") == loud.replace("\n> BREAK", " BREAK")
     turned_around = translated(text, "markdown", backwards, turned)

@@ -67,6 +67,7 @@ def words_as_they_are(texts):
         ("", "One value.|{{ n }} values.", "| {{ n }}"),  # Symfony's
         ("", "{user}'s, %s'in, https://a.de/hを, https://a.de/日本", "{user} %s https://a.de/h https://a.de/日本"),
         ("", "%#@files@ in %2$#@n_x@, 5#@a@", "%#@files@ %2$#@n_x@"),  # Apple's
+        ("", "See @.lower:a.b <%= n %>, %1%2", "@.lower:a.b <%= n %> %1 %2"),  # of Vue, ERB, Qt
         ("", "{n, plural, one {# file} other {#s}} in {place}", "{n, plural, one {# file} other {#s}} {place}"),
     ],
 )  # fmt: skip
@@ -272,6 +273,10 @@ def test_training_pairs_leave_accelerators_out(tmp_path):
             "{g, select, one {He} other {They}} sent {n, plural, offset:1 one {a photo} other {# photos}}.", "ja",
             "{g, select, one {{n, plural, offset:1 other {He sent # photos.}}} "
             "other {{n, plural, offset:1 other {They sent # photos.}}}}",
+        ),
+        (
+            "{a, plural, other {{a} cats}} and {b, plural, other {{b} dogs}} here", "ja",
+            "{a, plural, other {{b, plural, other {{a} cats and {b} dogs here}}}}",
         ),
         ("Copy {n, plural, one {d'{x}} other {d'{x}s}}", "de", None),  # quoted, for ICU
         ("The {n, selectordinal, one {#st} other {#th}} place", "de", None),

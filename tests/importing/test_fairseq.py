@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from canaries import Canary
 from conftest import error_of, padded_batch, random_ids
 from import_differences import main, sentencepiece_model
 from imported_models import model_of
@@ -236,12 +235,3 @@ def test_dictionaries_that_do_not_fit(tmp_path):
     assert "--vocabulary" in error_of(fairseq.read, path, vocabularies=(dictionary,) * 3)
     dictionary.unlink()
     assert "dict.en.txt" in error_of(fairseq.read, path)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_code_in_pickles_does_not_run(tmp_path, zipped):
-    path = write(tmp_path, some_state())
-    content = {"args": argparse.Namespace(**OPTIONS), "model": some_state(), "extra_state": Canary(tmp_path / "ran")}
-    torch.save(content, path, _use_new_zipfile_serialization=zipped)
-    assert fairseq.matches(path)
-    assert "could run code" in error_of(fairseq.read, path) and not (tmp_path / "ran").exists()

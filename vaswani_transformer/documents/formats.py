@@ -18,6 +18,7 @@ _READERS = {  # the function of each format, whose module is imported when it is
     **dict.fromkeys(("srt", "vtt"), "plain_text:read_subtitles"),
 }
 _OTHER = re.compile(rb"""(?i)<meta[^>]*\bcharset\s*=\s*["']?(?!utf-?8)\w""")  # names another encoding than UTF-8
+_FRONT_MATTER = r"(?:(---|\+\+\+)[ \t]*\r?\n(?=\S)(?:.*?\n)??(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z))?"
 OFFICE = ("docx", "pptx", "odt")
 #: Names of the formats.
 FORMATS = (*_READERS, *OFFICE)
@@ -44,7 +45,7 @@ def translate_document(
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"line {line} is not valid UTF-8: convert the document first, or name its format") from error
-    mark = text[: text.startswith("\ufeff")]  # of the byte order, which is not text
+    mark = re.match(rf"(?s)\ufeff?{_FRONT_MATTER if format in ('markdown', 'html') else ''}", text)[0]  # no text
     code, text = typed_code(text[len(mark) :])  # which counts for all of it
     read = pkgutil.resolve_name(f"{__package__}.{_READERS[format]}")
     encoding = "ascii" if format == "html" and data.isascii() and _OTHER.search(data[:1024]) else "utf-8"

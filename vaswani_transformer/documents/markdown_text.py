@@ -9,11 +9,8 @@ from .kept import STAND_IN
 from .pieces import Document, Kind, Piece, text_piece
 from .web_page import read_web_page
 
-_EXTENSIONS = (
-    "TABLES", "STRIKETHROUGH", "TASKLISTS", "FOOTNOTES", "MATH", "GFM", "DEFINITION_LIST", "HEADING_ATTRIBUTES",
-    "YAML_STYLE_METADATA_BLOCKS", "PLUSES_DELIMITED_METADATA_BLOCKS",
-)  # fmt: skip
-_OPAQUE = {"CodeBlock", "HtmlBlock", "MetadataBlock", "Image"}
+_SYNTAX = ("TABLES", "STRIKETHROUGH", "TASKLISTS", "FOOTNOTES", "MATH", "GFM", "DEFINITION_LIST", "HEADING_ATTRIBUTES")
+_OPAQUE = {"CodeBlock", "HtmlBlock", "Image"}
 _DELIMITERS = {"Emphasis": 1, "Strong": 2, "Strikethrough": 2, "Link": 1}  # signs that begin such a span, at most
 _POINTS = dict.fromkeys(("Code", "InlineMath", "DisplayMath", "Link"), STAND_IN)
 _POINTS |= {"FootnoteReference": "", "Image": " "}
@@ -24,7 +21,7 @@ _HEADING_END = re.compile(r"(?<=\s)#+\s*$")  # signs that it would lose
 # A line that says what the next ones are (Python-Markdown, Docusaurus, Pandoc), perhaps with a title; and a template's.
 # Where the title is not in quotation marks, and for what takes in another file, all of the line.
 _MARKER = re.compile(
-    rb"""(?:(?:!!!|\?\?\?\+?|===|::+)[ \t]*(?:[\w.={}\#-]+[ \t]*){0,3}(?:"([^"\n]*)"[ \t]*)?|\{[%:{/][^\n]*\}[ \t]*"""
+    rb"""(?:(?:!!!|\?\?\?\+?|===|::+)[ \t]*(?:[\w.={}\#-]+[ \t]*){0,3}(?:"([^"\n]*)"[ \t]*)?|\{[%:{/][^\n}]*\}+[ \t]*"""
     rb"""|(?::::|\[!\w+\]|--8<--)[^\n]*|\[TOC\]|\*\[[^\]\n]+\]:[^\n]*"""
     rb"""|(?:import [^\n]*['"]|export (?:const|default|function) )[^\n]*)(?=\r?\n|\Z)"""  # of MDX
 )
@@ -36,7 +33,7 @@ def read_markdown(source: str) -> Document:
     with reading("Markdown needs the library pyromark (pip install 'vaswani_transformer[documents]')"):
         import pyromark
     options = pyromark.Options(0)
-    for name in _EXTENSIONS:
+    for name in _SYNTAX:
         options |= getattr(pyromark.Options, f"ENABLE_{name}")
     reader, prices = _Reader(source.encode()), [0]
     parsed = bytearray(re.sub(rb"(?m)^( {0,3}):(?=:|[\w+-]+:)", rb"\1" + _COLON, reader.source))

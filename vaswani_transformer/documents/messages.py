@@ -21,8 +21,9 @@ from .pieces import Document, Kind, Piece, text_piece
 
 NO_WORDS = "it has no words"
 _MARKUP = (
-    rf"[{chr(CODE)}-\U0010fffd] | </?(?:\d+\s*/?|[A-Za-z\xaa-\uffff][^<>]*)> | < | &\#?\w+; | \$t\([^()]*\) | @:[\w.]+"
-    r" | \$\{[^{}]*\} | \{\{.*?\}\} | \{\s*\w+\s*,(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # the last: ICU's
+    rf"[{chr(CODE)}-\U0010fffd] | </?(?:\d+\s*/?|[A-Za-z\xaa-\uffff][^<>]*)> | <%[-=@\s].*?%> | < | &\#?\w+;"
+    r" | \$t\([^()]*\) | @(?:\.\w+)?:\(?[\w.]+\)? | \$\{[^{}]*\} | \{\{.*?\}\}"
+    r" | \{\s*\w+\s*,(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # ICU's
 )
 # As of C, Objective C, PHP, Perl, Python and Ruby; a sign alone, which programs may refuse, counts as one too.
 _PERCENT = (
@@ -248,7 +249,7 @@ class Messages:
         if message.remembered or not match or "other" not in match.captures("key") or "'{" in text:
             return message
         is_single = len(re.findall(r",\s*plural\s*,", text)) == 1 and "#" not in text.replace(match[0], "")
-        is_clear = is_single or match["kind"] == "select"  # whose number "#" is
+        is_clear = is_single or match["kind"] == "select" or "#" not in text  # whose number it is
         return _Choice(match, partial(self._read, entry), self.language) if is_clear else message
 
     def _filling(self, entry: Entry, work: list[Message]) -> Filling:

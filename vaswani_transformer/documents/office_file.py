@@ -18,7 +18,7 @@ from .pieces import Document, Kind, Piece, text_piece
 _PARTS = re.compile(r"(header|footer)\d*\.xml|(footnotes|endnotes|comments)\.xml")  # beside the main one
 _MOST_BYTES = 1 << 28  # of a part
 _DEEPEST, _MOST_FIELDS = 200, 50  # elements, and fields, within each other: time and memory grow with the square
-_SLIDES = re.compile(r"ppt/(?:slides/slide|notesSlides/notesSlide|diagrams/data)\d+\.xml")
+_SLIDES = re.compile(r"ppt/(?:slides/slide|notesSlides/notesSlide|diagrams/(?:data|drawing))\d+\.xml")
 _OPEN_DOCUMENT = {"content.xml", "styles.xml"}
 # Namespaces of the elements that count; the runs of slides have the names of Word's.
 _NAMESPACE = re.compile(r"http://\S+/(?:wordprocessingml|drawingml)/\S*main |urn:oasis:\S+:xmlns:text:1\.0 ")

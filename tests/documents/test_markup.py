@@ -235,6 +235,8 @@ def test_subtitles():
     assert kept.endswith("\n{\\an8}<i>- *Who is\nit?*</i>\n<I>-- *Me.*</I>\n")
     assert translated(text, "srt") == re.sub(r"A big|dog runs|Yes|No way", lambda match: match[0].upper(), text)
     assert "<i>RUNS. DOG\r\nBIG A</i>" in translated(text, "srt", backwards, turned)
+    two = "1\n00:00:01,000 --> 00:00:02,000\n>> {}\n>> {}\n"  # speakers
+    assert translated(two.format("a dog", "it runs"), "srt", backwards, turned) == two.format("DOG A", "RUNS IT")
     one_word = translated(text, "srt", lambda sentences: ["Wort" for _ in sentences], None)
     assert "\r\n<i>Wort</i>\r\n\r\n2" in one_word  # an empty line would end the subtitle
     cue = "intro\n01.5 {}\n00:01.000 --> 00:04.000 align:start\n<v Ann>{} &amp; <i.x>{}</i>\n<00:02.000>{}\n\n"

@@ -92,8 +92,8 @@ def test_each_room_says_what_lives_there(room):
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
     "model": 4009, "data": 3182, "training": 2590, "importing": 1206, "cli": 2026, "decoding": 1901,
-    "experiments": 679, "serving": 1512, "hub": 684, "export": 1066, "parsing": 823, "documents": 1739,
-    "attention": 395, "catalogues": 918, "recipes": 402, "evaluation": 321,
+    "experiments": 679, "serving": 1512, "hub": 685, "export": 1066, "parsing": 823, "documents": 1739,
+    "attention": 395, "catalogues": 918, "recipes": 401, "evaluation": 321,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1546, 25000, 11.8
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19997

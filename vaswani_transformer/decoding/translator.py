@@ -73,7 +73,7 @@ def _without_garbling(source: str, text: str) -> str:
     given, written = set(_COPIED.findall(source)), set(_COPIED.findall(text))
     if len(given - written) == len(written - given) == 1:
         [lacking], [wrong] = given - written, written - given
-        is_near = SequenceMatcher(None, lacking, wrong).ratio() > 0.7 or not lacking.isdigit()
+        is_near = not lacking.isdigit() or (len(lacking) > 2 and SequenceMatcher(None, lacking, wrong).ratio() > 0.7)
         is_same = lacking.rstrip("0") == wrong.rstrip("0") and _COUNTED.search(source + text)
         if is_near and lacking.isdigit() == wrong.isdigit() and not is_same:
             return _COPIED.sub(lambda match: lacking if match[0] == wrong else match[0], text)

@@ -196,10 +196,11 @@ def known_languages(folder: str | Path) -> list[str]:
 
 
 def longest_source(folder: str | Path) -> int | None:
-    """Return the most tokens of a sentence in training, as a run or its export noted them; None if neither did."""
-    with contextlib.suppress(OSError, UserError, AttributeError):
+    """Return the most tokens of a sentence in training, as a run, its export or its card noted them, or None."""
+    with contextlib.suppress(OSError, UserError, AttributeError, IndexError):
         facts = Path(folder) / FACTS
-        return (read_json(facts) if facts.exists() else read_run_recipe(folder)).get("max_length")
+        known = (read_json(facts) if facts.exists() else read_run_recipe(folder)).get("max_length")
+        return known or int(re.findall(r"pairs with more than (\d+) tokens", read_text(Path(folder) / "README.md"))[0])
     return None
 
 

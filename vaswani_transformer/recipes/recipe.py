@@ -328,8 +328,7 @@ def languages_of(recipe: Mapping) -> list[str]:
     columns = [recipe.get("source_column"), recipe.get("target_column")]
     files = [str(recipe.get(f"train_{side}")).removesuffix(".gz") for side in ("source", "target")]
     endings = [name.rpartition(".")[2] for name in files]
-    # A teacher's or reverse model's may be other codes, or that of one side.
-    if all(re.search(r"(^|[\\/])(distilled|back_translated)\.[^.]+$", name) for name in files):
+    if all(re.search(r"(^|[\\/])(distilled|back_translated)\.[^.]+$", name) for name in files):  # by what a teacher has
         codes = ["" if code in ("source", "target") else code for code in endings]
         return codes if codes[0] != codes[1] else []
     for codes in (columns, endings):

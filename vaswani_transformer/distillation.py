@@ -127,7 +127,7 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
         [str(folder / f"{part}.{language}") for language in languages] for part in (PARALLEL, HELD_OUT, BACK_TRANSLATED)
     )
     reverse = _on_files(recipe, pairs[::-1], held_out[::-1], share * recipe.max_minutes, f"{recipe.output}/{REVERSE}")
-    reverse = replace(reverse, bleu_tokenizer=None)  # the recipe's is of the other language
+    reverse = replace(reverse, bleu_tokenizer=None, tokenizer=None)  # the recipe's may be of the other language
     final = _on_files(recipe, both, held_out, (1 - share) * recipe.max_minutes, recipe.output)
     parallel = _on_files(recipe, pairs, held_out, 0, recipe.output)
     join_process_group(recipe)

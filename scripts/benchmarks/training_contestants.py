@@ -84,14 +84,12 @@ def token_batches(options: argparse.Namespace, pairs):
 
 
 def flops_per_target_token(options: argparse.Namespace, folder: Path) -> float:
-    """Training's operations for the pairs' tokens, padding left out, over their target tokens."""
+    """Training's operations, three times parameters and tokens of both sides, over the target tokens."""
     import datasets
 
-    from vaswani_transformer.experiments.translation import training_flops
-
     pairs = datasets.load_from_disk(folder / "pairs").with_format("numpy")
-    sources, targets = pairs["source_length"][:], pairs["target_length"][:]
-    return training_flops(vaswani_config(options), sources, targets) / float(targets.sum())
+    sources, targets = (float(pairs[f"{side}_length"][:].sum()) for side in ("source", "target"))
+    return 3.0 * vaswani_config(options).num_parameters() * (sources + targets) / targets
 
 
 class Log:

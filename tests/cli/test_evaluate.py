@@ -98,7 +98,7 @@ def test_a_stress_test_is_printed_recorded_and_on_the_card(evaluate, tmp_path, c
     assert rows["emoji"]["returned"] == 0 and rows["repeat"]["sentences"] == 3
     assert all(re.search(rf"^{kind} +3 +", printed, re.MULTILINE) for kind in rows)
     scores = {result.metric_name: result.metric_value for result in results_of_record(record, "scores.json")}
-    assert scores["emoji: returned"] == 0 and scores["upper: empty"] == rows["upper"]["empty"]
+    assert scores["emoji: returned"] == 0 and scores["upper: sentences"] == rows["upper"]["sentences"]
     assert scores["title: chrf_kept"] == rows["title"]["chrf_kept"] and "word: returned" not in scores
     record["stress"] |= {"upper": {"chrf_kept": "|"}, "other": {}}
     assert "scores.json" in error_of(results_of_record, record, "scores.json")
@@ -150,6 +150,7 @@ def test_models_and_files_are_compared_and_checked(model, evaluate, tmp_path, ca
     assert "\ngerman 1.0000\n" in capsys.readouterr().out
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["checked"] == {"german": 1.0} and "--checker my_check:german" in scores["command"]
+    assert results_of_record(scores, "a")[-1].metric_name == "checked: german"
     assert evaluate("out", write_model(tmp_path / "other", seed=1), "--json", "scores.json") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{model}: BLEU ") and len(lines) == 6 + 4 + 2

@@ -43,7 +43,9 @@ def change(kind, source, target="", seed=0):
         ("fragments", ("A man, old", "Ein Mann, alt"), ("A man", "Ein Mann")),
         ("fragments", ("A man, so old", "Ein alter Mann, ja"), ("A man, so old", "Ein alter Mann, ja")),
         ("fragments", ("1,000 men", "1.000 Männer"), ("1,000 men", "1.000 Männer")),
-        ("typos", ("a bc 123 我们今天不去。", "x"), ("a bc 123 我们今天不去。", "x")),
+        ("typos", (text := "a bc 123 {User_name} 我们今天不去。 https://debian.org", "x"), (text, "x")),
+        ("lower", ("Hi {Name}.", "Hej {Name}."), ("Hi {Name}.", "Hej {Name}.")),
+        ("title", ("it is nice.", "ılık iyi."), ("it is nice.", "ılık iyi.")),  # whose capitals are its own
         ("repeat", ("A b.", "C."), ("A b. A b.", "C. C.")),
     ],
 )

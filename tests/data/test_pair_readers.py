@@ -70,7 +70,7 @@ def test_files_of_different_length_are_refused_with_both_names_and_the_smaller_c
 def test_invalid_utf8_is_reported_with_file_line_and_byte_offset(tmp_path, suffix):
     files = write_two(tmp_path, b"one\ntw\xff\n", "eins\nzwei\n", suffix)
     assert f"{files['source']}, line 2: byte offset 2 " in (message := read(**files))
-    assert message.endswith("(invalid start byte): convert it first, as by iconv -f LATIN1 -t UTF-8")
+    assert message.endswith("(invalid start byte): convert it first, as by iconv -f WINDOWS-1252 -t UTF-8")
     files = write_two(tmp_path, "one\n".encode("utf-16"), "eins\n", suffix)
     assert read(**files).endswith("convert it first, as by iconv -f UTF-16 -t UTF-8")
 

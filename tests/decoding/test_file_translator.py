@@ -122,6 +122,9 @@ def test_lines_longer_than_all_of_the_training_are_split(tmp_path, capsys, caplo
         assert ("2 lines were longer" in caplog.text) == ("refuse" not in options)
         caplog.clear()
     assert outputs[0] == outputs[1] != outputs[2]
+    (tmp_path / "in").write_text(" ".join(f"{number} dogs see a cat." for number in range(200)))
+    (folder / "recipe.yaml").unlink()  # an imported model says nothing of it
+    assert run(*command) == 0 and "1 line was longer" in caplog.text
 
 
 def test_resuming_wants_the_same_input_model_and_options(model, source, tmp_path, fails):

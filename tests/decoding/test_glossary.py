@@ -182,7 +182,7 @@ def test_a_term_across_two_rounds_is_not_cut_off(model):
 
 def test_files(tmp_path):
     path = tmp_path / "terms.tsv"
-    path.write_text("dog\tHund\n\ndog\tHündin\nVaswani\n  red   cat \t rote Katze\n")
+    path.write_text("source\tTarget\ndog\tHund\n\ndog\tHündin\nVaswani\n  red   cat \t rote Katze\n")
     terms = read_glossary(path).terms
     assert terms == {"dog": ("Hund", "Hündin"), "Vaswani": ("Vaswani",), "red cat": ("rote Katze",)}
     for text, message in (

@@ -125,7 +125,9 @@ def test_commands_do_as_with_typed_codes(loaded, tmp_path, capsys):
         assert vaswani("translate", folder, "--input", source, *details) == 0
         assert vaswani("score", folder, "--source", source, "--target", target, *option) == 0
         assert vaswani("evaluate", folder, "--source", source, "--reference", target, *option) == 0
-        outputs.append(capsys.readouterr().out.rpartition(" translated in ")[0])
+        printed = capsys.readouterr()
+        assert ("no --target-language" in printed.err) == (not option and LanguageCodes(loaded[1]).known != {})
+        outputs.append(printed.out.rpartition(" translated in ")[0])
     assert outputs[0] == outputs[1] != outputs[2]
     losses, _ = score_pairs(*loaded, [FRENCH + A], ["Ein Hund."])
     assert f"{-losses[0]:.6f}"[:6] in outputs[1]

@@ -67,12 +67,17 @@ def test_outputs_that_copy_run_on_or_are_empty_and_what_is_returned(rows):
 
 def test_what_is_returned_of_text_without_spaces_and_behind_a_language_code():
     def hypotheses(sources, progress):
+        assert all(map(str.strip, sources))  # no fragment is nothing
         return ([Hypothesis("你好。" * text.count("Hi") + "".join(filter(str.isdigit, text)))] for text in sources)
 
-    pairs, clean = [("Hi", "你好。"), (">>zho<< Hi", "你好。"), ("5", "5")], [Hypothesis("你好。")] * 3
+    clean = [Hypothesis("你好。")] * 4
+    pairs = [("Hi", "你好。"), (">>zho<< Hi", "你好。"), ("5", "5"), (". Hi", ". 你好")]
     rows = dict(stress(SimpleNamespace(hypotheses=hypotheses), pairs, clean))
     assert rows["repeat"]["returned"] == rows["numbers"]["returned"] == 100
     assert next(stress(None, [("<2fr> A b.", "C.")], [Hypothesis("a b.")]))[1]["copies"] == 1
+    digits = " ".join(map(str, range(100)))
+    same = SimpleNamespace(hypotheses=lambda sources, progress: ([Hypothesis(digits)] for _ in sources))
+    assert dict(stress(same, [(digits, digits)] * 9, [Hypothesis(digits)] * 9))["numbers"]["returned"] == 0
 
 
 @pytest.mark.parametrize(

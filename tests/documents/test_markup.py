@@ -189,8 +189,14 @@ title: Not text
         ("a\n\n:lock: b\n\n:::tip[A title]\nc\n:::\n", "A\n\n:lock: B\n\n:::tip[A title]\nC\n:::\n"),
         ("Apple\n:a fruit\n:a firm and `a \x1b b` \x1b", "APPLE\n:A FRUIT\n:A FIRM AND `a \x1b b` \x1b"),
         ("H~2~O or x^2^ ~a~", "H~2~O OR X^2^ ~A~"),
-        ("a\n\n---\n## b\nc\n\n---\n## d", "A\n\n---\n## B\nC\n\n---\n## D"),  # front matter is at the start alone
-        ('{{< b c="/x" >}}Go now{{< /b >}}', '{{< b c="/x" >}}GO NOW{{< /b >}}'),
+        ("a\n\n---\n## b\nc\n\n---\nd: e\nf: *g*\n---\n\n# h", "A\n\n---\n## B\nC\n\n---\nd: e\nf: *g*\n---\n\n# H"),
+        (">>fr<<\n---\na: b\n---\n\nc", "---\na: b\n---\n\n\\>>FR\\<\\< C"),  # the code is of all of the text
+        (
+            '{{< b c="/x" >}}Go now{{< /b >}}\n\n{% raw %}*x*{% y %}',
+            '{{< b c="/x" >}}GO NOW{{< /b >}}\n\n{% raw %}*x*{% y %}',
+        ),
+        (text := f'{{/* a {{b}} *c* */}}\n\n{{{{< b "{300 * "$x_{i}$ *d* "}" >}}}}', text),
+        ("[a]({{ b.c }}/d) {{ e }}", "[A]({{ b.c }}/d) {{ e }}"),
         ("<var>x *y*</var> or <q translate=no>b</q> *c*", "<var>x *y*</var> OR <q translate=no>b</q> *C*"),
     ],
 )
@@ -199,7 +205,11 @@ def test_signs_that_have_lost_their_meaning_in_markdown(text, expected):
 
 
 def test_markdown():
-    assert translated("---\na: b\n---\n<p><%= a.b %> c %1%2", "html") == "---\na: b\n---\n<p><%= a.b %> C %1%2"
+    for page in (
+        "---\na: b\n---\n<p><%= a.b %> C %1%2",
+        '<a b="<%= c "d" %>" <%\nif e %>f<% end %>>C</a> <%= g "h",\n"i" %>',
+    ):
+        assert translated(page.replace("C", "c"), "html") == page
     text, loud = re.sub("[«»]", "", MARKDOWN), re.sub("«(.*?)»", lambda match: match[1].upper(), MARKDOWN, flags=re.S)
     assert translated(text, "markdown") == loud.replace("\n> BREAK", " BREAK")
     turned_around = translated(text, "markdown", backwards, turned)
@@ -235,7 +245,7 @@ def test_subtitles():
     assert kept.endswith("\n{\\an8}<i>- *Who is\nit?*</i>\n<I>-- *Me.*</I>\n")
     assert translated(text, "srt") == re.sub(r"A big|dog runs|Yes|No way", lambda match: match[0].upper(), text)
     assert "<i>RUNS. DOG\r\nBIG A</i>" in translated(text, "srt", backwards, turned)
-    two = "1\n00:00:01,000 --> 00:00:02,000\n>> {}\n>> {}\n"  # speakers
+    two = "1\n00:00:01,000 --> 00:00:02,000\n>> {}\n&gt;&gt; {}\n"  # speakers
     assert translated(two.format("a dog", "it runs"), "srt", backwards, turned) == two.format("DOG A", "RUNS IT")
     one_word = translated(text, "srt", lambda sentences: ["Wort" for _ in sentences], None)
     assert "\r\n<i>Wort</i>\r\n\r\n2" in one_word  # an empty line would end the subtitle

@@ -1,7 +1,6 @@
 """Tables 2 to 4 at tiny scale: every row through the command, on made-up text and trees."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -54,8 +53,6 @@ def test_recipes_of_table_3_are_the_papers_rows(scale):
     if scale == "paper":
         for row in TABLE3:
             assert recipes[row.preset.removeprefix("table3-")].preset == row.preset
-        flops = cells["base"].flops  # Table 2 has 3.3e18 of eight P100 at 9.5 TFLOPS, which base used 31% of
-        assert flops == pytest.approx(0.308 * 3.3e18, rel=0.1)
 
 
 @pytest.mark.slow
@@ -94,7 +91,7 @@ def test_dry_run_lists_what_is_missing_and_starts_nothing(tmp_path, capsys):
     words = ["table3", "--output", tmp_path, "--dry-run", "--scale", "paper", "--only", "base", "big"]
     status, output, _ = experiment(capsys, *words)
     assert status == 0 and not list(tmp_path.iterdir())
-    assert re.search(r"\| base \| missing \| 63,045,632 \| 100,000 \| \d\.\d\de\+17 \|", output)
+    assert "| base | missing | 100,000 |" in output
     assert output.count("missing") == 4
 
 

@@ -111,10 +111,10 @@ def test_functions_and_indices_are_no_part_of_a_label(label, plain):
 @pytest.mark.parametrize("outer", ["( {})", "(ROOT {})", "(TOP {})", "(S1 {})", "( (TOP {}))", "{}"])
 def test_cleaning_leaves_one_root(outer):
     dirty = (
-        "(S (NP-SBJ-1 (-NONE- *T*-2)) (NP=3 (NP-TMP (-NONE- *)) (PRP it)) (VP-2 (VBZ is) (-LRB- -LRB-) (SBAR (-NONE- 0)"
-        " (S (-NONE- *T*)))))"
+        "(S (NP-SBJ-1 (-NONE- *T*-2)) (NP=3 (NP-TMP (-NONE- *)) (PRP it)) (VP-2 (VBZ-X is) (-LRB- -LRB-) (SBAR "
+        "(-NONE- 0) (S (-NONE- *T*)))))"
     )
-    assert str(clean(read(outer.format(dirty))[0])) == "(ROOT (S (NP (PRP it)) (VP (VBZ is) (-LRB- -LRB-))))"
+    assert str(clean(read(outer.format(dirty))[0])) == "(ROOT (S (NP (PRP it)) (VP (VBZ-X is) (-LRB- -LRB-))))"
     assert str(clean(read("(TOP (NP (NN a)) (. .))")[0])) == "(ROOT (NP (NN a)) (. .))"  # which has several children
 
 

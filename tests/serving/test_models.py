@@ -126,10 +126,12 @@ def coded_model(folder, tmp_path):
 def test_codes_are_not_what_a_memory_looks_up(make, folder, tmp_path):
     loaded = coded_model(folder, tmp_path)
     pairs = [("A dog.", "UN CHIEN"), (">>pt_BR<< A cat.", "UM GATO"), (">>fra<< A bird.", "UN OISEAU")]
+    pairs.append(("A dog. A cat.", "TOUS"))
     memory = Memory(pairs)
     app = make(f"en-fra={tmp_path}", memory=memory)
     texts = ["A dog.", ">>fra<< A dog.", ">>fra<<A dog.", ">>pt_BR<< A cat.", "A bird.", ">>fra<< A bird."]
-    expected = ["UN CHIEN"] * 3 + ["UM GATO"] + ["UN OISEAU"] * 2
+    texts.append("A dog. A cat.")
+    expected = ["UN CHIEN"] * 3 + ["UM GATO"] + ["UN OISEAU"] * 2 + ["TOUS"]
     answer = ask(app, "POST", "/translate", json={"q": texts, "source": "en", "target": "fra"})[1]
     assert answer["translatedText"] == expected
     translator = Translator(*loaded, memory=memory, target_language="fra")

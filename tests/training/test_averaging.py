@@ -90,6 +90,10 @@ def test_where_a_model_is_from_is_kept(models, run, tmp_path):
     for name in ("import.json", "recipe.yaml", "generation_config.json"):
         assert (tmp_path / "of a run" / name).read_bytes() == (run / name).read_bytes()
     assert known_languages(tmp_path / "of a run") == known_languages(run) == ["en", "de"]
+    (run / "verdict.json").write_text('{"languages": ["en", "da"]}')  # of a catalogue's training
+    (run / "recipe.yaml").write_text("train_data: a.po\n")
+    average_models(last_checkpoints(run, 2), tmp_path / "of a run", True)
+    assert known_languages(tmp_path / "of a run") == known_languages(run) == ["en", "da"]
 
 
 def refused(folders, output, *parts):

@@ -25,7 +25,7 @@ from vaswani_transformer.hub.card_facts import facts_of
 from vaswani_transformer.hub.model_card import render_card
 from vaswani_transformer.recipes.recipe import Recipe, check_recipe
 from vaswani_transformer.training import run as training
-from vaswani_transformer.training.initial_model import ADAPTED
+from vaswani_transformer.training.initial_model import ADAPTED, new_model
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 source = finetuning.folder  # a random model and its tokenizer
@@ -252,6 +252,8 @@ def test_learned_positions_limit_the_length(source, recipe, tmp_path):
     learned = tiny_model(vocab_size=len(tokenizer), position_encoding="learned", max_position_embeddings=40)
     base = save(tmp_path / "learned", learned, tokenizer)
     assert "max_length is 60" in error_of(train, changed(recipe, from_model=str(base)), progress=False)
+    new_model(changed(Recipe(), preset="table3-e-learned-positions", vocab_size=len(tokenizer)), tokenizer)
+    assert len(tokenizer("a " * 5000, truncation=True).input_ids) == tokenizer.model_max_length == 1024
 
 
 def test_a_process_that_is_not_told_its_gpu_is_not_alone(monkeypatch):

@@ -13,6 +13,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from conftest import free_port
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -83,11 +86,17 @@ def resume(rank, folder, name, world_size, parts, more):
 def sharded(rank, folder, name, world_size, parts, more):
     """The model under FSDP2: loss and gradients of half a batch on each process, saved, and changed and put back."""
     torch.distributed.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (world_size,))
-    model, whole = make_model(), make_model()
-    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    model, whole, layers = make_model(), make_model(), ["VaswaniEncoderLayer", "VaswaniDecoderLayer"]
+    wrapping = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": layers}
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=False, **wrapping)
+    with patch.object(AcceleratorState, "fsdp_plugin", plugin, create=True):
+        make_trainer(folder / "x", make_pairs(8), model, label_smoothing_factor=0.0)
+    model.config.use_cache = True
+    state = {"torch_device_mesh": None, "parallelism_config": None, "mixed_precision": "no", "is_main_process": True}
+    accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin), device=torch.device("cpu"), **state)
+    on_cpu = functools.partial(fully_shard, mesh=init_device_mesh("cpu", (world_size,)))
+    with patch("torch.distributed.fsdp.fully_shard", on_cpu):
+        model = fsdp2_prepare_model(accelerator, model)
     pairs = [{key: pair[key] for key in ("input_ids", "labels")} for pair in make_pairs(8)]
     tokens = sum(len(pair["labels"]) for pair in pairs)
     batch = PairCollator(1)(pairs)

@@ -67,8 +67,9 @@ def test_short_lines_have_an_entry_for_each_eight_words(data, tmp_path):
 
 def test_a_text_of_sentences_is_changed_in_training_and_no_other(data, tmp_path):
     assert chosen(data, tmp_path / "out").augmentation is None
-    pairs = [(words(6, number) + ".", words(6)) for number in range(60)]
-    assert chosen(write_pairs(tmp_path / "sentences.tsv", pairs), tmp_path / "out").augmentation == "default"
+    for end, kind in (("?", "default"), (" ไม่", "default"), (";", None)):  # a program's line
+        pairs = [(words(6, number) + ".", words(6) + end) for number in range(60)]
+        assert chosen(write_pairs(tmp_path / "sentences.tsv", pairs), tmp_path / "out").augmentation == kind
 
 
 def test_every_open_field_is_chosen_and_no_other(data, tmp_path, monkeypatch):
@@ -114,9 +115,9 @@ def test_the_steps_fit_into_the_minutes(data, tmp_path, monkeypatch, minutes):
     assert chosen(data, tmp_path / "out", max_minutes=minutes * times).max_steps > 50
 
 
-def test_a_text_smaller_than_a_batch_has_as_many_passes_as_steps_and_two_equal_files_are_refused(data, tmp_path):
+def test_a_text_smaller_than_a_batch_has_steps_enough_to_learn_from_and_two_equal_files_are_refused(data, tmp_path):
     few = write_pairs(tmp_path / "few.tsv", [("a b", "c d"), ("e f", "g h")])
-    assert chosen(few, tmp_path / "out").max_steps == ROWS[0].epochs
+    assert chosen(few, tmp_path / "out").max_steps == rules.FEW_STEPS
     given = {"train_source": str(data), "train_target": str(data), "output": str(tmp_path / "out")}
     assert "pairs.tsv is both source and target" in error_of(choose_settings, load_recipe("auto", given))
 

@@ -109,7 +109,7 @@ def evaluate(
     losses, counts = zip(*((-score.log_probability, len(score.tokens)) for score in scored), strict=True)
     ranked, seconds = files.timed("translating", partial(translator.hypotheses, sources), len(sources))
     outputs = [hypotheses[0] for hypotheses in ranked]
-    translations = [each.text for each in outputs]
+    translations = [normalize("NFC", each.text) for each in outputs]
     if output:  # before the scores: a --checker may fail
         files.write_result(output, "".join(line + "\n" for line in translations))
     scores = metrics.score_translations(translations, references, bleu)
@@ -145,10 +145,9 @@ def _compare(systems: list[str], sources: list[str], references: list[str], bleu
 
     texts = {}
     for name in sorted(systems, key=lambda name: Path(name).is_dir()):  # models take longer: files, and mistakes, first
-        if Path(name).is_file():
-            texts[name] = [normalize("NFC", line) for line in read_lines(Path(name))]
-        else:
-            texts[name], _ = files.timed(name, partial(load(name).translate, sources), len(sources))
+        lines = Path(name).is_file() and read_lines(Path(name))
+        lines = lines or files.timed(name, partial(load(name).translate, sources), len(sources))[0]
+        texts[name] = [normalize("NFC", line) for line in lines]
         if len(texts[name]) != len(references):
             raise UserError(f"{name} has {len(texts[name]):,} lines for {len(references):,} references: give as many")
     scores = compare_systems([(name, texts[name]) for name in systems], references, bleu)

@@ -199,7 +199,7 @@ def load(folder: str, request: Request):
     """Return the model of the options and all that is done with it, a `FileTranslator`; workers call this too."""
     from ..data.memory import read_memory
     from ..decoding.file_translator import FileTranslator, record
-    from ..decoding.glossary import read_glossary
+    from ..decoding.glossary import read_glossary, term_forms
     from ..decoding.scoring import word_confidences
     from ..decoding.translator import Translator
     from ..hub.card_facts import longest_source
@@ -217,7 +217,7 @@ def load(folder: str, request: Request):
     # What looks at a line and its translation afterwards needs positions for all of it.
     is_whole = model.config.position_encoding == "learned" and (written.alignments or written.confidence)
     is_split = files.long_lines == "split" and not is_whole
-    learned = longest_source(folder) if is_split and not files.prefix else None
+    learned = (longest_source(folder) or 500) if is_split and not files.prefix else None
     translator = Translator(
         model,
         tokenizer,
@@ -233,6 +233,10 @@ def load(folder: str, request: Request):
         **settings,
     )
 
+    if (codes := ", ".join(translator.codes.known.values())) and not written.target_language:
+        print(f"no --target-language: texts without a code ({codes:.300}) may become any language", file=sys.stderr)
+    for forms in glossary.terms.values() if glossary else ():
+        term_forms(tokenizer, forms)  # now, or a job of hours would end at the first line with one that is not possible
     extras = {"words": functools.partial(word_confidences, model, tokenizer)} if written.confidence else {}
     if written.alignments:
         from ..attention.alignments import align, pharaoh

@@ -24,7 +24,9 @@ TAG = "<BT>"  # before each source that a model of the reverse direction wrote
 _READ = 500  # pairs that are changed at once to learn their lengths
 _SAME_PART = 0.15  # difference of two shares of a sentence up to which they are the same part of it
 _KEYBOARD = " qwertyuiop asdfghjkl zxcvbnm "
-_LONG_WORD = regex.compile(rf"(?:(?!{LETTER})[\p{{L}}\p{{M}}]){{4,}}")  # with one letter changed "on" is "in"
+# With one letter changed "on" is "in"; no placeholder, address or tag.
+_LONG_WORD = regex.compile(rf"(?<![{{%@/<_\pL\pM]|%\()(?:(?!{LETTER})[\pL\pM]){{4,}}+(?!_|[\w.]*[:@/]\S)")
+_NOT_CASED = regex.compile(r"[{}<>@]|%\w|%\(|://|[ıİğə\p{Greek}]")  # placeholders; languages with rules of their own
 _LETTERS = regex.compile(rf"{LETTER}|\p{{L}}(?:(?!{LETTER})[\p{{L}}\p{{M}}])+")  # a word; not one of "a"
 _FINAL_MARK = regex.compile(r"(?<![\p{Terminal_Punctuation}…\s]\s*)\s*\p{Sentence_Terminal}$")  # the only one
 _CLAUSE_END = regex.compile(r"[,;:.!?،؛](?=\s)|[，、；：]")
@@ -102,6 +104,7 @@ def changed(kind: str, source: str, target: str, random: Random) -> tuple[str, s
     (code, source, match), (mark, target) = source_parts(source), typed_code(target)
     new = CHANGES[kind](source, target, random)
     is_same = new[0] == source or (kind in ("upper", "title") and not has_case(source))
+    is_same |= kind in ("upper", "title", "lower") and _NOT_CASED.search(source + target) is not None
     source, target = (source, target) if is_same and new[1] else new
     return code + source + match, mark + target
 

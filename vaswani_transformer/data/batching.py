@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import torch
@@ -12,7 +11,6 @@ from ..model.loss_vaswani import IGNORE_INDEX
 
 ROOM = 1.15  # most tokens of a batch of changed pairs, as a share of the limit that it was made for
 MOST_PADDED = 1.5  # most positions of a padded batch, as a share of its limit of tokens; 1.1 are usual
-_MEASURED_BATCHES = 2048  # batches of which padding is measured, where there are more
 _GOLDEN = 0.6180339887498949  # its multiples, taken modulo 1, are spread evenly however many there are
 
 
@@ -213,17 +211,10 @@ class TokenBatchSampler:
                 yield (part + epoch * np.int64(self._pairs)).tolist()
 
     def statistics(self) -> str:
-        """Describe the epoch's batches in words; padding is that of the first 2,048, which are in random order."""
-        tokens, positions = np.zeros(2), np.zeros(2)
-        for batch in islice(self._batches(), _MEASURED_BATCHES):
-            sides = np.stack([side[np.array(batch) % self._pairs] for side in self.lengths])
-            tokens += sides.sum(axis=1, dtype=np.int64)
-            positions += sides.max(axis=1).astype(np.int64) * len(batch)
-        padding = 1 - tokens / positions
+        """Describe the epoch's batches in words."""
         source, target = (side.sum(dtype=np.int64) / self._number for side in self.lengths)
         sizes = f"on average {source:,.0f} source and {target:,.0f} target tokens a batch, padding not counted"
-        padded = f"padded, {padding[0]:.1%} of source and {padding[1]:.1%} of target positions are padding"
-        return f"{self._pairs:,} pairs in {self._number:,} batches an epoch: {sizes}; {padded}"
+        return f"{self._pairs:,} pairs in {self._number:,} batches an epoch: {sizes}"
 
 
 @dataclass

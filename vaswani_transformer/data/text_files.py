@@ -110,7 +110,7 @@ def decode_lines(stream: BinaryIO, where: str, digest: Any = None, errors: str =
             text = "" if is_too_long else line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors)
         except UnicodeDecodeError as error:
             problem = f"byte offset {error.start} of the line is not valid UTF-8 ({error.reason}): convert it"
-            problem += f" first, as by iconv -f {'UTF-16' if bytes([0]) in line else 'LATIN1'} -t UTF-8"
+            problem += f" first, as by iconv -f {'UTF-16' if bytes([0]) in line else 'WINDOWS-1252'} -t UTF-8"
         text = text.removeprefix("\ufeff") if number == 1 else text
         if is_too_long or len(text) > LONGEST_LINE:
             problem = f"more than {LONGEST_LINE:,} characters without a line feed"

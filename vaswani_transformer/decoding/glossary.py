@@ -87,7 +87,7 @@ def read_glossary(path: str | Path) -> Glossary:
             source, *columns = line.split("\t")
             if len(columns) > 1:
                 raise UserError(f"line {number} of {path} has {len(columns) + 1} columns: give source TAB target")
-            if line.strip():
+            if line.strip() and (number > 1 or line.strip().lower() != "source\ttarget"):  # a header, as of memories
                 yield f"line {number} of {path}", source, columns[0].split("|") if columns else []
 
     return make_glossary(entries())

@@ -33,7 +33,7 @@ def stress(
     translator.split_long = True  # a sentence twice may be more than the model takes
     for kind in CHANGES:
         new = [changed(kind, *pair, Random(f"0 {kind} {place}")) for place, pair in enumerate(pairs)]
-        places = [place for place, pair in enumerate(pairs) if new[place] != pair]
+        places = [place for place, pair in enumerate(pairs) if new[place] != pair and new[place][0].strip()]
         if progress is not None:
             progress.update(len(pairs) - len(places))
         if places:
@@ -71,6 +71,6 @@ def _is_returned(pair: tuple[str, str], new: tuple[str, str], output: Hypothesis
     """Return whether an output has what was added to its source, or is something twice if that is the source again."""
     source, changed_source = (typed_code(text)[1] for text, _ in (pair, new))
     if added := changed_source.removeprefix(source).removesuffix(source).strip():
-        return added in output.text
+        return output.text.count(added) >= new[1].count(added)
     text = "".join(output.text.split())
     return text[: len(text) // 2] == text[len(text) // 2 :] != ""

@@ -27,7 +27,7 @@ from .streaming import WINDOW_LINES, Window, in_windows, split_line
 logger = logging.getLogger(__name__)
 # Integers without separators, which differ between languages, and rows of emoji, whole or broken.
 _COPIED = regex.compile(
-    r"(?<!\d|\d[.,'’\s])\d{2,}(?!\d|[.,'’\s]\d)"
+    r"(?<!\d|\d[.,'’\s]|\d[万萬億亿만억]\s?)\d{2,}(?!\d|[.,'’\s]\d)"
     r"|(?:[\p{Extended_Pictographic}\p{Emoji_Modifier}\p{Regional_Indicator}\ufffd][\u200d\ufe0f]*)+"
 )
 _COUNTED = regex.compile(r"(?i)\d\s*(?:(?![\p{Latin}\p{Cyrillic}\p{Greek}])\p{L}|lakh|crore)")  # 35 billion are 350億
@@ -73,11 +73,15 @@ def _without_garbling(source: str, text: str) -> str:
     given, written = set(_COPIED.findall(source)), set(_COPIED.findall(text))
     if len(given - written) == len(written - given) == 1:
         [lacking], [wrong] = given - written, written - given
-        is_near = not lacking.isdigit() or (len(lacking) > 2 and SequenceMatcher(None, lacking, wrong).ratio() > 0.7)
+        is_near = " * " not in source and SequenceMatcher(None, lacking, wrong).ratio() > 0.7  # no coefficient
         is_same = lacking.rstrip("0") == wrong.rstrip("0") and _COUNTED.search(source + text)
-        if is_near and lacking.isdigit() == wrong.isdigit() and not is_same:
+        if (is_near or not lacking.isdigit()) and lacking.isdigit() == wrong.isdigit() and not is_same:
             return _COPIED.sub(lambda match: lacking if match[0] == wrong else match[0], text)
     return text
+
+
+def _upper(text: str) -> str:
+    return (text.replace("i", "İ") if regex.search("[ığ]", text) else text).upper()  # of Turkish
 
 
 class Translator:
@@ -196,8 +200,9 @@ class Translator:
         is_title = source.count(" ") > 6 and title_case(source) == source != small  # fewer are often names or menus
         case = str
         is_cased = has_case(source) and not regex.search(r"\p{Lu}\p{Lo}|\p{Lo}\p{Lu}", source)  # HTML和CSS
+        is_cased &= self.source_language[:2] not in ("tr", "az")  # of which the small letter of I is no i
         if (source.isupper() or is_title) and is_cased and count(small) < count(source):
-            source, case = small, str.upper if source.isupper() else title_case
+            source, case = small, _upper if source.isupper() else title_case
 
         def write(part: str, text: str) -> str:
             tag, text = typed_code(_without_garbling(part, text))  # of a model that writes several languages

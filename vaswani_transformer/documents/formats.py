@@ -45,11 +45,12 @@ def translate_document(
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"line {line} is not valid UTF-8: convert the document first, or name its format") from error
-    mark = re.match(rf"(?s)\ufeff?{_FRONT_MATTER if format in ('markdown', 'html') else ''}", text)[0]  # no text
+    mark = re.match("\ufeff?", text)[0]
     code, text = typed_code(text[len(mark) :])  # which counts for all of it
+    front = re.match(rf"(?s){_FRONT_MATTER if format in ('markdown', 'html') else ''}", text)[0]  # no text
     read = pkgutil.resolve_name(f"{__package__}.{_READERS[format]}")
     encoding = "ascii" if format == "html" and data.isascii() and _OTHER.search(data[:1024]) else "utf-8"
-    result = mark + translate_parts([read(text)], translate, align, language, [code])[0]
+    result = mark + front + translate_parts([read(text[len(front) :])], translate, align, language, [code])[0]
     return result.encode(encoding, "xmlcharrefreplace")
 
 

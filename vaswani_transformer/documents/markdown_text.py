@@ -21,7 +21,10 @@ _HEADING_END = re.compile(r"(?<=\s)#+\s*$")  # signs that it would lose
 # A line that says what the next ones are (Python-Markdown, Docusaurus, Pandoc), perhaps with a title; and a template's.
 # Where the title is not in quotation marks, and for what takes in another file, all of the line.
 _MARKER = re.compile(
-    rb"""(?:(?:!!!|\?\?\?\+?|===|::+)[ \t]*(?:[\w.={}\#-]+[ \t]*){0,3}(?:"([^"\n]*)"[ \t]*)?|\{[%:{/][^\n}]*\}+[ \t]*"""
+    rb"""(?:(?:!!!|\?\?\?\+?|===|::+)[ \t]*(?:[\w.={}\#-]+[ \t]*){0,3}(?:"([^"\n]*)"[ \t]*)?"""
+    rb"""|(?:(?:\{\{(?:(?!\}\})[^\n])*\}+|\{%(?:(?!%\})[^\n])*%\}|\{/\*(?:(?!\*/)[^\n])*\*/\}|\{[:/][^}\n]*\}+)\s*?)+"""
+    rb"""|\{[{%][<%]?-?\s*(?:katex|math|mermaid|highlight|comment|raw)\b[^\n]*"""
+    rb"""|(?:(?<=---\n)|(?<=---\r\n))[a-z][\w-]*:(?=\s)[^\n]*(?:\n(?!---)[^\n]+)*?(?=\n(?:---|\.\.\.))"""  # metadata
     rb"""|(?::::|\[!\w+\]|--8<--)[^\n]*|\[TOC\]|\*\[[^\]\n]+\]:[^\n]*"""
     rb"""|(?:import [^\n]*['"]|export (?:const|default|function) )[^\n]*)(?=\r?\n|\Z)"""  # of MDX
 )
@@ -40,6 +43,7 @@ def read_markdown(source: str) -> Document:
     as_item = lambda match: match[1] + b"*   " + len(match[2]) * _COLON  # noqa: E731 (of a list: below is no code)
     notes = rb"(?:\A|(?<=\n\n)|(?<=\n\r\n))([ \t]*)(?:(?:!!!|\?\?\?)(?=\+? [\w\"])|===(?=\+? \"))(\+?) "
     parsed = bytearray(re.sub(notes, as_item, parsed))
+    parsed = bytearray(re.sub(rb"(?<=\]\()\{[{%][^\n{}]*[%}]\}", lambda match: b"x" * len(match[0]), parsed))
     while prices:  # between US$5 and US$10 is no formula
         events = list(pyromark.events_with_range(parsed.decode(), options=options))
         places = [place for event, place in events if isinstance(event, dict) and "InlineMath" in event]

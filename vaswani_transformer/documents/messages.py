@@ -22,7 +22,7 @@ from .pieces import Document, Kind, Piece, text_piece
 NO_WORDS = "it has no words"
 _MARKUP = (
     rf"[{chr(CODE)}-\U0010fffd] | </?(?:\d+\s*/?|[A-Za-z\xaa-\uffff][^<>]*)> | <%[-=@\s].*?%> | < | &\#?\w+;"
-    r" | \$t\([^()]*\) | @(?:\.\w+)?:\(?[\w.]+\)? | \$\{[^{}]*\} | \{\{.*?\}\}"
+    r" | \$t\([^()]*\) | @(?:\.\w+)?:(?:\([\w.]+\)|[\w.]+) | \$\{[^{}]*\} | \{\{.*?\}\}"
     r" | \{\s*\w+\s*,(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # ICU's
 )
 # As of C, Objective C, PHP, Perl, Python and Ruby; a sign alone, which programs may refuse, counts as one too.
@@ -91,7 +91,7 @@ def problem(source: str, target: str, flags: str = "", codes: tuple[str, ...] = 
 
 def _generic(part: str, text: str, flags: str = "") -> str:
     """Return a placeholder of a text, in any digits; `<file>`, which is no tag and may be translated, as `<>`."""
-    name = re.fullmatch(r"<(?!(?:br|hr|img|li|p|wbr)\b)([^<>=/]+)>", part)
+    name = re.fullmatch(r"<(?!%|(?:br|hr|img|li|p|wbr)\b)([^<>=/]+)>", part)
     part = _OWN_DIGITS.sub(r"\1", part) if "c" in _kinds(flags) else part
     return "<>" if name and f"</{name[1]}" not in text else part
 
@@ -249,8 +249,10 @@ class Messages:
         if message.remembered or not match or "other" not in match.captures("key") or "'{" in text:
             return message
         is_single = len(re.findall(r",\s*plural\s*,", text)) == 1 and "#" not in text.replace(match[0], "")
-        is_clear = is_single or match["kind"] == "select" or "#" not in text  # whose number it is
-        return _Choice(match, partial(self._read, entry), self.language) if is_clear else message
+        are_few = "#" not in text and text.count("plural") < 3  # or their cases would be thousands
+        is_clear = is_single or match["kind"] == "select" or are_few  # whose number it is
+        read = lambda case, number: self._read(entry, case, number if count is None else None)  # noqa: E731
+        return _Choice(match, read, self.language) if is_clear else message
 
     def _filling(self, entry: Entry, work: list[Message]) -> Filling:
         found = [self._found[segment] for message in work for _, segment, _ in message.parts if segment]

@@ -11,7 +11,7 @@ from .web_page import characters_of
 _TIME = re.compile(r"\s*(?:\d+:)?\d\d?:\d\d[,.]\d{1,3}\s*-->\s*(?:\d+:)?\d\d?:\d\d[,.]\d{1,3}")
 _TAG = re.compile(r"(</?(?:b|i|u|s|c|v|font|lang|ruby|rt)\b[^<>]*>|<[\d:.]+>)", re.IGNORECASE)
 # A dash at the start of a line, perhaps after tags or positions on the screen.
-_DASH = re.compile(rf"(?:(?:\s|{_TAG.pattern}|\{{\\[^{{}}]*\}})*(?:[-‐‑–—]+|>>(?![\w-]+<<))\s*)?", re.IGNORECASE)
+_DASH = re.compile(rf"(?i)(?:(?:\s|{_TAG.pattern}|\{{\\[^{{}}]*\}})*(?:[-‐‑–—]+|(?:>|&gt;){{2,3}}(?![\w-]+<<))\s*)?")
 
 
 def read_paragraphs(text: str) -> Document:

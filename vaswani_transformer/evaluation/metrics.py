@@ -5,6 +5,7 @@ import functools
 import importlib
 import inspect
 import math
+import operator
 import re
 import sys
 from collections import Counter
@@ -22,7 +23,7 @@ from ..errors import UserError, reading, texts_in
 
 # Of writing without spaces between words, of which sacreBLEU's default, 13a, takes a whole clause for one.
 _LANGUAGES = {"zh": "zh zho cmn yue wuu", "ja": "ja jpn", "ko": "ko kor", "char": "th tha lo lao km khm my bo dz"}
-_FEWEST_TO_COMPARE = 30  # sentences
+_FEWEST_TO_COMPARE = 30  # sentences that differ
 _KANA, _CHAR = r"\p{Hiragana}\p{Katakana}", r"\p{Line_Break=SA}\p{Line_Break=AK}\p{Tibetan}"
 _WORDS = regex.compile(
     rf"(?V1)(?P<ja>[{_KANA}])|(?P<zh>\p{{Han}})|(?P<char>[{_CHAR}])|(?P<ko>\p{{Hangul}}+)"
@@ -119,10 +120,10 @@ def compare_systems(systems: Sequence[tuple[str, Sequence[str]]], references: Se
         for row, result in zip(rows, results[name], strict=True):
             interval = [float(result.mean - result.ci), float(result.mean + result.ci)]  # of numpy's floats
             row |= {metric: float(result.score), f"{metric}_interval": interval, f"{metric}_p": result.p_value}
-        for row in others:
+        for row, (_, texts) in zip(others, systems[1:], strict=True):
             difference, p = row[metric] - first[metric], row[f"{metric}_p"]
-            # Of a few sentences, or of systems that score the same, sacreBLEU's p is small though nothing is shown.
-            counts = difference and len(references) >= _FEWEST_TO_COMPARE
+            # Of a few sentences, or where a few differ, sacreBLEU's p is small though nothing is shown.
+            counts = difference and sum(map(operator.ne, texts, systems[0][1])) >= _FEWEST_TO_COMPARE
             words = f"is {'better' if difference > 0 else 'worse'} than"
             words = words if counts and p < 0.05 else "shows no difference on this test set from"
             row[f"{metric}_p"], p_value = (p, f", p = {p:.3f}") if counts else (None, "")

@@ -62,8 +62,6 @@ class Cell:
     paper: dict[str, Any] = field(default_factory=dict)  # the paper's figures, by the names of ours
     group: str = ""  # of the rows that belong together in the paper's table
     recipe: Recipe | None = None  # of its training, in which `output` is not set
-    parameters: int = 0  # that are trained
-    flops: float = 0.0  # of the training, expected
     language: str = "de"  # of a translation model's targets
     test: dict[str, str] = field(default_factory=dict)  # changes by which the recipe validates on the test set
 
@@ -101,11 +99,10 @@ def run_experiment(
     missing = [cell for cell in chosen if cell.name not in finished]
     if dry_run:
         rows = [
-            [cell.name, "missing" if cell in missing else "finished", f"{cell.parameters:,}",
-             f"{cell.settings.get('max_steps', 0):,}", f"{cell.flops:.2e}"]
+            [cell.name, "missing" if cell in missing else "finished", f"{cell.settings.get('max_steps', 0):,}"]
             for cell in chosen
-        ]  # fmt: skip
-        return markdown_table([str(setup.folder(experiment.name)), "state", "parameters", "steps", "FLOPs"], rows)
+        ]
+        return markdown_table([str(setup.folder(experiment.name)), "state", "steps"], rows)
     if not report:
         experiment.check(setup, missing)
         _run_cells(experiment, setup, missing)

@@ -7,9 +7,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from ..data.recipe_data import data_sources
 from ..decoding.scoring import score_pairs
 from ..decoding.translator import Translator
@@ -19,7 +16,7 @@ from ..hardware import choose_precision, measure_peak
 from ..loading import load_model
 from ..model.configuration_vaswani import PRESETS, VaswaniConfig
 from ..output_folder import OutputFolder
-from ..recipes.recipe import Recipe, load_recipe, model_config
+from ..recipes.recipe import Recipe, load_recipe
 from ..training.callbacks import read_training_log
 from ..training.checkpoints import WEIGHTS
 from ..training.run import train
@@ -35,14 +32,6 @@ MULTI30K = {
     "vocab_size": 4000, "tokens_per_batch": 2048, "tokens_per_device": 2048,
     "keep_checkpoints": 1, "validation_bleu": 0, "average_every": 0,
 }  # fmt: skip
-# Mean tokens of the sources and targets of the training pairs, ends of sentence included, by scale and language. The
-# paper's: 132,886,171 English and 137,628,246 German ones of 4,500,966 pairs, with a joint BPE vocabulary of 32,768
-# entries (a log of fairseq-preprocess, dertilo/machine-translation, nmt_fairseq.md, on Google's WMT 2016
-# English-German). For French no published count was found: it is assumed to have 1.15 times the tokens of English.
-LENGTHS = {"laptop": {"de": (16.6, 17.7), "fr": (16.6, 17.7)}, "paper": {"de": (29.5, 30.6), "fr": (29.5, 33.9)}}
-# Share of `tokens_per_batch` that a batch has on the longer side. `TokenBatchSampler` gave 0.996 for 25,000 tokens and
-# 400,000 generated pairs: log-normal lengths of mean 30, sides 20% apart.
-EXPECTED_FILL = 0.996
 # Columns of both tables.
 SCORES = {
     "sacreBLEU": "{bleu:.2f}", "BLEU, as the paper": "{paper_bleu:.2f}", "parameters": "{parameters:,}",
@@ -55,7 +44,7 @@ AVERAGE = {"keep_weights": "average"}  # Section 6.1, whatever validation prefer
 # (the paper's, by its minutes: 7.5% and 4%). English-French is word pieces in the paper, too.
 TABLE2_STEPS, EVALUATE_EVERY = {"base": 2000, "big": 4000}, 40
 SEEDS = 3  # of Table 3's base model: their range shows which differences may be chance
-LAST = {"average_checkpoints": 0, "keep_weights": "last"}  # Table 3 is without averaging (its caption)
+LAST = {"average_checkpoints": 0, "keep_weights": "last"}  # Table 3 is without averaging (Section 6.2)
 TABLE3_STEPS = {"base": 2000, "big": 6000}  # at laptop scale; big has three times as many, in the paper and here
 
 
@@ -75,49 +64,15 @@ def laptop_changes(preset: str, language: str) -> dict[str, Any]:
     return MULTI30K | targets | sizes | {"preset": "base", "warmup_steps": warmup}
 
 
-def training_flops(config: VaswaniConfig, source_lengths: ArrayLike, target_lengths: ArrayLike) -> float:
-    """Count operations of training's matrix products on these sentence pairs: a multiplication and addition are two.
-
-    Counted as `torch.utils.flop_counter` does: projections, attention's products of queries with keys and of weights
-    with values (whole squares, though the decoder's mask hides half and `attention_window` more), feed-forward
-    sublayers, the projection to the vocabulary, and for the backward pass twice as much; nothing else. Divided by
-    seconds and by the device's peak it is the model-FLOPs utilisation. Lengths are tokens of each side, with `</s>`,
-    `(pairs,)`, or numbers, which count as one pair: without padding for what the model has to do, the padded ones for
-    what the device is given to do.
-    """
-    sources, targets = (np.atleast_1d(np.asarray(x, np.float64)) for x in (source_lengths, target_lengths))
-    # Projections to queries and keys, of values and of outputs.
-    attention = 4.0 * config.d_model * config.num_heads * (config.d_k + config.d_v)
-    half = attention / 2  # of attention over the source: queries and outputs; a source token pays for keys and values
-    layer = attention + 4.0 * config.d_model * config.d_ff
-    per_source = config.encoder_layers * layer + config.decoder_layers * half
-    per_target = config.decoder_layers * (layer + half) + 2.0 * config.d_model * config.target_vocab_size
-    per_product = 2.0 * config.num_heads * (config.d_k + config.d_v)  # a query with a key, and its weight with a value
-    products = config.encoder_layers * np.dot(sources, sources)
-    products += config.decoder_layers * (np.dot(targets, targets) + np.dot(targets, sources))
-    return float(3 * (per_source * sources.sum() + per_target * targets.sum() + per_product * products))
-
-
-def facts_of(recipe: Recipe, *lengths: float) -> dict[str, Any]:
-    """Return fields of a `Cell`: recipe, settings, parameters, FLOPs of training on sentences of these mean lengths.
-
-    Settings are the fields that determine what is trained; lengths are of source and target, in tokens.
-    """
-    config = model_config(recipe, recipe.vocab_size)
-    pairs = EXPECTED_FILL * recipe.tokens_per_batch / max(lengths) * recipe.max_steps
-    return {
-        "recipe": recipe,
-        "settings": {name: value for name, value in asdict(recipe).items() if name not in PLACES},
-        "parameters": config.num_parameters(),
-        "flops": pairs * training_flops(config, *lengths),
-    }
+def facts_of(recipe: Recipe) -> dict[str, Any]:
+    """Return fields of a `Cell`: the recipe, and as settings its fields that determine what is trained."""
+    return {"recipe": recipe, "settings": {name: x for name, x in asdict(recipe).items() if name not in PLACES}}
 
 
 def training(setup: Setup, recipe: str, changes: dict[str, Any], **fields) -> Cell:
     """Return the cell of a shipped recipe with changes, the call's among them; `fields` are others of `Cell`."""
     folder = {"data_dir": str(setup.data_dir) if setup.data_dir else None, "output": "runs"}
-    loaded = load_recipe(recipe, changes | setup.changes | folder)
-    return Cell(**facts_of(loaded, *LENGTHS[setup.scale][fields.get("language", Cell.language)]), **fields)
+    return Cell(**facts_of(load_recipe(recipe, changes | setup.changes | folder)), **fields)
 
 
 class TranslationExperiment(Experiment):
@@ -142,7 +97,7 @@ class TranslationExperiment(Experiment):
         figures = score_model(folder, list(pairs["source"]), list(pairs["target"]), cell.language)
         precision = next((kind for kind, chosen in choose_precision(cell.recipe.precision).items() if chosen), "fp32")
         peak, devices = measure_peak(precision), int(os.environ.get("WORLD_SIZE", "1"))
-        figures["flops_counted"] = cell.flops * facts["steps"] / cell.recipe.max_steps
+        figures["flops_counted"] = 6.0 * figures["parameters"] * cell.recipe.tokens_per_batch * facts["steps"]
         figures["flops_by_time"] = 60 * facts["minutes"] * devices * peak
         return figures | facts | {"devices": devices, "sustained_tflops": peak / 1e12}
 
@@ -206,7 +161,7 @@ class Table2(TranslationExperiment):
             " newstest2014. sacreBLEU makes its own tokens (13a), the paper's BLEU is multi-bleu.perl on Moses' tokens"
             " with German compounds put apart at hyphens: compare figures of one kind only. Cost by the paper's method"
             " (footnote 5): seconds of training times devices times the sustained TFLOPS of one, measured here."
-            " Counted: the model's matrix products, forward and backward, without padding."
+            " Counted: six times the parameters and the tokens."
         )
         names = ("bleu_de", "bleu_fr", "flops_de", "flops_fr")
         theirs = [[row.model, *(f"{getattr(row, name) or '-'}" for name in names)] for row in TABLE2]

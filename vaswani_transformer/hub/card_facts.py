@@ -20,13 +20,13 @@ METRICS = {
     "chrf": ("chrf", "chrF", 2),
     "perplexity": ("perplexity", "perplexity per target token", 3),
     "paper_bleu": ("bleu", "BLEU, tokenised as in the paper", 2),
-    "exact_match": ("exact_match", "sentences equal to their reference, in percent", 1),
+    "exact_match": ("exact_match", "outputs equal to their reference (trees: in all brackets), in percent", 1),
     "bracket_f1": ("f1", "labelled bracket F1", 2),
     "bracket_precision": ("precision", "labelled bracket precision", 2),
     "bracket_recall": ("recall", "labelled bracket recall", 2),
 }
-# Columns of its stress test, the same.
-_STRESS = {"chrf_kept": "accuracy", "returned": "accuracy", "runs_on": "count", "copies": "count", "empty": "count"}
+_STRESS = dict.fromkeys(("sentences", "runs_on", "copies", "empty"), "count")  # columns of its stress test, the same
+_STRESS |= {"chrf_kept": "accuracy", "returned": "accuracy"}
 # Texts of a record that are published.
 _TEXTS = ("test_set", "source_file", "source_sha256", "reference_file", "reference_sha256", "bleu_signature",
           "chrf_signature", "date", "command")  # fmt: skip
@@ -100,7 +100,8 @@ def results_of_record(record: Mapping, path: str | Path) -> "list[huggingface_hu
         numbers = {name: record[name] for name in (*METRICS, "sentences") if name in record}
         for kind, row in record.get("stress", {}).items():
             columns = _STRESS if kind in CHANGES else ()
-            numbers |= {f"{kind}: {name}": row[name] for name in columns if row[name] is not None}
+            numbers |= {f"{kind}: {name}": row[name] for name in columns if row.get(name) is not None}
+        numbers |= {one_line_of_text(f"checked: {name}"): value for name, value in record.get("checked", {}).items()}
         if not METRICS.keys() & numbers.keys() or not all(map(is_number, numbers.values())):
             raise UserError(f"{path} must hold a score, and finite numbers only: evaluate again with --json")
         how = {"sentences": numbers.pop("sentences", None)}
@@ -119,7 +120,7 @@ def results_of_record(record: Mapping, path: str | Path) -> "list[huggingface_hu
             dataset_name=test_set,
             dataset_config=test_set,
             dataset_revision=source_sha256,  # tells apart test sets of the same name
-            metric_type=METRICS[name][0] if name in METRICS else _STRESS[name.rpartition(" ")[2]],
+            metric_type=METRICS[name][0] if name in METRICS else _STRESS.get(name.rpartition(" ")[2], "accuracy"),
             metric_name=METRICS[name][1] if name in METRICS else name,
             metric_value=score,
             metric_args=dict(how),  # YAML would refer to the same one

@@ -144,7 +144,7 @@ def clean(tree: Tree) -> Tree | None:
 
     def cleaned(node: Tree) -> Tree | None:
         if node.word is not None:
-            return None if node.label == TRACE else Tree(plain_label(node.label), word=node.word)
+            return None if node.label == TRACE else Tree(node.label, word=node.word)
         parts = tuple(filter(None, map(cleaned, node.children)))
         return Tree(plain_label(node.label), parts) if parts else None
 

@@ -148,8 +148,10 @@ class Translating:
         self.engine, self._scores, self._options = engine, job.scores, _options(engine.model, job)
         with reading("the text"):
             coded = list(map((codes := engine.codes(served.target)).split, items_of(job.text)))
-        settings = served.source, partial(engine.divide, has_prefix=any(job.prefixes)), job.split_sentences
-        self.texts = [SplitText(text, *settings, code) for code, text in coded]
+        memory = None if job.glossary or any(job.prefixes) else engine.translator.memory
+        is_split = lambda text: job.split_sentences and not (memory and memory.exact(text))  # noqa: E731
+        settings = served.source, partial(engine.divide, has_prefix=any(job.prefixes))
+        self.texts = [SplitText(text, *settings, is_split(text), code) for code, text in coded]
         self._indices = [(text, at) for text, split in enumerate(self.texts) for at in range(len(split.sentences))]
         prefixes = job.prefixes
         sentences = [(self.texts[text].coded(at), "" if at else prefixes[text]) for text, at in self._indices]

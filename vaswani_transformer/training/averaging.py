@@ -1,5 +1,6 @@
 """Averaging of checkpoints (Section 6.1: the last 5 of the base model, the last 20 of the big one)."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from ..loading import load_model
 from ..model.checkpoint_vaswani import check_finite
 from ..output_folder import RECIPE, written_at_once
 from .checkpoints import WEIGHTS, check_contents, read_checkpoints, read_state, to_average
-from .run_folder import CHECKPOINTS, IMPORT, LOG
+from .run_folder import CHECKPOINTS, IMPORT, LOG, ORIGIN, VERDICT
 
 # Of a configuration, what does not decide what a model computes from its weights.
 _NO_DIFFERENCE = {"_name_or_path", "transformers_version", "use_cache", "architectures", "auto_map", "custom_pipelines"}
@@ -84,9 +85,11 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
         tokenizer.save_pretrained(staging)
         first = folders[0].resolve()
         run = first.parent.parent if first.parent.name == CHECKPOINTS else first
-        for name in (IMPORT, RECIPE, "generation_config.json"):  # alpha, which a training chooses last
+        for name in (IMPORT, ORIGIN, RECIPE, "generation_config.json"):  # alpha, which a training chooses last
             if (run / name).is_file():
                 (staging / name).write_bytes((run / name).read_bytes())
+        if (run / VERDICT).is_file() and (languages := read_json(run / VERDICT).get("languages")):  # of catalogues
+            (staging / ORIGIN).write_text(json.dumps({"languages": languages}), encoding="utf-8")
     return Path(output).absolute()
 
 

@@ -45,6 +45,8 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     # Marian's vocabularies have no beginning: its decoders start from padding.
     config.decoder_start_token_id = config.pad_token_id if config.bos_token_id is None else config.bos_token_id
     check_tokenizer_matches(tokenizer, config)
+    if config.position_encoding == "learned":
+        tokenizer.model_max_length = config.max_position_embeddings  # as `truncation=True` needs it
     set_seed(recipe.seed)
     model = VaswaniForConditionalGeneration(config)
     _set_search(model, recipe, **SEARCH, min_new_tokens=1)  # of single words the likeliest output is often empty

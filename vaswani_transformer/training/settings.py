@@ -167,9 +167,10 @@ class _Choice:
         words = sum(len(words_of(side)) for row in sample for side in row.values()) * len(text) / len(sample)
         reason = "validation data is given: no effect" if validation else "a tenth of all, at most 1,000"
         self.choose("validation_size", len(held_out_rows(max(2, len(text)), AUTO, 0)), reason)
-        ends = float(np.mean([ends_a_sentence(row["source"]) is not None for row in sample]))
+        sides = ((row["source"], row["target"]) for row in sample)  # of programs and labels the target is ASCII
+        ends = np.mean([bool(ends_a_sentence(a) and (ends_a_sentence(b) or not b.isascii())) for a, b in sides])
         kind = "default" if ends >= SENTENCES else None
-        self.choose("augmentation", kind, f"{ends:.0%} of the sources end as sentences do")
+        self.choose("augmentation", kind, f"{ends:.0%} of the pairs end as sentences do")
         self.length = length = words / 2 / len(text)
         reason = "short lines are learnt by the word" if length < SHORT_LINES else "each entry has to be seen often"
         self.vocabulary = f"{len(text):,} pairs of {length:.1f} words: {reason}"
@@ -202,7 +203,7 @@ class _Choice:
     def _choose_steps(self, row: Row, fit: tuple | None, epoch: float) -> None:
         """Set the fields for steps; `fit` is of `_steps_that_fit`, `epoch` the steps of one pass through the text."""
         minutes = self.recipe.max_minutes
-        enough = max(LEAST_STEPS, row.epochs * epoch)
+        enough = max(FEW_STEPS, row.epochs * epoch)
         steps, reason = enough, "{:.1f} passes: where the text has been seen often enough"
         if fit:
             fitting, seconds, _ = fit

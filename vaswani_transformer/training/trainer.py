@@ -101,6 +101,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
             logger.warning("training on one of %d GPUs: start with `accelerate launch` to use all", args.n_gpu)
             args._n_gpu = 1  # torch's DataParallel would split a batch by sentences and weigh its parts wrongly
         super().__init__(model, args, data_collator or PairCollator(model.config.pad_token_id), *others, **kwargs)
+        if self.is_fsdp_enabled:  # or accelerate would put the shared matrix into a group of its own
+            model.get_input_embeddings = model.get_output_embeddings = lambda: None
         if hasattr(model.config, "label_smoothing"):  # the model smooths, and in training alone
             model.config.label_smoothing, self.label_smoother = args.label_smoothing_factor, None
         if (settings := self.accelerator.ddp_handler) is not None:
@@ -231,7 +233,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         return self.accelerator.unwrap_model(self.model)
 
     def floating_point_ops(self, inputs) -> int:
-        """Return 0: `Trainer` would walk through the model for each batch to estimate what `training_flops` counts."""
+        """Return 0: `Trainer` would walk through the model for each batch to estimate what nothing reads."""
         return 0
 
     # Validation

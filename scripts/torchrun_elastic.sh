@@ -12,7 +12,7 @@ endpoint=$1
 shift
 # Without it torchrun gives restarted processes the store of those before, whose addresses they would then connect to.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-# Stopped processes finish a validation and write a checkpoint, for which torchrun would leave them 30 seconds.
+# When torchrun is stopped, its processes have this long for a checkpoint, which may come behind a validation.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600
 exec python -m torch.distributed.run --nnodes "${NODES:-2}" --nproc-per-node "${PROCESSES:-gpu}" \
     --max-restarts "${RESTARTS:-3}" --rdzv-backend c10d --rdzv-endpoint "$endpoint" --rdzv-id "${RUN:-vaswani}" \

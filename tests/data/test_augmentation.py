@@ -20,7 +20,7 @@ NEEDED = "an independent reference: pip install opustrainer"
 
 
 def change(kind, source, target="", seed=0):
-    return changed(kind, source, target, random.Random(seed))
+    return changed(kind, source, target, random.Random(seed), to_train=True)
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,8 @@ def test_capitals_are_translated_as_small_letters_and_a_repeated_sentence_once(m
     ("Dogs 📌🧽", "Hunde \ufffd🧽", "Hunde 📌🧽"), ("411 and 412", "41 und 42", "41 und 42"),
     ("1,000 m, 10000 m", "1.000 m, 10.000 m", "1.000 m, 10.000 m"), ("1000", "1 000", "1 000"),
     ("100 feet", "30 Meter", "30 Meter"), ("24 ☺", "Hunde", "Hunde"), ("12:34", "12.34", "12.34"),
-    ("250 * x ** 5", "1250 * x ** 4", "1250 * x ** 4"), ("25 dogs", "225 Hunde", "25 Hunde"),  # a derivative
+    ("250 * x ** 5", "1250 * x ** 4", "1250 * x ** 4"),  # a derivative
+    ("10 dozen", "120", "120"),
     ("35000", "3만 5000", "3만 5000"), ("3万5000", "35000", "35000"),
     ("5000 €", "500 €", "5000 €"), ("35 billion", "350億", "350億"), ("3500亿", "350 billion", "350 billion"),
     ("350 thousand", "35 หมื่น", "35 หมื่น"), ("Because 😀", "क्\u200dयोंकि", "क्\u200dयोंकि"),

@@ -147,6 +147,7 @@ def test_markup_that_is_made_to_be_slow():
     parts = ("<a ", "<![CDATA[", "<b>", "</b>x ", "<b><i>x</b></i>", "{", "a@", "<p translate=no>", "<img>")
     for text in (*(part * 5_000 for part in parts), "<!--x>" * 200_000):
         assert translated(text, "html", list) == text
+    assert translated("{/* a */}" * 50 + " b", "markdown").endswith(" B")
     deep = "<b>x " * 10_000 + "</b>" * 10_000
     assert translated(deep, "html") == deep.replace("x", "X")
 

@@ -190,7 +190,8 @@ title: Not text
         ("Apple\n:a fruit\n:a firm and `a \x1b b` \x1b", "APPLE\n:A FRUIT\n:A FIRM AND `a \x1b b` \x1b"),
         ("H~2~O or x^2^ ~a~", "H~2~O OR X^2^ ~A~"),
         ("a\n\n---\n## b\nc\n\n---\nd: e\nf: *g*\n---\n\n# h", "A\n\n---\n## B\nC\n\n---\nd: e\nf: *g*\n---\n\n# H"),
-        (">>fr<<\n---\na: b\n---\n\nc", "---\na: b\n---\n\n\\>>FR\\<\\< C"),  # the code is of all of the text
+        (">>fr<<\n---\na: b\n---\n\nc", "---\na: b\n---\n\n\\>>FR\\<\\< C"),  # of all of the text
+        ("---\na: b\n---\n>>fr<< c", "---\na: b\n---\n\\>>FR\\<\\< C"),
         (
             '{{< b c="/x" >}}Go now{{< /b >}}\n\n{% raw %}*x*{% y %}',
             '{{< b c="/x" >}}GO NOW{{< /b >}}\n\n{% raw %}*x*{% y %}',
@@ -207,7 +208,7 @@ def test_signs_that_have_lost_their_meaning_in_markdown(text, expected):
 def test_markdown():
     for page in (
         "---\na: b\n---\n<p><%= a.b %> C %1%2",
-        '<a b="<%= c "d" %>" <%\nif e %>f<% end %>>C</a> <%= g "h",\n"i" %>',
+        '<a b="<%= c "d" %>" <%\nif e %>f<% end %>>C</a> <%= g "<b>",\n"i" %>',
     ):
         assert translated(page.replace("C", "c"), "html") == page
     text, loud = re.sub("[«»]", "", MARKDOWN), re.sub("«(.*?)»", lambda match: match[1].upper(), MARKDOWN, flags=re.S)

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import multiprocessing
 import os
 import shlex
 import sys
@@ -199,7 +200,7 @@ def load(folder: str, request: Request):
     """Return the model of the options and all that is done with it, a `FileTranslator`; workers call this too."""
     from ..data.memory import read_memory
     from ..decoding.file_translator import FileTranslator, record
-    from ..decoding.glossary import read_glossary, term_forms
+    from ..decoding.glossary import read_glossary
     from ..decoding.scoring import word_confidences
     from ..decoding.translator import Translator
     from ..hub.card_facts import longest_source
@@ -233,10 +234,9 @@ def load(folder: str, request: Request):
         **settings,
     )
 
-    if (codes := ", ".join(translator.codes.known.values())) and not written.target_language:
+    is_worker = multiprocessing.parent_process() is not None
+    if (codes := ", ".join(translator.codes.known.values())) and not (written.target_language or is_worker):
         print(f"no --target-language: texts without a code ({codes:.300}) may become any language", file=sys.stderr)
-    for forms in glossary.terms.values() if glossary else ():
-        term_forms(tokenizer, forms)  # now, or a job of hours would end at the first line with one that is not possible
     extras = {"words": functools.partial(word_confidences, model, tokenizer)} if written.confidence else {}
     if written.alignments:
         from ..attention.alignments import align, pharaoh

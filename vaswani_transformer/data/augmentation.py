@@ -25,7 +25,7 @@ _READ = 500  # pairs that are changed at once to learn their lengths
 _SAME_PART = 0.15  # difference of two shares of a sentence up to which they are the same part of it
 _KEYBOARD = " qwertyuiop asdfghjkl zxcvbnm "
 # With one letter changed "on" is "in"; no placeholder, address or tag.
-_LONG_WORD = regex.compile(rf"(?<![{{%@/<_\pL\pM]|%\()(?:(?!{LETTER})[\pL\pM]){{4,}}+(?!_|[\w.]*[:@/]\S)")
+_LONG_WORD = regex.compile(rf"(?<![{{%@/<_\pL\pM]|%\()(?:(?!{LETTER})[\pL\pM]){{4,}}+(?!_|[\w.]{{0,60}}+[:@/]\S)")
 _NOT_CASED = regex.compile(r"[{}<>@]|%\w|%\(|://|[ıİğə\p{Greek}]")  # placeholders; languages with rules of their own
 _LETTERS = regex.compile(rf"{LETTER}|\p{{L}}(?:(?!{LETTER})[\p{{L}}\p{{M}}])+")  # a word; not one of "a"
 _FINAL_MARK = regex.compile(r"(?<![\p{Terminal_Punctuation}…\s]\s*)\s*\p{Sentence_Terminal}$")  # the only one
@@ -99,12 +99,15 @@ def source_parts(source: str) -> tuple[str, str, str]:
     return code, text, mark + match
 
 
-def changed(kind: str, source: str, target: str, random: Random) -> tuple[str, str]:
-    """Return a pair changed in one way; a language's tag before a side stays, as `TAG` and a match of the source do."""
+def changed(kind: str, source: str, target: str, random: Random, to_train: bool = False) -> tuple[str, str]:
+    """Return a pair changed in one way; a language's tag before a side stays, as `TAG` and a match of the source do.
+
+    If it is `to_train` on, letters of a text with placeholders, or of a language with capitals of its own, stay too.
+    """
     (code, source, match), (mark, target) = source_parts(source), typed_code(target)
     new = CHANGES[kind](source, target, random)
     is_same = new[0] == source or (kind in ("upper", "title") and not has_case(source))
-    is_same |= kind in ("upper", "title", "lower") and _NOT_CASED.search(source + target) is not None
+    is_same |= to_train and kind in ("upper", "title", "lower") and _NOT_CASED.search(source + target) is not None
     source, target = (source, target) if is_same and new[1] else new
     return code + source + match, mark + target
 
@@ -113,7 +116,7 @@ def choose_change(shares: Mapping[str, float], seed: int, number: int) -> Callab
     """Return how the pair of this number is changed, by the shares of each kind; None for not at all."""
     random = Random(seed << 64 | number)
     [kind] = random.choices([*shares, None], [*shares.values(), max(0.0, 1 - sum(shares.values()))])
-    return kind and partial(changed, kind, random=random)
+    return kind and partial(changed, kind, random=random, to_train=True)
 
 
 @dataclass

@@ -73,7 +73,8 @@ def _without_garbling(source: str, text: str) -> str:
     given, written = set(_COPIED.findall(source)), set(_COPIED.findall(text))
     if len(given - written) == len(written - given) == 1:
         [lacking], [wrong] = given - written, written - given
-        is_near = " * " not in source and SequenceMatcher(None, lacking, wrong).ratio() > 0.7  # no coefficient
+        is_near = len(lacking) > 2 and " * " not in source  # no coefficient, nor 10 dozen
+        is_near &= SequenceMatcher(None, lacking, wrong).ratio() > 0.7
         is_same = lacking.rstrip("0") == wrong.rstrip("0") and _COUNTED.search(source + text)
         if (is_near or not lacking.isdigit()) and lacking.isdigit() == wrong.isdigit() and not is_same:
             return _COPIED.sub(lambda match: lacking if match[0] == wrong else match[0], text)
@@ -81,7 +82,7 @@ def _without_garbling(source: str, text: str) -> str:
 
 
 def _upper(text: str) -> str:
-    return (text.replace("i", "İ") if regex.search("[ığ]", text) else text).upper()  # of Turkish
+    return (text.replace("i", "İ") if len({*"ığş"} & {*text}) > 1 else text).upper()  # as Turkish has it
 
 
 class Translator:

@@ -48,9 +48,10 @@ def translate_document(
     mark = re.match("\ufeff?", text)[0]
     code, text = typed_code(text[len(mark) :])  # which counts for all of it
     front = re.match(rf"(?s){_FRONT_MATTER if format in ('markdown', 'html') else ''}", text)[0]  # no text
+    code, text = (code, text[len(front) :]) if code else typed_code(text[len(front) :])
     read = pkgutil.resolve_name(f"{__package__}.{_READERS[format]}")
     encoding = "ascii" if format == "html" and data.isascii() and _OTHER.search(data[:1024]) else "utf-8"
-    result = mark + front + translate_parts([read(text[len(front) :])], translate, align, language, [code])[0]
+    result = mark + front + translate_parts([read(text)], translate, align, language, [code])[0]
     return result.encode(encoding, "xmlcharrefreplace")
 
 

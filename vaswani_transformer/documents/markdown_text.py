@@ -22,8 +22,8 @@ _HEADING_END = re.compile(r"(?<=\s)#+\s*$")  # signs that it would lose
 # Where the title is not in quotation marks, and for what takes in another file, all of the line.
 _MARKER = re.compile(
     rb"""(?:(?:!!!|\?\?\?\+?|===|::+)[ \t]*(?:[\w.={}\#-]+[ \t]*){0,3}(?:"([^"\n]*)"[ \t]*)?"""
-    rb"""|(?:(?:\{\{(?:(?!\}\})[^\n])*\}+|\{%(?:(?!%\})[^\n])*%\}|\{/\*(?:(?!\*/)[^\n])*\*/\}|\{[:/][^}\n]*\}+)\s*?)+"""
-    rb"""|\{[{%][<%]?-?\s*(?:katex|math|mermaid|highlight|comment|raw)\b[^\n]*"""
+    rb"""|(?:(?:\{\{(?:(?!\}\})[^\n])*\}+|\{%(?:(?!%\})[^\n])*%\}|\{/\*(?:(?!\*/)[^\n])*\*/\}|\{(?::|/(?!\*))[^}\n]*\}+)\s*?)+"""
+    rb"""|\{(?:%-?|\{[<%])\s*(?:katex|math|mermaid|highlight|comment|raw)\b[^\n]*"""
     rb"""|(?:(?<=---\n)|(?<=---\r\n))[a-z][\w-]*:(?=\s)[^\n]*(?:\n(?!---)[^\n]+)*?(?=\n(?:---|\.\.\.))"""  # metadata
     rb"""|(?::::|\[!\w+\]|--8<--)[^\n]*|\[TOC\]|\*\[[^\]\n]+\]:[^\n]*"""
     rb"""|(?:import [^\n]*['"]|export (?:const|default|function) )[^\n]*)(?=\r?\n|\Z)"""  # of MDX

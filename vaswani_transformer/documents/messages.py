@@ -248,8 +248,9 @@ class Messages:
         message, match = Message(text, count, entry, self.memory), _CHOICE.search(text)
         if message.remembered or not match or "other" not in match.captures("key") or "'{" in text:
             return message
-        is_single = len(re.findall(r",\s*plural\s*,", text)) == 1 and "#" not in text.replace(match[0], "")
-        are_few = "#" not in text and text.count("plural") < 3  # or their cases would be thousands
+        number = len(re.findall(r",\s*plural\s*,", text))
+        is_single = number == 1 and "#" not in text.replace(match[0], "")
+        are_few = "#" not in text and number < 3  # or their cases would be thousands
         is_clear = is_single or match["kind"] == "select" or are_few  # whose number it is
         read = lambda case, number: self._read(entry, case, number if count is None else None)  # noqa: E731
         return _Choice(match, read, self.language) if is_clear else message

@@ -49,7 +49,7 @@ class _Events(HTMLParser):
         # After this nothing ends, and the parser would look for ends again and again, in quadratic time.
         end, comment = source.rfind(">") + 1, source.find("<!--", source.rfind("-->") + 1)
         end = comment if 0 <= comment < end else end
-        self.feed(re.sub("(?s)<%.{0,2000}?%>", lambda tag: re.sub(r"[^\n]", "x", tag[0]), source[:end]))  # of ERB
+        self.feed(re.sub("(?s)<%.{0,1000}?%>", lambda tag: re.sub(r"[^\n]", "x", tag[0]), source[:end]))  # of ERB
         self.close()
         self.events.append((end, "text", "", {}))
 
@@ -119,6 +119,6 @@ def _end_of_opaque(events: list, number: int) -> int:
 
 def characters_of(raw: str) -> list[Piece]:
     """Return text in pieces, character references apart; what could be half a tag is not touched."""
-    if re.search(r"<[a-zA-Z/!?]", raw):
+    if re.search(r"<[a-zA-Z/!?]", re.sub("(?s)<%.{0,1000}?%>", "", raw)):
         return [Piece(raw)]
     return [text_piece(match[0], html.unescape(match[0])) for match in _CHARACTERS.finditer(raw)]

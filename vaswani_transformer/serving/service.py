@@ -149,9 +149,11 @@ class Translating:
         with reading("the text"):
             coded = list(map((codes := engine.codes(served.target)).split, items_of(job.text)))
         memory = None if job.glossary or any(job.prefixes) else engine.translator.memory
-        is_split = lambda text: job.split_sentences and not (memory and memory.exact(text))  # noqa: E731
-        settings = served.source, partial(engine.divide, has_prefix=any(job.prefixes))
-        self.texts = [SplitText(text, *settings, is_split(text), code) for code, text in coded]
+        settings, self.texts = (served.source, partial(engine.divide, has_prefix=any(job.prefixes))), []
+        for code, text in coded:  # what a memory has as a whole is not divided
+            known = memory and (memory.exact(code + text) or (code == codes.default and memory.exact(text)))
+            is_split = job.split_sentences and not (known and len(text.splitlines()) == 1)
+            self.texts.append(SplitText(text, *settings, is_split, code))
         self._indices = [(text, at) for text, split in enumerate(self.texts) for at in range(len(split.sentences))]
         prefixes = job.prefixes
         sentences = [(self.texts[text].coded(at), "" if at else prefixes[text]) for text, at in self._indices]

@@ -89,7 +89,8 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
             if (run / name).is_file():
                 (staging / name).write_bytes((run / name).read_bytes())
         if (run / VERDICT).is_file() and (languages := read_json(run / VERDICT).get("languages")):  # of catalogues
-            (staging / ORIGIN).write_text(json.dumps({"languages": languages}), encoding="utf-8")
+            facts = read_json(run / ORIGIN) if (run / ORIGIN).is_file() else {}
+            (staging / ORIGIN).write_text(json.dumps(facts | {"languages": languages}), encoding="utf-8")
     return Path(output).absolute()
 
 

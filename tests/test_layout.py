@@ -91,7 +91,7 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 4009, "data": 3179, "training": 2599, "importing": 1202, "cli": 2029, "decoding": 1907,
+    "model": 4009, "data": 3179, "training": 2599, "importing": 1205, "cli": 2029, "decoding": 1907,
     "experiments": 630, "serving": 1516, "hub": 686, "export": 1066, "parsing": 823, "documents": 1748,
     "attention": 395, "catalogues": 918, "recipes": 401, "evaluation": 322,
 }  # fmt: skip

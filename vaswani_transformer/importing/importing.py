@@ -29,7 +29,10 @@ from .source import Facts, Imported, model_type
 #: `import_model` that apply to each are parameters of its `read`.
 FORMATS = (marianmt, marian, fairseq)
 WEIGHTS, CARD = "model.safetensors", "README.md"
-_NOT_OURS = "Other architectures (NLLB, T5, BART) cannot be; of FSMT (facebook/wmt19-*) give fairseq's own checkpoint"
+_NOT_OURS = (
+    "Other architectures (NLLB, T5, BART, OpenNMT) cannot be; what was converted for CTranslate2 stays there;"
+    " of FSMT (facebook/wmt19-*) give fairseq's own checkpoint; a model of ours ('vaswani') needs no import"
+)
 # Files of a repository on the Hub that are fetched: weights, and what may accompany them. training_args.bin is never
 # read: that it exists shows that transformers' Trainer was at work.
 _OF_HUB = ["*.safetensors", "pytorch_model.bin", "*.npz", "*.pt", "*.json", "*.txt", "*.model", "*.spm", "*.yml",

@@ -360,11 +360,11 @@ def test_few_minutes_take_few_lines_of_text_or_are_refused(tmp_path):
     def step(minutes):
         return distillation._step(replace(recipe, max_minutes=minutes), recipe, made)
 
-    made.step = step(5)  # 60 passes through 2 pairs are 8 through 15, of which 13 are new
-    assert made.step == 3 and list(made._sources()) == [str(n) for n in range(0, 40, 3)]
+    made.step = step(5)  # 60 passes through 2 pairs are 8 through 15: 10 new ones, and theirs 2 or 3 times
+    assert made.step == 4 and list(made._sources()) == [str(n) for n in range(0, 40, 4)]
     with pytest.raises(UserError, match=r"in the 1 minutes .* alone 12\.0 times: .* --max-minutes 7 or more"):
         step(1)
-    assert (step(30), step(0.75 * 7)) == (1, 3)  # the latter is what the message asks for
+    assert (step(30), step(0.75 * 7)) == (1, 4)  # the latter is what the message asks for
     translated = ["<2fr> a. <2fr> b"] * 14  # the tag of a language stays in front
     assert next(made._pairs(translated, 14)) == ("<2fr> <BT> a. b", "0")
     lines = ["L'e\u0301te\u0301.", "autre"]

@@ -82,7 +82,7 @@ _MODULES = {
     "loading": "load_model",
     "model.configuration_vaswani": "VaswaniConfig",
     "model.modeling_vaswani": "VaswaniForConditionalGeneration VaswaniModel VaswaniPreTrainedModel",
-    "model.pipeline_vaswani": "Text2TextGenerationPipeline TranslationPipeline",
+    "model.pipeline_vaswani": "TranslationPipeline",
     "model.tokenization_vaswani": "VaswaniTokenizer",
     "parsing.evalb": "score_trees",
     "parsing.parser": "Parser load_trees",

@@ -40,12 +40,13 @@ from .hub.card_facts import known_languages
 from .json_and_yaml import parse_json, read_json
 from .loading import check_folder
 from .model.language_codes_vaswani import typed_code
-from .output_folder import OutputFolder, locked_together
-from .recipes.recipe import Recipe, languages_of
+from .output_folder import RECIPE, OutputFolder, locked_together
+from .recipes.recipe import AUTO, CHOSEN, Recipe, languages_of, load_recipe
 from .training.forecast import train_once
 from .training.initial_model import read_model_of
 from .training.run import TrainingResult, check_trainable, join_process_group, train
-from .training.run_folder import DISTILLATION, REVERSE, VERDICT, check_is_elsewhere, check_output
+from .training.run_folder import CHECKPOINTS, DISTILLATION, REVERSE, VERDICT, check_is_elsewhere, check_output
+from .training.settings import Row
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +143,10 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
             lines = train_once(replace(reverse, overwrite=anew), progress).verdict
             logger.info("reverse model: %s", "".join(each for each in lines if "BLEU" in each) or "trained")
         made = DistilledText([reverse.output], final, source, data_sources(parallel)[0])
+        made_by = folder / REVERSE / CHECKPOINTS / RECIPE  # of one size with it, by which the passes are known
+        size = load_recipe(str(made_by)) if made_by.exists() else final
+        open_fields = [name for name in CHOSEN if name in Row._fields and getattr(final, name) == AUTO]
+        final = replace(final, **{name: getattr(size, name) for name in open_fields})
         if notes:  # other minutes do not change what is translated
             made.step = (facts := read_json(notes[0])).get("settings", facts).get("lines", 1)
         elif recipe.max_minutes:
@@ -166,7 +171,7 @@ def _step(final: Recipe, reverse: Recipe, made: "DistilledText") -> int:
         problem = f"in {left} a training goes through the pairs alone {passes:.1f} times"
         needed = math.ceil(ENOUGH / passes * minutes / (1 - REVERSE_MINUTES))
         raise UserError(f"{problem}: for more text give --max-minutes {needed} or more, or leave --target-text out")
-    step = max(1, round(lines / (pairs * (passes / PASSES - 1))))
+    step = max(1, round(lines / (pairs * passes / PASSES / 1.5)))  # the pairs are repeated, half as many
     logger.info("target text: %d of %d lines, one in %d", lines // step, lines, step)
     return step
 

@@ -96,6 +96,9 @@ def test_a_template_gets_a_header_and_all_plural_forms_of_the_language(tmp_path,
     (path := tmp_path / "a.pot").write_text(template, encoding="utf-8")
     assert [*read(path)][-1].sources == ("é charset=ISO-8859-2",)
     assert filled(path, nothing).decode() == template  # without a language
+    path.write_text(re.sub('"Plural-.*\n', "", template.replace("=CHARSET", "=utf-8")))  # as pybabel writes it
+    assert re.search("\nmsgstr.[1]. .+\n|INT", filled(path, language="de").decode())
+    path.write_text(template)
     result = filled(path, language=language)
     (tmp_path / "a.po").write_bytes(result)
     check_by_msgfmt(tmp_path / "a.po")

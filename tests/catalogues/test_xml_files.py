@@ -124,10 +124,8 @@ def test_xliff_1_keeps_what_it_does_not_know_and_marks_what_it_fills(tmp_path):
     assert f'<target {mark}>&#1078;<ph id="1">&lt;br/></ph><my:odd a="b>c"></my:odd></target>{note}<note>dev' in result
     assert f"</seg-source><target {mark}>&#1078;</target>{note}</trans-unit>" in result
     assert result.count("approved") == 1
-    plural = "<trans-unit id='1'><source>{n} file|{n} files</source></trans-unit>"  # of Symfony
-    path.write_text(f"<xliff version='1.2'><file target-language='pl'>{plural}</file></xliff>")
-    assert b">{n} file|{n} files|{n} files</target>" in filled(path)
-    cases = plural.replace("{n} file|{n} files", '{N, plural, =0 {<x id="J"/>} other {<x id="I"/>}}')  # of Angular
+    plural = "<trans-unit id='1'><source>PLURAL</source></trans-unit>"
+    cases = plural.replace("PLURAL", '{N, plural, =0 {<x id="J"/>} other {<x id="I"/>}}')  # of Angular
     path.write_text(f"<xliff version='1.2'><file>{cases}</file><file translate='no'>{plural}</file></xliff>")
     own = lambda entries: [fill._replace(targets=("a \U0010f001 \U0010f001",)) for fill in echo(entries)]  # noqa: E731
     assert filled(path, own).count(b'>a <x id="I"/> <x id="I"/></target>') == 1

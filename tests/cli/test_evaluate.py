@@ -104,6 +104,14 @@ def test_a_stress_test_is_printed_recorded_and_on_the_card(evaluate, tmp_path, c
     assert "scores.json" in error_of(results_of_record, record, "scores.json")
 
 
+def test_what_is_evaluated_is_what_translate_writes(model, tmp_path):
+    source, out = tmp_path / "s.en", [tmp_path / name for name in "ab"]
+    source.write_text("the dog sleeps. the dog sleeps. the dog sleeps.\n")
+    assert run("translate", model, "--input", source, "--output", out[0]) == 0
+    assert run("evaluate", model, "--source", source, "--reference", source, "--output", out[1]) == 0
+    assert out[0].read_text() == out[1].read_text()
+
+
 def test_the_language_of_the_model_decides_bleus_tokenizer(model, evaluate, tmp_path):
     folder = shutil.copytree(model, tmp_path / "model")
     (folder / "import.json").write_text(json.dumps({"toolkit": "x", "source": "y", "languages": ["en", "zh"]}))
@@ -150,7 +158,7 @@ def test_models_and_files_are_compared_and_checked(model, evaluate, tmp_path, ca
     assert "\ngerman 1.0000\n" in capsys.readouterr().out
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["checked"] == {"german": 1.0} and "--checker my_check:german" in scores["command"]
-    assert results_of_record(scores, "a")[-1].metric_name == "checked: german"
+    assert results_of_record(scores, "a")[-1].metric_name == "checked german"
     assert evaluate("out", write_model(tmp_path / "other", seed=1), "--json", "scores.json") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{model}: BLEU ") and len(lines) == 6 + 4 + 2

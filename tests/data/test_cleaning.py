@@ -146,6 +146,7 @@ def test_compressed_text_and_columns(tmp_path):
         (tmp_path / name).write_bytes(gzip.compress(content))
     recipe = Recipe(data_dir=str(tmp_path), train_source="b.en.gz", train_target="b.de.gz")
     assert make(recipe, tmp_path / "gz", length_ratio=0)["counts"] == {"kept": 2, "undecodable": 1}
+    assert pq.read_schema(tmp_path / "gz" / "train-00000.parquet").names == ["en", "de"]  # languages stay known
 
 
 @pytest.mark.parametrize(("name", "mark"), [("c.tsv", "\t"), ("c.csv", ",")])

@@ -167,6 +167,8 @@ def test_a_folder_of_other_settings_or_other_text_is_refused(recipe, text, tmp_p
             file.write("more\n")
     assert str(copy / "part.1.de") in error_of(make, moved, tmp_path / "q")
     make(moved, tmp_path / "q", overwrite=True)
+    (copy / "part.1.de").write_text((copy / "part.1.de").read_text().swapcase())  # of the same size
+    assert str(copy / "part.1.de") in error_of(make, moved, tmp_path / "q")
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(recipe, tmp_path):

@@ -93,6 +93,7 @@ def test_mistakes_in_options(model, source, tmp_path, fails):
         ("--top-p", ["A dog.", "--top-p", "0.5"]),
         ("precision is 'int3': it must be one of float32", ["A dog.", "--precision", "int3"]),
         ("give --input FILE and --output FILE", ["--input", source, "--resume"]),
+        ("give --input FILE and --output FILE", ["--glossary", source, "--output", source, "--resume"]),
         ("has 1 lines", ["--input", source, "--prefix", tmp_path / "prefix"]),
     ):
         assert message in fails("translate", model, *words)

@@ -87,6 +87,7 @@ def test_pieces_fit_and_lose_nothing(parts, limit):
         ("A dog runs. No, it is old and so on.", 5, ["A dog runs.", "No,", "it is old and", "so on."]),
         ("one two, three four, five", 5, ["one two, three four,", "five"]),
         ("abcdefghijklmnopqrstuvwxyz", 3, ["abcdefghij", "klmnopqrst", "uvwxyz"]),
+        ("天天天天天，天天天天天，天", 3, ["天天天天天，", "天天天天天，天"]),
         ("   ", 3, []),
     ],
 )

@@ -112,11 +112,12 @@ def test_fields_formulas_and_deleted_text_are_points():
     field = f"<w:r>{begin}</w:r>\n{run('REF')}<w:r>{begin}{end}</w:r>{run('Table 1')}<w:r>{end}</w:r>"
     formula = '<m:oMath xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"><m:r>x</m:r></m:oMath>'
     picture = "<w:r><w:drawing/></w:r>"
-    others = f"<w:fldSimple>{run('7')}</w:fldSimple>", f"<w:del>{run('no')}</w:del>", formula
+    cited = f"<w:sdt><w:tag w:val='MENDELEY_CITATION'/>{run('(1)')}</w:sdt>"
+    others = f"<w:fldSimple>{run('7')}</w:fldSimple>", f"<w:del>{run('no')}</w:del>{cited}", formula
     text, seen = f"<w:p>{run('a ')}{field}{run(' b ')}{run(' c ').join(others)}{run(' d')}</w:p>", []
     unended = f"<w:p>{run('e')}{picture}{run('e')}<w:r>{begin}</w:r>{run('f')}</w:p>"
     unended += f"<w:p><w:r><w:pict><w:p>{run('g')}{field}</w:p></w:pict></w:r></w:p>"  # a text box
     louder = lambda sentences: seen.extend(sentences) or list(map(str.upper, sentences))  # noqa: E731
     result = body(translate_document(word_file(text + unended), "docx", louder))
     assert seen == ["a b c c d", "e e", "f", "g"] and all(part in result for part in (field, *others))
-    assert re.sub("<.*?>", "", result) == "A \nREFTable 1 B 7 C no C x DE EFG\nREFTable 1"
+    assert re.sub("<.*?>", "", result) == "A \nREFTable 1 B 7 C no(1) C x DE EFG\nREFTable 1"

@@ -13,6 +13,7 @@ from imported_models import model_of
 from transformers import FSMTConfig, FSMTForConditionalGeneration
 
 from vaswani_transformer import VaswaniTokenizer
+from vaswani_transformer.decoding.scoring import token_texts
 from vaswani_transformer.importing import fairseq
 
 WORDS = ["the", "dog", "un@@", "like@@", "ly", "a@@", "b", "c@@", "é"]
@@ -159,6 +160,7 @@ def test_pieces_are_those_of_the_dictionaries(tmp_path):
     assert tokenizer("unlikely ab the é q")["input_ids"] == [6, 7, 8, 9, 10, 4, 12, 3, 2]
     assert tokenizer(text_target="dog z zc")["input_ids"] == [5, 15, 3, 3, 2]
     assert tokenizer.decode([6, 7, 8, 15, 2], skip_special_tokens=True) == "unlikely z"
+    assert token_texts(tokenizer, [[6, 7, 8, 15]]) == [["un", "like", "ly ", "z "]]
 
 
 def test_texts_are_tokenised_by_moses_where_the_dictionary_was(tmp_path):

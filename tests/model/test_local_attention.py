@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache, EncoderDecoderCache
 
-from vaswani_transformer.model import incremental_decoding_vaswani as decoding_vaswani
 from vaswani_transformer.model import local_attention_vaswani as restricted_vaswani
-from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
 from vaswani_transformer.model.local_attention_vaswani import block_mask, restricted_attention
 
 
@@ -119,29 +117,16 @@ SEARCHES = {
 
 @pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
 @pytest.mark.parametrize("window", [1, 4])
-def test_generation_by_steps_by_cache_and_without(window, options):
+def test_generation_by_cache_and_without(window, options):
     model = tiny_model(attention_window=window, dtype=torch.float64, scale=2.0)
     ids, mask = padded_batch((7, 3, 9, 1))
     options = {**options, "attention_mask": mask, "return_dict_in_generate": True, "output_scores": True}
-    with patch.object(decoding_vaswani, "_ROOM", 3):
-        steps = model.generate(ids, **options)
-    assert isinstance(steps.past_key_values, DecodingCache)
+    steps = model.generate(ids, **options)
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     for others in ({"past_key_values": cache}, {"use_cache": False}, {"cache_implementation": "static"}):
         other = model.generate(ids, **options, **others)
         assert torch.equal(other.sequences, steps.sequences)
         torch.testing.assert_close(other.scores, steps.scores, rtol=1e-5, atol=1e-5)
-
-
-@torch.no_grad()
-def test_beams_keep_no_more_than_their_window():
-    model, beams = tiny_model(attention_window=9), 3
-    decoder = IncrementalDecoder(model)
-    cache = DecodingCache(decoder, beams)
-    decoder.read_source(torch.randn(2, 3, model.config.d_model), None, cache)
-    for _ in range(400):
-        decoder.step(torch.full((2 * beams, 1), 5), cache)
-    assert cache.length == 400 and cache.room <= 200
 
 
 @pytest.mark.parametrize(("is_causal", "share"), [(False, 1.5), (True, 1)])

@@ -24,7 +24,6 @@ KINDS = {
     "plain": {},
     "three layers, widths of heads": {"decoder_layers": 3, "d_k": 5, "d_v": 7},
     "learned positions": {"position_encoding": "learned", "max_position_embeddings": 40},
-    "local attention": {"attention_window": 2},
     "beyond the table of sinusoids": {"max_position_embeddings": 4},
 }
 

@@ -56,8 +56,12 @@ def test_sentences_and_the_space_between_them(post, loaded):
     blank = ["", " ", "\n \n", "\u3000", "7", "…", "¡!", "3 × 4 = 12.", "1,5 %\n– 6 –", "🐈‍⬛", "☎ +49 30", "１２。"]
     blank += ["https://example.org/a?b=see%20me", "{name}: %d", "me@example.org"]
     assert post("/translate", json={"q": blank, **LANGUAGES}) == (200, {"translatedText": blank})
+    skipped = SplitText("http://a.de/Hello. Hello", "en", lambda text, *_: [text])  # the first has no words
+    assert skipped.joined(["Hallo"]) == "http://a.de/Hello. Hallo"
+    known = SplitText(" Next → ", "en", lambda text, *_: [text], is_known=True)
+    assert (known.coded(0), known.joined(["Weiter ⇒"])) == ("Next →", " Weiter ⇒ ")
     japanese = SplitText("猫が寝る。犬が走る。", "ja", lambda text, *_: [text])
-    assert [japanese.joined([text, text]) for text in ("Yes.", "好。")] == ["Yes. Yes.", "好。好。"]
+    assert [japanese.joined([text, text]) for text in ("Yes…", "好……")] == ["Yes… Yes…", "好……好……"]
 
 
 def test_alternatives(post, loaded):

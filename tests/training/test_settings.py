@@ -224,6 +224,7 @@ def test_an_interrupted_run_keeps_what_was_chosen(data, tmp_path, monkeypatch):
     kept = out / "checkpoints" / "recipe.yaml"
     kept.write_text(kept.read_text().replace("augmentation_start: 0\n", ""))  # as an older version wrote it
     assert choose_settings(recipe).augmentation_start == 0
+    assert choose_settings(replace(recipe, max_minutes=0.5)).max_steps == 228  # the clock ends it
     longer = choose_settings(replace(recipe, max_minutes=3))
     assert longer.max_steps == 3 * 228 and longer.decline_steps == 3 * written["decline_steps"]
     for same in (longer, load_recipe(str(out / "recipe.yaml"))):

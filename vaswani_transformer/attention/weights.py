@@ -11,7 +11,6 @@ from ..data.words import is_inner
 from ..decoding.scoring import check_length, token_texts
 from ..errors import UserError, reading
 from ..model.copying_vaswani import copy_sharing_weights
-from ..model.local_attention_vaswani import reach
 
 
 def forming_attention(model):
@@ -50,7 +49,6 @@ class AttentionWeights:
     encoder: np.ndarray  # (encoder_layers, num_heads, source_length, source_length)
     decoder: np.ndarray  # (decoder_layers, num_heads, target_length, target_length), 0 right of the diagonal
     encoder_decoder: np.ndarray  # (decoder_layers, num_heads, target_length, source_length)
-    window: int | None = None  # the model's `attention_window`, outside of which self-attention is 0
 
     def of(self, kind: str) -> tuple[np.ndarray, list[str], list[str]]:
         """Return weights `(layers, num_heads, queries, keys)` of one of `KINDS`, its queries and its keys as text."""
@@ -59,20 +57,6 @@ class AttentionWeights:
             "decoder": (self.decoder, self.decoder_tokens, self.decoder_tokens),
             "encoder-decoder": (self.encoder_decoder, self.target_tokens, self.source_tokens),
         }[kind]
-
-    def visible(self, kind: str) -> np.ndarray:
-        """Return which keys each query of a kind may look at: booleans, `(queries, keys)`.
-
-        In the decoder these are the keys up to the query, in self-attention those in the window.
-        """
-        _, queries, keys = self.of(kind)
-        steps = np.arange(len(keys)) - np.arange(len(queries))[:, None]  # key minus query
-        seen = np.ones(steps.shape, bool)
-        if self.window is not None and kind != "encoder-decoder":
-            seen &= abs(steps) <= reach(self.window)
-        if kind == "decoder":
-            seen &= steps <= 0
-        return seen
 
 
 def check_choice(name: str, chosen: Sequence[int] | None, number: int, where: str) -> list[int]:
@@ -117,7 +101,6 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
         target_tokens=readable_tokens(tokenizer, target_ids),
         decoder_tokens=readable_tokens(tokenizer, [model.config.decoder_start_token_id, *target_ids[:-1]]),
         **{kind.replace("-", "_"): torch.stack(layers)[:, 0].float().cpu().numpy() for kind, layers in by_kind.items()},
-        window=model.config.attention_window,
     )
 
 

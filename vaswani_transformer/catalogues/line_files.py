@@ -40,7 +40,7 @@ class GettextFile(Catalogue):
         place = match
         if not source and match["context"] is None:
             state, self.counts = "kept", _counts(targets[0])
-            if self.language and not self.counts and (state == "fuzzy" or re.search("CHARSET|INTEGER", match[0])):
+            if self.language and not self.counts and ("fuzzy" in flags or re.search("CHARSET|INTEGER", match[0])):
                 state, place = "header", (*match.span(), self._header(match[0]))
         elif re.search("[\udc80-\udcff]", match[0]):
             state, notes = "refused", f"not {self.encoding}, which the header names"

@@ -69,7 +69,7 @@ class JsonFile(Catalogue):
 
     def _texts(self, node: Node, path: tuple[str, ...]) -> Iterator[tuple[str, str, Node]]:
         """Yield the texts below a node: an entry's id, the plural form or the number of the item, the text's node."""
-        names = {key.text for key, value in node.members if value.text is not None}
+        names = {key.text: value.text for key, value in node.members if value.text is not None}
         for key, value in node.members:
             if not path and re.match(r"@@|\$schema$" if value.text else "@", key.text or ""):
                 continue  # metadata of the file, in Flutter's and MediaWiki's also of each message
@@ -80,13 +80,19 @@ class JsonFile(Catalogue):
             elif (
                 plural
                 and f"{plural[1]}other" in names
-                and (plural[1] or names <= {*CATEGORIES})  # beside other keys it is a word
-                and (plural[2] != "zero" or "zero" in self.plurals)
+                and (plural[1] or {*names} <= {*CATEGORIES})  # beside other keys it is a word
+                and plural[2] in {"one", "other", *self.plurals}
+                and self._is_counted("\4".join([*path, f"{plural[1]}*"]), plural[1], names)
             ):
                 name, form = f"{plural[1]}*", plural[2]
             is_ordinal = plural and plural[1].endswith("ordinal_") and f"{plural[1]}other" in names
             if value.text is not None and not is_ordinal:  # which is kept
                 yield "\4".join([*path, name]), form, value
+
+    def _is_counted(self, key: str, prefix: str, names: dict[str, str]) -> bool:
+        """Return whether texts are a plural, by the source, and not a list of which one is called `reason_other`."""
+        is_own = f"{prefix}one" in names or re.search("[{%]", names[f"{prefix}other"])
+        return bool(is_own if self.source is None else key in self.source)
 
     def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:
         """Return the texts where one is to be replaced, with comments; plural forms that are translated stay."""

@@ -23,7 +23,6 @@ _SEGMENT = regex.compile(
     rf"""|(<mrk\b{_ATTRIBUTES}(?:/>|>(?:(?&kept)|(?!</?mrk\b).|(?2))*+</mrk\s*>)))*+)</mrk\s*>)"""
     r"""(?(DEFINE)(?P<kept><!--.*?-->|<!\[CDATA\[.*?\]\]>))"""
 )
-_PIPED = re.compile(r"(?=.*[{%])(([^\s|]+)[^|]*)\|(\2[^|]*)")  # Symfony's plurals: `{n} file|{n} files`
 _IN_ANDROID = str.maketrans({"\\": "\\\\", '"': '\\"', "'": "\\'", "\n": "\\n", "\t": "\\t"})
 
 
@@ -134,10 +133,8 @@ class XliffFile(_XmlFile):
         state = "kept" if (get("translate") or "no" * any(self.kept[-1:])) == "no" or not any(sources) else state
         notes = "\n".join(self._text(note, []) for note in _children(match, "note") if f">{MARK}" not in note[0])
         texts, context = (tuple(sources), tuple(targets)), get("resname") or get("name") or ""
-        name, place, counts = f"{self.file}\4{get('id')}", (match, segments), ()
-        if len(sources) == 1 and state in ("untranslated", "fuzzy") and (piped := _PIPED.fullmatch(sources[0])):
-            texts, counts = (piped.group(1, 3), ()), tuple(dict.fromkeys(self.plurals.values()))  # none for fractions
-        return [Entry(name, *texts, state, self.line, context, "", notes, counts, tuple(codes), place)]
+        name, place = f"{self.file}\4{get('id')}", (match, segments)
+        return [Entry(name, *texts, state, self.line, context, "", notes, (), tuple(codes), place)]
 
     def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:
         """Return the targets that lacked, and a note: in 1.2 behind the target, in 2.x among the unit's notes."""
@@ -146,8 +143,7 @@ class XliffFile(_XmlFile):
         edits = [(*old.span(), "") for old in _children(match, "note") if f">{MARK}" in old[0]]
         marks = {"state": "needs-translation", "state-qualifier": "mt-suggestion"} if is_old else {}
         outer = {"approved": ""} if is_old else {"state": "initial", "subState": "vaswani:mt"}
-        targets = ["|".join(filling.targets)] if entry.counts else filling.targets
-        for (segment, target, state), text in zip(segments, targets, strict=True):
+        for (segment, target, state), text in zip(segments, filling.targets, strict=True):
             if state == "translated":
                 continue
             last = target or _child(segment, "seg-source") or _child(segment, "source")

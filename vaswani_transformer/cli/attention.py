@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import UserError, reading
-from .options import Model, Path_, Search, generate_options
+from .options import Model, Path_, Search, exclude, generate_options
 
 
 def attention(
@@ -39,6 +39,7 @@ def attention(
     from ..attention.weights import KINDS, attend
     from ..loading import load_model
 
+    exclude("--target", target, vars(search))
     path = Path(output)  # of a folder, or of one file
     files = {each: path / f"{each}.png" for each in ([kind] if kind else KINDS)}
     if path.suffix.lower() == ".png":

@@ -37,12 +37,14 @@ def tokenizer(
         kind: bpe as for en-de, or wordpiece
         vocab_size: entries (default: 37000 for bpe, 32000 for wordpiece)
     """
-    from ..data.text_files import read_lines
+    from ..data.parallel_text import check_lines
+    from ..data.text_files import home_path, read_lines
     from ..data.tokenization import train_tokenizer
     from ..output_folder import written_at_once
 
+    check_lines("text files", *files)
     with written_at_once(output, overwrite, last="tokenizer.json", no="generation_config.json") as staging:
-        lines = chain.from_iterable(read_lines(Path(file)) for file in files)
+        lines = chain.from_iterable(read_lines(home_path(file)) for file in files)
         trained = train_tokenizer(lines, kind=kind, vocab_size=vocab_size, show_progress=sys.stderr.isatty())
         trained.save_pretrained(staging)
     print(f"tokenizer of {len(trained):,} entries: {output}")
@@ -107,17 +109,18 @@ def clean(
     dropped = ", ".join(f"{pairs:,} {name}" for name, pairs in counts.items()) or "none"
     print(f"{read:,} pairs read, {kept:,} kept; dropped: {dropped}")
     print(f"report: {Path(output) / REPORT}")
-    words = _train_options(load_recipe(recipe), changed, output, manifest["parts"])
+    words = _train_options(load_recipe(recipe), manifest, output)
     print(f"train on it: vaswani train {shlex.join([recipe, *words])}")
 
 
-def _train_options(as_it_is: Any, recipe: Any, folder: str, parts: list[str]) -> list[str]:
+def _train_options(recipe: Any, manifest: dict, folder: str) -> list[str]:
     """Return options by which a recipe reads the text that was cleaned of it, and its validation text beside it."""
+    columns, parts = manifest["settings"]["columns"], manifest["parts"]
     fields = {"train_data": str(Path(folder).absolute()), "train_source": None, "train_target": None}
-    fields |= {"source_column": recipe.source_column, "target_column": recipe.target_column, "train_split": "train"}
+    fields |= {"source_column": columns[0], "target_column": columns[1], "train_split": "train"}
     fields |= dict.fromkeys(("data_config", "validation_source", "validation_target", "validation_data"))
     fields |= {"validation_split": "validation" if any("validation" in name for name in parts) else None}
-    changed = {name: value for name, value in fields.items() if getattr(as_it_is, name) != value}
+    changed = {name: value for name, value in fields.items() if getattr(recipe, name) != value}
     return [word for name, value in changed.items() for word in (f"--{name.replace('_', '-')}", value or "none")]
 
 

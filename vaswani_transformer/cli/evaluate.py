@@ -60,13 +60,13 @@ def evaluate(
     from ..decoding.stress import stress as stress_rows
     from ..decoding.translator import Translator
     from ..evaluation import metrics
-    from ..hub.card_facts import known_languages
+    from ..hub.card_facts import known_languages, longest_source
 
     files.check_files({"source": source, "reference": reference}, {"output": output, "json": json})
     for name in (model, *others):
         files.check_files({"model": name}, {"json": json})
     one_only = {"output": output, "test_set": test_set, "paper_bleu": paper_bleu, "checker": checker, "stress": stress}
-    is_compared = bool(others) or Path(model).is_file()
+    is_compared = bool(others) or (Path(model).exists() and not Path(model).is_dir())
     options.exclude("several models, or a file of translations,", is_compared, one_only)
     if paper_bleu:
         metrics.moses_tokenizer(paper_bleu)  # before the work, if it is not installed
@@ -86,13 +86,18 @@ def evaluate(
         raise UserError(f"{source} and {reference} hold blank lines only: nothing to evaluate")
     sources = [source for source, _ in pairs]
     references = [normalize("NFC", reference) for _, reference in pairs]
-    language = target_language or [*known_languages(model), None, None][1]
+    known = known_languages(model)
+    language = target_language or (known[1] if len(known) == 2 else None)
     bleu = metrics.bleu_metric(references, bleu_tokenizer, language)
 
     def load(name: str) -> Translator:
         loaded, tokenizer = computing.load(name)
-        asked = options.generate_options(loaded, search) | {"target_language": target_language}
-        return Translator(loaded, tokenizer, computing.tokens_per_batch, **asked)
+        asked = options.generate_options(loaded, search) | {"target_language": target_language, "seed": 0}
+        asked |= {"split_long": True, "max_source_tokens": longest_source(name) or 500}  # as `vaswani translate`
+        asked["source_language"] = next(iter(known_languages(name)), None) or "en"
+        translator = Translator(loaded, tokenizer, computing.tokens_per_batch, **asked)
+        options.remark_codes(translator.codes, target_language)
+        return translator
 
     if is_compared:
         return files.write_json(json, _compare([model, *others], sources, references, bleu, load))
@@ -105,7 +110,8 @@ def evaluate(
     # What was read is hashed before anything is written.
     record = files.record_of(model, source, reference, translator, settings, test_set) if json else {}
     coded = [translator.codes.coded(source) for source, _ in filled]
-    scored = score_tokens(loaded, tokenizer, coded, [target for _, target in filled], numbers=numbers)
+    targets = [target for _, target in filled]
+    scored = score_tokens(loaded, tokenizer, coded, targets, computing.tokens_per_batch, numbers)
     losses, counts = zip(*((-score.log_probability, len(score.tokens)) for score in scored), strict=True)
     ranked, seconds = files.timed("translating", partial(translator.hypotheses, sources), len(sources))
     outputs = [hypotheses[0] for hypotheses in ranked]
@@ -145,7 +151,7 @@ def _compare(systems: list[str], sources: list[str], references: list[str], bleu
 
     texts = {}
     for name in sorted(systems, key=lambda name: Path(name).is_dir()):  # models take longer: files, and mistakes, first
-        lines = Path(name).is_file() and read_lines(Path(name))
+        lines = Path(name).exists() and not Path(name).is_dir() and read_lines(Path(name))  # a file or a pipe
         lines = lines or files.timed(name, partial(load(name).translate, sources), len(sources))[0]
         texts[name] = [normalize("NFC", line) for line in lines]
         if len(texts[name]) != len(references):
@@ -164,7 +170,9 @@ def _load_scorer(model: str, computing: Together, target_language: str | None, l
 
     loaded, tokenizer = computing.load(model)
     rule = length_rule(loaded.generation_config, {"length_penalty": length_penalty})
-    return FileScorer(loaded, tokenizer, rule, *how, computing.tokens_per_batch, target_language)
+    scorer = FileScorer(loaded, tokenizer, rule, *how, computing.tokens_per_batch, target_language)
+    options.remark_codes(scorer.codes, target_language)
+    return scorer
 
 
 def score(

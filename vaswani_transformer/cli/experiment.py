@@ -37,7 +37,7 @@ def experiment(
         only: run these cells, or groups such as A
         set: settings of all cells that differ from the scale's: max_steps=100
         report: run nothing: write and print the table of the finished cells
-        dry_run: print what the cells will take, and run nothing
+        dry_run: print the cells with their state and steps, and run nothing
     """
     from ..experiments.base import Setup, run_experiment
 

@@ -71,8 +71,10 @@ def check_files(read: Mapping[str, str | None], written: Mapping[str, str | None
 
     Raises:
         UserError: naming the option, for a file that cannot be written, whose name promises another content, or that is
-            read, too, or written twice (devices and pipes may be).
+            read, too, or written twice (devices and pipes may be), as by several launched processes.
     """
+    if is_launched():
+        raise UserError("this command starts its processes itself: leave out accelerate launch or torchrun")
     paths = {name: Path(path) for name, path in {**read, **written}.items() if path is not None}
     for name in written.keys() & paths.keys():
         path, reason = paths[name], None
@@ -95,11 +97,10 @@ def are_same_file(path: Path, other: Path) -> bool:
 
 
 def check_work(read: Mapping[str, str | None], writing: Writing, **written: str | None) -> None:
-    """Check the files as `check_files`; the output of several launched processes would be written several times."""
-    if is_launched():
-        raise UserError("this command starts its processes itself: leave out accelerate launch or torchrun")
-    given = [path for path in read.values() if path is not None]
-    if (writing.resume or writing.has_workers) and not (given and all(map(is_file, [writing.output, *given]))):
+    """Check the files as `check_files`, and that those of `--resume` and `--workers` can be read in parts."""
+    first, *others = read.values()
+    given = [writing.output, first, *(path for path in others if path is not None)]
+    if (writing.resume or writing.has_workers) and not all(map(is_file, given)):
         options = " and ".join(f"{flag(name)} FILE" for name in read if name in ("input", "source", "target"))
         raise UserError(f"--resume and --workers are for files on the disk: give {options} and --output FILE")
     check_files(read, {"output": writing.output, **written})

@@ -1,6 +1,8 @@
 """Options that several commands share, and the model and the search that they name. Imports no torch."""
 
 import dataclasses
+import multiprocessing
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -121,6 +123,13 @@ def flags_given(options: Mapping[str, Any]) -> list[str]:
     """Return those of these options that were given, of which each is None, false or empty by default."""
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     return [flag(name) for name, value in given.items() if value not in ([], ())]
+
+
+def remark_codes(codes: Any, target_language: str | None) -> None:
+    """Say, once of all workers, that a model of several target languages chooses one itself, if none is given."""
+    known = ", ".join(codes.known.values())
+    if known and not target_language and multiprocessing.parent_process() is None:
+        print(f"no --target-language: texts without a code ({known:.300}) may become any language", file=sys.stderr)
 
 
 def exclude(what: str, holds: Any, others: Mapping[str, Any]) -> None:

@@ -41,7 +41,7 @@ def train(
     """Train a parser on trees in brackets.
 
     RECIPE is a name from `vaswani recipes` (parser is the paper's) or a YAML file; options with a group's title are
-    fields of it. The same command resumes an interrupted training.
+    fields of it, and their defaults apply where it has no value. The same command resumes an interrupted training.
 
     Args:
         trees: Penn Treebank brackets to train on (.gz works)

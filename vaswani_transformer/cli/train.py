@@ -81,8 +81,8 @@ def distill(
     """Train a small, fast model on what larger ones translate.
 
     Sequence-level knowledge distillation (Kim and Rush, 2016): the teachers translate the text, which stays in the
-    output folder, and the student learns it. Options with a group's title are fields of the student's recipe. The same
-    command resumes after an interruption.
+    output folder, and the student learns it. Options with a group's title are fields of the student's recipe, and their
+    defaults apply where it has no value. The same command resumes after an interruption.
 
     Args:
         teachers: model folders; of several, which have one tokenizer, the probabilities are averaged

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import hashlib
-import multiprocessing
 import os
 import shlex
 import sys
@@ -37,7 +36,7 @@ class Files:
     glossary: Path_ | None = None
     """terms that translations must have: lines of SOURCE TAB TARGET, or of a word that is not translated"""
     memory: Annotated[tuple[Path_, ...], SEVERAL] = ()
-    """earlier translations (TMX, TSV, ...): of the same source as they are, of a near one shown to a model for it"""
+    """earlier translations (TMX, TSV, ...), used for the same source; near ones shown to a model for --fuzzy-matches"""
     max_source_tokens: Annotated[int | None, within(2, 10**6)] = None
     """a line of more tokens is too long"""
     long_lines: Literal["split", "refuse"] = "split"
@@ -234,10 +233,9 @@ def load(folder: str, request: Request):
         **settings,
     )
 
-    is_worker = multiprocessing.parent_process() is not None
-    if (codes := ", ".join(translator.codes.known.values())) and not (written.target_language or is_worker):
-        print(f"no --target-language: texts without a code ({codes:.300}) may become any language", file=sys.stderr)
-    extras = {"words": functools.partial(word_confidences, model, tokenizer)} if written.confidence else {}
+    options.remark_codes(translator.codes, written.target_language)
+    most = {"tokens_per_batch": request.computing.tokens_per_batch}
+    extras = {"words": functools.partial(word_confidences, model, tokenizer, **most)} if written.confidence else {}
     if written.alignments:
         from ..attention.alignments import align, pharaoh
 

@@ -26,7 +26,7 @@ _SAME_PART = 0.15  # difference of two shares of a sentence up to which they are
 _KEYBOARD = " qwertyuiop asdfghjkl zxcvbnm "
 # With one letter changed "on" is "in"; no placeholder, address or tag.
 _LONG_WORD = regex.compile(rf"(?<![{{%@/<_\pL\pM]|%\()(?:(?!{LETTER})[\pL\pM]){{4,}}+(?!_|[\w.]{{0,60}}+[:@/]\S)")
-_NOT_CASED = regex.compile(r"[{}<>@]|%\w|%\(|://|[ıİğə\p{Greek}]")  # placeholders; languages with rules of their own
+_NOT_CASED = regex.compile(r"[{}<>@]|%\w|%\(|://|[ıİğşə\p{Greek}\p{Georgian}]")  # placeholders; own capitals
 _LETTERS = regex.compile(rf"{LETTER}|\p{{L}}(?:(?!{LETTER})[\p{{L}}\p{{M}}])+")  # a word; not one of "a"
 _FINAL_MARK = regex.compile(r"(?<![\p{Terminal_Punctuation}…\s]\s*)\s*\p{Sentence_Terminal}$")  # the only one
 _CLAUSE_END = regex.compile(r"[,;:.!?،؛](?=\s)|[，、；：]")

@@ -26,10 +26,8 @@ class TokenBatchSampler:
     their share. So every epoch has the same lengths in the same order, and what differs is which pairs have them.
 
     What holds for any shuffle: the limits are kept, every pair comes exactly once an epoch, and every epoch has the
-    same number of batches, which a Trainer needs in order to resume at the right place. (Lengths come in the same order
-    in every epoch, and a batch that starts later in an order never ends earlier; so cutting the first batch short adds
-    one batch at most. Where it adds none, the batch of most pairs is halved.) Padded to its longest sentence, a batch
-    has at most 1.5 times its limit in positions, however far apart the lengths are.
+    same number of batches, which a Trainer needs in order to resume at the right place. Padded to its longest sentence,
+    a batch has at most 1.5 times its limit in positions, however far apart the lengths are.
 
     With `micro_batches` above 1 each batch is dealt out further in that many parts, which follow each other: one
     optimizer step's worth, for accumulation or for several processes. On either side the tokens of two parts differ by
@@ -94,7 +92,8 @@ class TokenBatchSampler:
         smallest = min(self._limit // max(int(side.max()) for side in self.lengths), self._pairs)
         if smallest < needed:
             problem = f"{needed} are needed to deal it out in {self.micro_batches} parts"
-            fix = "raise tokens_per_batch, or raise tokens_per_device, or use fewer processes"
+            enough = needed * max(int(side.max()) for side in self.lengths)
+            fix = f"raise tokens_per_batch to {enough:,}, or raise tokens_per_device, or use fewer processes"
             raise UserError(f"a batch of {self._limit} tokens a side may hold {smallest} pairs, and {problem}: {fix}")
 
     def _order(self) -> np.ndarray:

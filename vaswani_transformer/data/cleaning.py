@@ -22,7 +22,7 @@ from ..errors import UserError, shortened
 from ..files import write_text, written_whole
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
-from ..recipes.recipe import Recipe
+from ..recipes.recipe import Recipe, languages_of
 from . import cleaning_rules
 from .cleaning_options import CleaningRules
 from .cleaning_rules import KEPT, NAMES, Judge, LengthRatio, check_rules, key_of, plain
@@ -76,7 +76,10 @@ def clean(
         train, validation = data_sources(recipe)
         files = [*train.files, *(validation.files if validation else ()), *tests]
         settings = {"recipe": {name: getattr(recipe, name) for name in (*DATA_FIELDS, "seed")}, "rules": asdict(rules)}
-        settings |= {"part": PART, "files": {str(path): file_stamp(path) for path in files}}
+        own = [recipe.source_column, recipe.target_column]  # if no languages are known, which others then know by these
+        known = rules.languages, languages_of(vars(recipe)), train.languages
+        columns = next((list(names) for names in known if names and all(names)), own)
+        settings |= {"part": PART, "columns": columns, "files": {str(path): file_stamp(path) for path in files}}
         settings = json.loads(json.dumps(settings))
         if os.path.lexists(output.path / MANIFEST) and not overwrite:
             manifest = read_json(output.path / MANIFEST)
@@ -104,9 +107,9 @@ def clean(
         with output.placing(last=MANIFEST, stale=output.names) as staging:
             for number in parts:
                 rows = np.array(range(len(text))[number * PART : (number + 1) * PART])
-                _write(text.select(rows[status[rows] == KEPT]), staging / f"train-{number:05d}.parquet", recipe)
+                _write(text.select(rows[status[rows] == KEPT]), staging / f"train-{number:05d}.parquet", columns)
             if validation is not None:
-                _write(validation, staging / "validation-00000.parquet", recipe)
+                _write(validation, staging / "validation-00000.parquet", columns)
             names = sorted(path.name for path in staging.iterdir())
             samples = _samples(text, status, firsts, judge, recipe.seed)
             write_text(staging / REPORT, _report(counts, samples))
@@ -165,10 +168,10 @@ def _match(tasks: Path, text: datasets.Dataset, rules: CleaningRules, parts: ran
     return status, firsts
 
 
-def _write(text: datasets.Dataset, path: Path, recipe: Recipe) -> None:
+def _write(text: datasets.Dataset, path: Path, columns: list[str]) -> None:
     """Write pairs, unless there is none: a file without rows would be refused."""
     if len(text):
-        table = text.with_format("arrow")[:].rename_columns([recipe.source_column, recipe.target_column])
+        table = text.with_format("arrow")[:].rename_columns(columns)
         pq.write_table(table.replace_schema_metadata(), path, compression="zstd")
 
 

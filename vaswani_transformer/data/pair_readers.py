@@ -98,7 +98,7 @@ def _words_of_headers() -> set[str]:
     from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES  # such as deu_Latn
 
     aliases = (re.split(r"[._@]", alias)[0] for alias in locale.locale_alias)
-    return {"src", "tgt", "trg", *aliases, *(code[:3] for code in FAIRSEQ_LANGUAGE_CODES)}
+    return {"src", "tgt", "trg", *DEFAULT_COLUMNS, *aliases, *(code[:3] for code in FAIRSEQ_LANGUAGE_CODES)}
 
 
 def column_position(column: str, available: list[str], where: str) -> int:

@@ -98,7 +98,7 @@ def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str)
         dataset = (nested := dataset.select_columns(["translation"])).flatten()
         is_nested = isinstance(next(iter(nested[:1]["translation"]), None), Mapping)
         if is_nested and dataset.column_names == nested.column_names:  # as rows have different keys
-            pick = lambda row: {name: (row["translation"] or {}).get(name) for name in columns}  # noqa: E731
+            pick = lambda row: {name: (row["translation"] or {}).get(name) or "" for name in columns}  # noqa: E731
             key = sha256(f"{nested._fingerprint}-{columns}".encode()).hexdigest()[:16]
             dataset = nested.map(pick, remove_columns=nested.column_names, cache_file_name=cache_file(key))
         dataset = dataset.rename_columns({name: name.removeprefix("translation.") for name in dataset.column_names})
@@ -279,9 +279,9 @@ def _paired_shards(source: str | Path, target: str | Path) -> list[tuple[Path, P
 
 
 def _wildcard_text(pattern: str | Path, path: Path) -> tuple[str, ...]:
-    """Return what the ``*`` and ``?`` of a pattern stand for in a path; nothing for one with other wildcards."""
+    """Return what the wildcards of a pattern stand for in a path; nothing where its name has them itself."""
     rule = re.escape(str(home_path(pattern).absolute())).replace(r"\*\*/", "((?:.*/)?)").replace(r"\*\*", "(.*)")
-    rule = rule.replace(r"\*", "([^/]*)").replace(r"\?", "([^/])")
+    rule = re.sub(r"\\\[.*?\\\]|\\\?", "([^/])", rule.replace(r"\*", "([^/]*)"))
     match = re.fullmatch(rule, str(path))
     return match.groups() if match else ()
 

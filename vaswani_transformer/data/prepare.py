@@ -129,8 +129,9 @@ def _earlier(folder: Path, settings: dict) -> dict | None:
     with reading(notes):
         before, now = ({**values["recipe"], **values["files"]} for values in (earlier, settings))
         before["tokenizer"], now["tokenizer"] = earlier["tokenizer"], settings["tokenizer"]
-        if is_finished:  # whose manifest has the sizes of files, not their times
-            now |= {path: size for path, (size, _) in settings["files"].items()}
+        sizes = {path for path, stamp in earlier["files"].items() if isinstance(stamp, int)}  # of earlier versions
+        now |= {path: stamp[0] for path, stamp in settings["files"].items() if path in sizes}
+        if is_finished:
             before["tokenizer"] = earlier["tokenizer"]["sha256"] if settings["tokenizer"] else None
         changed = sorted(name for name in before | now if before.get(name) != now.get(name))
         if changed or (earlier["format"], earlier["version"]) != (prepared.FORMAT, prepared.VERSION):
@@ -227,7 +228,6 @@ def _finish(folder: Path, settings: dict, results: list[dict[str, Any]]) -> dict
     parts = {part: [result for result in results if result["part"] == part] for part in PARTS}
     manifest = {
         **settings,
-        "files": {path: size for path, (size, _) in settings["files"].items()},
         "tokenizer": {"sha256": tokenizer_sha256(tokenizer), "entries": len(tokenizer)},
         "parts": {part: _write_index(folder, part, shards, limits) for part, shards in parts.items()},
     }

@@ -64,8 +64,9 @@ def train_tokenizer(
 
     Raises:
         UserError: There is no text.
+        KeyError: `kind` is none of these.
     """
-    vocab_size = DEFAULT_VOCAB_SIZE[kind] if vocab_size is None else vocab_size
+    vocab_size = {None: DEFAULT_VOCAB_SIZE[kind]}.get(vocab_size, vocab_size)
     sentences = (text if isinstance(text, str) else texts_in([text])[0] for text in items_of(texts) if text)
     first = next(sentences, None)
     if first is None:

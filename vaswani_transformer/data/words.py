@@ -36,9 +36,9 @@ def words_of(text: str) -> list[str]:
 
 
 def has_case(text: str) -> bool:
-    """Return whether half of the words have capitals: many scripts have none, and a Latin name is no sentence."""
+    """Return whether most words have capitals: many scripts have none, and a Latin name is no sentence."""
     words = [word for word in words_of(text) if any(map(str.isalpha, word))]
-    return 2 * sum(word.upper() != word.lower() for word in words) >= len(words)
+    return 2 * sum(word.upper() != word.lower() for word in words) > len(words)
 
 
 def words_at(text: str, places: Iterable[tuple[int, int]]) -> list[range]:

@@ -8,7 +8,7 @@ from transformers.pipelines.base import Pipeline
 
 from ..errors import reading
 from ..exported import refuse_exported
-from ..model.pipeline_vaswani import PIPELINES
+from ..model.pipeline_vaswani import TranslationPipeline
 
 _OF_HUB = ("revision", "token", "local_files_only")
 
@@ -36,7 +36,7 @@ def pipeline(
         dtype: such as `"bfloat16"` or `torch.float16`; `"auto"` is what the model was saved in.
         trust_remote_code: run the code beside a model. Models of this package need none, and without it none runs.
         model_kwargs: for the model's `from_pretrained`.
-        **options: of `Text2TextGenerationPipeline` and `generate()`; `revision`, `token`, `local_files_only`.
+        **options: of `TranslationPipeline` and `generate()`; `revision`, `token`, `local_files_only`.
 
     Raises:
         UserError: with the library's reason, where the model cannot be loaded, is exported or of another architecture,
@@ -56,4 +56,4 @@ def pipeline(
         if not callable(tokenizer):
             with reading(f"tokenizer {tokenizer or name}"):
                 tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer or name, **hub)
-        return PIPELINES[kind](model=model, tokenizer=tokenizer, task=task or kind, device=device, **options)
+        return TranslationPipeline(model, tokenizer, task=task or kind, device=device, **options)

@@ -114,7 +114,7 @@ _MOST_TOKENS = 4  # of a character, which has at most as many bytes in UTF-8
 
 
 def token_texts(tokenizer, rows: Iterable[Sequence[int]]) -> list[list[str]]:
-    """Return the texts of tokens as people read them, with leading spaces, special tokens by name.
+    """Return the texts of tokens as people read them, with their spaces, special tokens by name.
 
     Those of a row are, joined, its whole text. That of a character of several tokens goes to the first of them.
     """
@@ -124,6 +124,8 @@ def token_texts(tokenizer, rows: Iterable[Sequence[int]]) -> list[list[str]]:
     def text_of(run: tuple[int, ...]) -> str:
         # The decoder removes the space at the start of a text, but not between two copies of it.
         once, twice = (tokenizer.decode(list(run) * number) for number in (1, 2))
+        if tokenizer.convert_ids_to_tokens(run[-1]).endswith("</w>"):  # of fairseq's: spaces are behind words
+            return names.get(run, once + " ")
         return names.get(run, twice[len(once) :])
 
     all_texts = []
@@ -201,9 +203,11 @@ def mean_confidence(words: Words) -> float:
     return sum(probability for _, probability in words) / len(words) if words else 1.0
 
 
-def word_confidences(model, tokenizer, sources: Sequence[str], outputs: Sequence[str]) -> list[Words]:
+def word_confidences(
+    model, tokenizer, sources: Sequence[str], outputs: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH
+) -> list[Words]:
     """Return the words of each output of a source and their probabilities; errors as of `score_tokens`."""
-    return list(map(word_probabilities, score_tokens(model, tokenizer, sources, outputs)))
+    return list(map(word_probabilities, score_tokens(model, tokenizer, sources, outputs, tokens_per_batch)))
 
 
 @dataclass

@@ -288,6 +288,9 @@ class Translator:
         if self.scores:
             rows = score_ids(self.model, [piece.ids for piece in repeated], kept, self.tokens_per_batch)
             hypotheses = [self._scored(*pair) for pair in zip(hypotheses, map(math.fsum, rows), strict=True)]
+        if self.scores and self.setting("do_sample"):  # a search has ranked them
+            ranked = sorted(range(len(hypotheses)), key=lambda place: (place // number, -hypotheses[place].score))
+            hypotheses = [hypotheses[place] for place in ranked]
         return [hypotheses[start : start + number] for start in range(0, len(hypotheses), number)]
 
     def _without_repetition(self, whole: list[int], piece: Piece) -> list[int]:

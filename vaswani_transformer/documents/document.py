@@ -77,7 +77,8 @@ class _Sentence:
             self.atoms[place], self.last = self.atoms[place]._replace(text=""), self.solid
             place -= 1
         self.atoms.append(Fragment(piece.raw, self.after))
-        self.takes_punctuation = bool(piece.text) and not is_inner(self.last) and not self.last.isspace()
+        may_take = bool(piece.text) or self.takes_punctuation
+        self.takes_punctuation = may_take and not (is_inner(self.last) or self.last.isspace())
         if piece.text == " " and is_inner(self.last) and is_inner(follower):
             self._read_character(" ", "")
 

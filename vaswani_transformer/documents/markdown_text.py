@@ -21,12 +21,12 @@ _HEADING_END = re.compile(r"(?<=\s)#+\s*$")  # signs that it would lose
 # A line that says what the next ones are (Python-Markdown, Docusaurus, Pandoc), perhaps with a title; and a template's.
 # Where the title is not in quotation marks, and for what takes in another file, all of the line.
 _MARKER = re.compile(
-    rb"""(?:(?:!!!|\?\?\?\+?|===|::+)[ \t]*(?:[\w.={}\#-]+[ \t]*){0,3}(?:"([^"\n]*)"[ \t]*)?"""
-    rb"""|(?:(?:\{\{(?:(?!\}\})[^\n])*\}+|\{%(?:(?!%\})[^\n])*%\}|\{/\*(?:(?!\*/)[^\n])*\*/\}|\{(?::|/(?!\*))[^}\n]*\}+)\s*?)+"""
+    rb"""(?:(?:!!!|\?\?\?\+?|===|::+)[ \t]*(?:[\w.={}\#-]++[ \t]*+){0,3}+(?:"([^"\n]*)"[ \t]*)?"""
+    rb"""|(?:(?:\{\{(?:(?!\}\})[^\n])*\}+|\{%(?:(?!%\})[^\n])*%\}|\{/\*(?:(?!\*/|\n\s*\n)[\s\S])*\*/\}|\{(?::|/(?!\*))[^}\n]*\}+)\s*?)+"""
     rb"""|\{(?:%-?|\{[<%])\s*(?:katex|math|mermaid|highlight|comment|raw)\b[^\n]*"""
     rb"""|(?:(?<=---\n)|(?<=---\r\n))[a-z][\w-]*:(?=\s)[^\n]*(?:\n(?!---)[^\n]+)*?(?=\n(?:---|\.\.\.))"""  # metadata
     rb"""|(?::::|\[!\w+\]|--8<--)[^\n]*|\[TOC\]|\*\[[^\]\n]+\]:[^\n]*"""
-    rb"""|(?:import [^\n]*['"]|export (?:const|default|function) )[^\n]*)(?=\r?\n|\Z)"""  # of MDX
+    rb"""|(?:import (?:[^\n]*['"]|\{)|export (?:const|default|function) )[^\n]*(?:\n[^\r\n][^\n]*)*)(?=\r?\n|\Z)"""
 )
 _PRICE, _COLON = b"\x1a", b"\x1b"  # in the place of a $ of no formula, and of the first : of :tada:
 
@@ -43,7 +43,11 @@ def read_markdown(source: str) -> Document:
     as_item = lambda match: match[1] + b"*   " + len(match[2]) * _COLON  # noqa: E731 (of a list: below is no code)
     notes = rb"(?:\A|(?<=\n\n)|(?<=\n\r\n))([ \t]*)(?:(?:!!!|\?\?\?)(?=\+? [\w\"])|===(?=\+? \"))(\+?) "
     parsed = bytearray(re.sub(notes, as_item, parsed))
-    parsed = bytearray(re.sub(rb"(?<=\]\()\{[{%][^\n{}]*[%}]\}", lambda match: b"x" * len(match[0]), parsed))
+    blank = lambda match: b"x" * len(match[0])  # noqa: E731
+    parsed = bytearray(re.sub(rb"(?<=\]\()\{[{%][^\n{}]*[%}]\}", blank, parsed))
+    braces = rb"(?<==)\{(?:[^{}]|\{[^{}]*\})*\}"  # values in tags of JSX
+    jsx = rb"<[A-Za-z](?:[^<>{}=]|=(?:" + braces + rb")?)*+>"
+    parsed = bytearray(re.sub(jsx, lambda tag: re.sub(braces, blank, tag[0]), parsed))
     while prices:  # between US$5 and US$10 is no formula
         events = list(pyromark.events_with_range(parsed.decode(), options=options))
         places = [place for event, place in events if isinstance(event, dict) and "InlineMath" in event]
@@ -56,7 +60,9 @@ def read_markdown(source: str) -> Document:
         reader.read(name, value, place["start"], place["end"])
     reader.fix(len(reader.source))
     finish = lambda sentence: _LINE_START.sub(r"\1\\\2", _HEADING_END.sub(r"\\\g<0>", sentence))  # noqa: E731
-    return Document(reader.pieces, lambda text: _SPECIAL.sub(r"\\\g<0>", text), finish)
+    # Python-Markdown knows fewer backslashes.
+    escaped = lambda sign: f"&#{ord(sign[0])};" if sign[0] in "<~$&" else f"\\{sign[0]}"  # noqa: E731
+    return Document(reader.pieces, lambda text: _SPECIAL.sub(escaped, text), finish)
 
 
 class _Reader:

@@ -31,15 +31,17 @@ _PERCENT = (
     r"(?:<PRI\w+>|(?:hh|ll|[hljztLqw])?[a-zA-Z@%]))|%"
 )
 _GCC = r"%(?:[<>{}%]|(?:\d+\$)?[-+#0q]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:ll|[hlwzt])?[a-zA-Z@])|%(?!')"
-_STYLES = {"sh": r"\$\w+", "object-pascal": r"%(?:\d+:)?-?(?:\d+|\*)?(?:\.(?:\d+|\*))?[a-zA-Z]|%%?"}
+_STYLES = {
+    "sh": r"\$\w+",
+    "gcc-internal": _GCC,
+    "gfc-internal": _GCC,
+    "object-pascal": r"%(?:\d+:)?-?(?:\d+|\*)?(?:\.(?:\d+|\*))?[a-zA-Z]|%%?",
+}
 _STYLES |= {"boost": rf"%\|[^|]*\||%\d+%|{_PERCENT}"}
 _STYLES |= dict.fromkeys(("python-brace", "perl-brace", "csharp", "java"), r"\{[^{}]*\}|[{}]")
 _STYLES |= dict.fromkeys(("qt", "qt-plural", "kde", "kde-kuit"), r"%L?(?:\d{1,2}|n)")
-_STYLES |= dict.fromkeys(("gcc-internal", "gfc-internal"), _GCC) | dict.fromkeys(("ycp", "smalltalk"), r"%[\d%]?")
-_STYLES |= dict.fromkeys(("lisp", "scheme"), r"~(?:[-+]?\d+|'.|[vV\#])?(?:,(?:[-+]?\d+|'.|[vV\#])?)*[:@]*(?:.|$)")
-_HAS_PLACE = re.compile(r"%(?!\d+[$:]|[({%>}]|<(?!PRI)|\||L?\d+%?$|m?$)|~(?![%~\s]|$)|\{[:!}]")  # the next argument
+_HAS_PLACE = re.compile(r"%(?!\d+[$:]|[({%>}]|<(?!PRI)|\||L?\d+%?$|m?$)|\{[:!}]")  # the next argument
 _NUMBER = re.compile(r"(?<!%)%(\d+)\$")
-_OWN_DIGITS = re.compile(r"(%(?:\d+\$)?[-+ #0']*)I(?=[-+ #0']*[\d.*]*[hljzt]*[diufFgGeE]$)")  # in C: Persian ones
 _NUMBERING = {"c", "objc", "gcc-internal", "gfc-internal", "php", "perl", "java-printf", "awk", "tcl", "ruby", "boost"}
 _NUMERIC = re.compile(r"%(?:\d\$)?[l\d]*[diu]|%n|%L?\d|%[{(]\w+[})]d?|\{+\s*[#\w]*\s*\}+")
 # ICU's plurals and choices, whose cases are messages of their own.
@@ -92,7 +94,6 @@ def problem(source: str, target: str, flags: str = "", codes: tuple[str, ...] = 
 def _generic(part: str, text: str, flags: str = "") -> str:
     """Return a placeholder of a text, in any digits; `<file>`, which is no tag and may be translated, as `<>`."""
     name = re.fullmatch(r"<(?!%|(?:br|hr|img|li|p|wbr)\b)([^<>=/]+)>", part)
-    part = _OWN_DIGITS.sub(r"\1", part) if "c" in _kinds(flags) else part
     return "<>" if name and f"</{name[1]}" not in text else part
 
 
@@ -105,12 +106,18 @@ def _is_nested(text: str, codes: tuple[str, ...]) -> bool:
     return not opened
 
 
+def _without_doubled(text: str, flags: str) -> str:
+    """Return a text of Java with single apostrophes, unless one of them quotes."""
+    is_plain = "java" in _kinds(flags) and "'{" not in text.replace("''", "")
+    return text.replace("''", "'") if is_plain else text
+
+
 def in_order(source: str, target: str, flags: str = "", may_number: bool = True) -> str:
     """Return a valid translation with the arguments that changed places numbered, as `%2$s`; empty if they cannot be.
 
     C's way, which Python and what has no flag do not have. Java's apostrophes, one of which quotes, are doubled.
     """
-    if "java" in _kinds(flags) and "'{" not in source.replace("''", ""):
+    if _without_doubled(f"{source}''", flags) != f"{source}''":
         target = re.sub("''?", "''", target)
     places = [_generic(part, source, flags) for part in pattern_of(flags).findall(source) if _HAS_PLACE.match(part)]
     left, numbers = dict(enumerate(places, 1)), []
@@ -271,7 +278,8 @@ class Messages:
         """Translate segments: plural forms with a number first, then as they are, then without placeholders."""
         for shown in (_with_number, lambda segment: (segment.text, str)):
             left = [(each, *made) for each in segments if each not in self._found and (made := shown(each))]
-            translated = self.translate([with_codes(text, each.codes) for each, text, _ in left]) if left else ()
+            texts = [with_codes(_without_doubled(text, each.flags), each.codes) for each, text, _ in left]
+            translated = self.translate(texts) if left else ()
             for (segment, _, restore), targets in zip(left, translated, strict=True):
                 any(self._take(segment, restore(target)) for target in targets)
         left = [segment for segment in segments if segment not in self._found]
@@ -300,6 +308,7 @@ class Messages:
 def _with_number(segment: _Segment) -> tuple[str, Callable[[str], str]] | None:
     """Return the text with a number for its one placeholder of such, and what gives a translation this one again."""
     places = [match for match in pattern_of(segment.flags).finditer(segment.text) if _NUMERIC.fullmatch(match[0])]
+    places = [match for match in places if re.search(r"#|%n|\bcount\b", match[0])] or places  # not a file's name
     if segment.count is None or len(places) != 1:
         return None
 

@@ -26,6 +26,7 @@ _PARAGRAPHS, _INNER = {"p", "h"}, {"span", "a"}  # of OpenDocument
 _SPANS = {"hyperlink", "ins", "smartTag"}
 _POINTS = {"bookmarkStart", "bookmarkEnd", "commentRangeStart", "commentRangeEnd", "proofErr", "permStart", "permEnd"}
 _FIELD, _TEXT_FIELD = re.compile('fldCharType="(begin|end)"'), re.compile("HYPERLINK|FORMTEXT")
+_CITATION = re.compile("CITATION|ADDIN")
 _RAISED = re.compile(r'vertAlign [^<>]*"su(?:b|per)script"')
 # A run of one of them is a point, of pictures if no text box is in it.
 _REFERENCES = {"footnoteReference", "endnoteReference", "commentReference", "noBreakHyphen", "softHyphen", "sym"}
@@ -183,7 +184,7 @@ def _events(data: bytes) -> list[_Event]:
 def _end_of_whole(events: list[_Event], number: int) -> int:
     """Return the last event of a field, a formula or deleted text that begins here; 0 for anything else."""
     kind, name = events[number][1:3]
-    if kind != "<" or not (name in ("r", "fldSimple", "fld", "del") or name.endswith(" oMath")):
+    if kind != "<" or not (name in ("r", "fldSimple", "fld", "del", "sdt") or name.endswith(" oMath")):
         return 0
     first, last, depth = number, _end(events, number), 0
     while name == "r" and events[first].kind != ">":  # a field is of several runs
@@ -193,7 +194,8 @@ def _end_of_whole(events: list[_Event], number: int) -> int:
         if not 0 < depth < _MOST_FIELDS:
             break
     raw = _raw(events[number : last + 1])
-    is_whole = (name != "r" or (depth == 0 and _FIELD.search(raw))) and not _TEXT_FIELD.search(raw)
+    is_whole = name not in ("r", "sdt") or (name == "r" and depth == 0 and _FIELD.search(raw))
+    is_whole = _CITATION.search(raw) if name == "sdt" or _TEXT_FIELD.search(raw) else is_whole
     return last if is_whole and all(event.name != "p" for event in events[number:last]) else 0  # "p": a text box
 
 

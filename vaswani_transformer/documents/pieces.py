@@ -139,7 +139,8 @@ def _with_marks(pieces: list[Piece]) -> list[Piece]:
             text = _text_of_mark(piece.name, pieces[number + 1 : last], before, pieces[last + 1 : last + 9])
             if text is not None:
                 end = last + 1
-                parts = [Piece("".join(part.raw for part in pieces[number:end]), Kind.POINT, text)]
+                raw = "".join(part.raw for part in pieces[number:end])
+                parts = [text_piece(raw, text) if text.isalpha() else Piece(raw, Kind.POINT, text)]
         elif piece.kind is Kind.TEXT:
             raws = INVISIBLE.split(piece.raw) if piece.raw == piece.text else [piece.raw]
             parts = [text_piece(raw, INVISIBLE.sub("", raw if len(raws) > 1 else piece.text)) for raw in raws if raw]
@@ -149,7 +150,7 @@ def _with_marks(pieces: list[Piece]) -> list[Piece]:
 
 
 def _text_of_mark(name: str, inner: list[Piece], before: str, behind: list[Piece]) -> str | None:
-    """Return the text of the point that a span is: one without words, or a mark at a word; None for other spans."""
+    """Return the text of the point that a span is: none, of a mark at a word, of an ordinal; None for other spans."""
     text = "".join(piece.text for piece in inner if piece.kind is Kind.TEXT)
     if all(piece.kind in (Kind.OPEN, Kind.CLOSE) for piece in inner):
         return ""
@@ -157,6 +158,8 @@ def _text_of_mark(name: str, inner: list[Piece], before: str, behind: list[Piece
         return " "
     if not text or any(map(str.isspace, text)):
         return None
+    if name in _MARKS and before.isnumeric() and re.fullmatch("st|nd|rd|th|er|e|ème|º|ª", text):
+        return text
     rest = re.match(r"\S*", "".join(piece.text for piece in behind))[0]
     if name in _MARKS:
         is_mark = not before.isspace() or rest or not any(map(str.isalpha, text))

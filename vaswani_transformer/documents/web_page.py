@@ -14,10 +14,10 @@ from .pieces import Document, Kind, Piece, text_piece
 # Elements that are spans in a sentence; those that are points, with all that is in them; those that are left alone.
 SPANS = {
     "a", "abbr", "b", "bdi", "bdo", "big", "cite", "del", "dfn", "em", "font", "i", "ins", "label", "mark", "q", "s",
-    "small", "span", "strike", "strong", "sub", "sup", "u",
+    "small", "span", "strike", "strong", "sub", "sup", "time", "u",
 }  # fmt: skip
 _PICTURES = {"img", "input", "svg", "meter", "progress"}
-_POINTS = {"code", "kbd", "samp", "var", "tt", "math", "time", "data", "output", "wbr", *_PICTURES}
+_POINTS = {"code", "kbd", "samp", "var", "tt", "math", "data", "output", "wbr", *_PICTURES}
 _OPAQUE = {
     "script", "style", "pre", "textarea", "iframe", "noembed", "noframes", "noscript", "xmp", "plaintext", "template",
     "object", "audio", "video", "canvas", "applet", "listing", *_POINTS,
@@ -47,8 +47,8 @@ class _Events(HTMLParser):
         self.events: list[tuple[int, str, str, dict]] = []
         self.is_xml = "http://www.w3.org/1999/xhtml" in source[:2000]
         # After this nothing ends, and the parser would look for ends again and again, in quadratic time.
-        end, comment = source.rfind(">") + 1, source.find("<!--", source.rfind("-->") + 1)
-        end = comment if 0 <= comment < end else end
+        comment = source.find("<!--", max(source.rfind("-->"), source.rfind("</script")) + 1)
+        end = min(place for place in (source.rfind(">") + 1, comment) if place >= 0)
         self.feed(re.sub("(?s)<%.{0,1000}?%>", lambda tag: re.sub(r"[^\n]", "x", tag[0]), source[:end]))  # of ERB
         self.close()
         self.events.append((end, "text", "", {}))

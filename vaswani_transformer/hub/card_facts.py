@@ -101,7 +101,7 @@ def results_of_record(record: Mapping, path: str | Path) -> "list[huggingface_hu
         for kind, row in record.get("stress", {}).items():
             columns = _STRESS if kind in CHANGES else ()
             numbers |= {f"{kind}: {name}": row[name] for name in columns if row.get(name) is not None}
-        numbers |= {one_line_of_text(f"checked: {name}"): value for name, value in record.get("checked", {}).items()}
+        numbers |= {one_line_of_text(f"checked {name}"): value for name, value in record.get("checked", {}).items()}
         if not METRICS.keys() & numbers.keys() or not all(map(is_number, numbers.values())):
             raise UserError(f"{path} must hold a score, and finite numbers only: evaluate again with --json")
         how = {"sentences": numbers.pop("sentences", None)}
@@ -120,7 +120,7 @@ def results_of_record(record: Mapping, path: str | Path) -> "list[huggingface_hu
             dataset_name=test_set,
             dataset_config=test_set,
             dataset_revision=source_sha256,  # tells apart test sets of the same name
-            metric_type=METRICS[name][0] if name in METRICS else _STRESS.get(name.rpartition(" ")[2], "accuracy"),
+            metric_type=METRICS[name][0] if name in METRICS else _STRESS.get(name.rpartition(": ")[2], "custom"),
             metric_name=METRICS[name][1] if name in METRICS else name,
             metric_value=score,
             metric_args=dict(how),  # YAML would refer to the same one

@@ -31,8 +31,9 @@ _CONFIG = (*_SIZES, "vocab_size", "decoder_vocab_size", "tie_word_embeddings", "
            "position_encoding", "activation_function", "attention_window")  # fmt: skip
 _RECIPE = ("from_model", "lora_rank", "distilled from", "train_source", "train_target", "train_data", "data_config",
            "validation_source", "validation_target", "validation_data", "validation_split", "optimizer steps",
-           "max_length", "tokens_per_batch", "learning_rate_scale", "warmup_steps", "adam_beta1", "adam_beta2",
-           "adam_epsilon", "label_smoothing", "augmentation", "seed", *DROPOUTS)  # fmt: skip
+           "max_length", "tokens_per_batch", "learning_rate_scale", "warmup_steps", "decline_steps", "adam_beta1",
+           "adam_beta2", "adam_epsilon", "max_gradient_norm", "label_smoothing", "augmentation", "augmentation_start",
+           "initialization", "seed", *DROPOUTS)  # fmt: skip
 _SEAL = re.compile(r"<!-- Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64}) -->\s*\Z")
 # What transformers puts into huggingface_hub's template for its default card.
 _DEFAULT = (

@@ -78,8 +78,9 @@ def read(source: Path, vocabularies: Sequence[Path] = (), bpe_codes: Path | None
     dictionaries = read_dictionaries(path, vocabularies, languages, sizes)
     tokenizer, note = read_tokenizer(path, bpe_codes, settings, languages, dictionaries)
     facts = Facts(toolkit="fairseq", languages=languages, notes=(note,) if note else ())
-    # fairseq's own search: it divides a score by the number of tokens, the end counted, and never takes padding.
+    # fairseq's own search: it divides a score by the number of tokens, end counted; never padding, never the end alone.
     generation = {"num_beams": 5, "length_normalization": "power", "length_penalty": 1.0, "suppress_tokens": [PAD]}
+    generation["min_new_tokens"] = 1
     return Imported(config, weights, tokenizer, facts, generation)
 
 

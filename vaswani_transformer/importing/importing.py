@@ -36,7 +36,7 @@ _NOT_OURS = (
 # Files of a repository on the Hub that are fetched: weights, and what may accompany them. training_args.bin is never
 # read: that it exists shows that transformers' Trainer was at work.
 _OF_HUB = ["*.safetensors", "pytorch_model.bin", "*.npz", "*.pt", "*.json", "*.txt", "*.model", "*.spm", "*.yml",
-           "*.yaml", "README.md", "training_args.bin"]  # fmt: skip
+           "*.yaml", "README.md", "LICENSE", "training_args.bin", "*codes", "code"]  # fmt: skip
 
 
 class Import(NamedTuple):

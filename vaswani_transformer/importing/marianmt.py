@@ -122,7 +122,7 @@ def _search_settings(folder: Path, config: MarianConfig, is_marian: bool) -> dic
 def _facts(folder: Path, toolkit: str, note: str) -> Facts:
     """Return what a folder's configurations and card say about its model."""
     name = str(read_json(folder / "config.json").get("_name_or_path") or "")
-    source = re.search(r"(?:^|/)(Helsinki-NLP/[\w.-]+)$", name)
+    source = re.search(r"/(Helsinki-NLP/[\w.-]+)$", name)  # without a folder before it, of who trained it further
     path = folder / "README.md"
     card = {}
     if path.is_file():
@@ -131,7 +131,8 @@ def _facts(folder: Path, toolkit: str, note: str) -> Facts:
     settings = _read_if_there(folder / "tokenizer_config.json")
     codes = tuple(filter(is_language, map(settings.get, ("source_lang", "target_lang"))))
     page = f"https://huggingface.co/{source[1]}" if source else ""
-    languages = codes if len(codes) == 2 else tuple(card.get("languages", ()))
+    listed = tuple(card.get("languages", ()))  # of more than two perhaps by the alphabet
+    languages = codes if len(codes) == 2 else listed if len(listed) == 2 else ()
     return Facts(toolkit, page, card.get("license"), languages, (note,))
 
 

@@ -72,7 +72,7 @@ def read_pickle(path: Path) -> Any:
             except Exception as error:  # torch's own words recommend reading without the restriction
                 name = re.search(r"GLOBAL ([\w.]+)", str(error))
                 problem = f"holds {name[1]}" if name else "is damaged, or holds more than tensors"
-        raise UserError(f"{path} {problem}, which could run code: torch.save the state_dict alone")
+        raise UserError(f"{path} {problem}, which could run code: torch.save its tensors and settings alone")
 
 
 def tensors_of(table: Any, path: Path) -> dict[str, torch.Tensor]:

@@ -71,8 +71,11 @@ class VaswaniCheckpointMixin:
                 return self.save_pretrained(save_directory, *args, **kwargs)
             finally:
                 self.__class__ = sharded
-        if getattr(self, "generation_config", None) is not None:
+        search = getattr(self, "generation_config", None)
+        if search is not None:
             getattr(self, "_unset_trainer_defaults", bool)()  # a user's own class may generate in its own way
+            penalty, beams = search.length_penalty, search.num_beams or 1
+            search.length_penalty = penalty if beams > 1 else None  # or transformers would refuse to save it
         entries = {}  # of an encoder alone, or a user's own class: our files are not written, so none may be named
         if self._auto_class is not None and f"modeling_vaswani.{type(self).__name__}" in AUTO_MAP.values():
             # Imported here to save time; transformers copies the file because it finds this line.
@@ -93,6 +96,8 @@ class VaswaniCheckpointMixin:
             return super().save_pretrained(save_directory, *args, **kwargs)
         finally:
             self.config = own
+            if search is not None:
+                search.length_penalty = penalty
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
         # The last step of `push_to_hub`, after the card has been written.

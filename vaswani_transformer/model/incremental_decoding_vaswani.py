@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from .layers_vaswani import CACHE, VaswaniAttention, VaswaniDecoderLayer, attention
 from .linear_vaswani import Projection, has_hooks, has_own_methods
-from .local_attention_vaswani import additive, reach
+from .local_attention_vaswani import additive
 
 _ROOM = 32  # target tokens that the buffers have room for at first
 _MANY = 16  # sentences, from which on plain products are faster on a CPU than torch's kernel for few queries each
@@ -80,7 +80,6 @@ class IncrementalDecoder:
     def __init__(self, model):
         self.stack, self.lm_head = model.model.decoder, Projection(model.lm_head)
         self.layers = [_Layer(layer) for layer in self.stack.layers]
-        self.window: int | None = model.config.attention_window
         self.activation: str = model.config.activation_function
 
     def read_source(
@@ -106,8 +105,8 @@ class IncrementalDecoder:
         `input_ids` is `(rows, new tokens)`, with one new token if rows are beams.
         """
         states = self._embed(input_ids, cache)
-        written, seen, mask = cache.take_slots(len(input_ids), input_ids.shape[1], states)
-        groups = len(input_ids) // cache.beams
+        written, mask = cache.take_slots(len(input_ids), input_ids.shape[1], states)
+        groups, seen = len(input_ids) // cache.beams, slice(0, written.stop)
         for layer, (keys, values), source in zip(self.layers, cache.target, cache.source, strict=True):
             query = layer.self_attn.queries(states, groups)
             keys[:, :, written], values[:, :, written] = layer.self_attn.keys_and_values(states, groups)
@@ -170,8 +169,6 @@ class DecodingCache(EncoderDecoderCache):
         # (groups of beams, beams, room): 0 for a beam's own past, else -inf; without beams where sentences have joined
         self.past: torch.Tensor | None = None
         self.own: torch.Tensor | None = None  # (beams, beams): the same for the slots that a step fills
-        self.positions: torch.Tensor | None = None  # (groups of beams, room): positions in the slots, for `reach`
-        self.reach = None if decoder.window is None else reach(decoder.window)  # tokens back that are seen, if not all
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of target tokens so far."""
@@ -212,9 +209,9 @@ class DecodingCache(EncoderDecoderCache):
         if self.source_mask is not None or mask is not None or min(self.source_lengths) < longest:
             masks = [part[0][0].new_zeros(len(part[0][0]), 1, 1, part[0][0].shape[2]) for part in (self.source, source)]
             masks = [zeros if own is None else own for zeros, own in zip(masks, (self.source_mask, mask), strict=True)]
-            self.source_mask = _resized(masks[0], 3, longest, -torch.inf)
-            self.source_mask = _resized(self.source_mask, 0, len(self.starts), -torch.inf)
-            self.source_mask[index] = _resized(masks[1], 3, longest, -torch.inf)
+            self.source_mask = _resized(masks[0], 3, longest)
+            self.source_mask = _resized(self.source_mask, 0, len(self.starts))
+            self.source_mask[index] = _resized(masks[1], 3, longest)
         if self.filled and self.past is None:
             self._see_by_mask(len(self.target[0][0]), self.target[0][0])
         for layer, added in enumerate(source):  # one after the other, so that few are in memory twice
@@ -226,11 +223,9 @@ class DecodingCache(EncoderDecoderCache):
             for states in self._target[layer]:
                 states[index, :, : self.filled] = 0
             self._see(layer, len(self.starts), longest)
-        if not self.filled:
-            return
-        self.past = _resized(self.past, 0, len(self.starts), -torch.inf)
-        self.positions = _resized(self.positions, 0, len(self.starts))
-        self.past[index] = -torch.inf
+        if self.filled:
+            self.past = _resized(self.past, 0, len(self.starts))
+            self.past[index] = -torch.inf
 
     def _see(self, layer: int, rows: int, longest: int) -> None:
         """Let steps see the first `rows` rows of a layer's buffers, and the first `longest` tokens of sources."""
@@ -260,44 +255,34 @@ class DecodingCache(EncoderDecoderCache):
                 moved(states, self.filled)
             self._see(layer, kept, source[0].shape[2])
         self.source_mask, self.past = moved(self.source_mask), moved(self.past)
-        if self.positions is not None:
-            self.positions = moved(self.positions[:, None])[:, 0]
         for own in (self.starts, self.source_lengths):
             for place, before in zip(new.tolist(), old.tolist(), strict=True):
                 own[place] = own[before]
             del own[kept:]
 
-    def take_slots(self, rows: int, new: int, like: torch.Tensor) -> tuple[slice, slice, torch.Tensor | None]:
+    def take_slots(self, rows: int, new: int, like: torch.Tensor) -> tuple[slice, torch.Tensor | None]:
         """Reserve slots for `new` tokens of each row, in which the caller then writes keys and values such as `like`.
 
         Returns:
-            the slots to write to, the slots to attend to, and the mask of those, `(groups of beams or 1, 1, beams or
-            new tokens, slots)`, or None where all of them are seen.
+            the slots to write to, and the mask of them and those before, `(groups of beams or 1, 1, beams or new
+            tokens, slots)`, or None where all are seen.
         """
         more = new * self.beams
         if self.filled + more > self.room:
             self._make_room(rows, more, like)
         start, end = self.filled, self.filled + more
-        mask, seen = self._mask(new, end, like), slice(0, end)
-        if self.reach is not None and mask is None:
-            seen = slice(max(0, start - self.reach), end)
+        mask = self._mask(new, end, like)
         self.length, self.filled = self.length + new, end
-        return slice(start, end), seen, mask
+        return slice(start, end), mask
 
     def _mask(self, new: int, end: int, like: torch.Tensor) -> torch.Tensor | None:
         """Return the mask of what each row sees of the first `end` slots of its group."""
         if self.past is not None:
             self.past[:, :, self.filled : end] = self.own
-            if self.reach is not None:
-                self.positions[:, self.filled : end] = self.length
-                far = self.positions[:, None, :end] < self.length - self.reach
-                self.past[:, :, :end].masked_fill_(far, -torch.inf)
             return self.past[:, None, :, :end]
         if new == 1:
-            return None  # slots outside of a window are left out
+            return None
         seen = torch.ones(new, end, dtype=torch.bool, device=like.device).tril(self.length)
-        if self.reach is not None:
-            seen = seen.triu(self.length - self.reach)
         return additive(seen[None, None], like.dtype)
 
     def _make_room(self, rows: int, more: int, like: torch.Tensor) -> None:
@@ -317,14 +302,12 @@ class DecodingCache(EncoderDecoderCache):
             self._see_by_mask(groups, like)
         if self.past is not None:
             self.past = pad(self.past, (0, room - self.room), value=-torch.inf)
-            self.positions = pad(self.positions, (0, room - self.room))
         self.room = room
 
     def _see_by_mask(self, groups: int, like: torch.Tensor) -> None:
         """Start a mask of the slots that are a row's own past; until now all that are filled are."""
         self.past = like.new_full((groups, self.beams, self.room), -torch.inf)
         self.past[:, :, : self.filled] = 0
-        self.positions = torch.arange(self.room, device=like.device).expand(groups, -1).clone()
         self.own = additive(torch.eye(self.beams, dtype=torch.bool, device=like.device), like.dtype)
 
     def _drop_unseen(self) -> None:
@@ -334,7 +317,6 @@ class DecodingCache(EncoderDecoderCache):
         kept = seen.byte().sort(dim=1, descending=True, stable=True).indices[:, :filled]  # (groups, filled)
         past = self.past.gather(2, kept[:, None].expand(-1, self.beams, -1))
         self.past.fill_(-torch.inf)[:, :, :filled] = past
-        self.positions[:, :filled] = self.positions.gather(1, kept)
         for target in self.target:
             for states in target:
                 index = kept[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
@@ -357,12 +339,12 @@ def _with_room(states: torch.Tensor, rows: int, length: int) -> torch.Tensor:
     return larger
 
 
-def _resized(states: torch.Tensor, axis: int, size: int, value: float = 0.0) -> torch.Tensor:
-    """Return the first entries along an axis, filled up with `value` where there are fewer."""
-    missing = size - states.shape[axis]
+def _resized(mask: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    """Return the first entries of a mask along an axis, filled up with minus infinity where there are fewer."""
+    missing = size - mask.shape[axis]
     if missing <= 0:
-        return states.narrow(axis, 0, size)
-    return pad(states, (0, 0) * (states.dim() - 1 - axis) + (0, missing), value=value)
+        return mask.narrow(axis, 0, size)
+    return pad(mask, (0, 0) * (mask.dim() - 1 - axis) + (0, missing), value=-torch.inf)
 
 
 def can_decode_incrementally(model, generation_config, generation_mode: str, model_kwargs: dict) -> bool:
@@ -382,6 +364,7 @@ def can_decode_incrementally(model, generation_config, generation_mode: str, mod
         and model_kwargs.get("decoder_attention_mask") is None
         and model_kwargs.get("decoder_inputs_embeds") is None
         and config._attn_implementation in ("sdpa", "eager")
+        and config.attention_window is None
         and not torch.is_autocast_enabled(model.device.type)
         and not nn.modules.module._has_any_global_hook()
     ):

@@ -1,7 +1,7 @@
 """Text in, text out: the translation pipelines that transformers 5 no longer has, for models of this architecture.
 
-Calls and the keys of results are those of transformers 4. New are `split_sentences`, and that too long and blank input
-is reported and handled instead of ignored.
+Calls and results are those of transformers 4 that give text. New are `split_sentences`, and that too long and blank
+input is reported and handled instead of ignored.
 """
 
 import copy
@@ -32,14 +32,15 @@ CUSTOM_PIPELINES = {"translation": {"impl": "pipeline_vaswani.TranslationPipelin
 #: Batch size with `split_sentences` when none is given.
 SENTENCES_PER_BATCH = 16
 
+_KEYS = {"": "translation_text", "translation": "translation_text", "text2text-generation": "generated_text"}  # by task
 _DIRECTION = re.compile(r"translation_(.+)_to_(.+)")  # a task with its languages
 _UNLIMITED_LENGTH = 10**9  # tokenizers without a limit have 10^30
 
 Splitter = bool | Callable[[str], Iterable[str]]  # whether texts are split, or what splits each
 
 
-class Text2TextGenerationPipeline(Pipeline):
-    """Text in, `generated_text` out.
+class TranslationPipeline(Pipeline):
+    """Text in, `translation_text` out, or `generated_text` as the task `"text2text-generation"`.
 
     Args:
         model: of this architecture, with its language-modelling head.
@@ -60,13 +61,11 @@ class Text2TextGenerationPipeline(Pipeline):
     _load_tokenizer = True
     _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = False
 
-    #: First part of the keys of a result.
-    return_name = "generated"
-
     def __init__(self, model, tokenizer=None, *, task: str = "", split_sentences: Splitter = False, **options):
         if (kind := model.config.model_type) != "vaswani":
             raise ValueError(f"this pipeline takes models of type 'vaswani', not {kind!r}: try `vaswani import`")
         self._split_sentences = split_sentences
+        self._key = _KEYS[(task or "").partition("_")[0]]
         is_learned = model.config.position_encoding == "learned"
         self._source_limit = model.config.max_position_embeddings if is_learned else None
         super().__init__(model=model, tokenizer=tokenizer, task=task, **options)
@@ -84,16 +83,12 @@ class Text2TextGenerationPipeline(Pipeline):
             batch_size, num_workers: as in every pipeline of transformers; with `split_sentences` there are no workers.
             truncation (bool, str): cut texts that are longer than `tokenizer.model_max_length` or the model's
                 positions, each with a warning. Without it nothing is cut.
-            return_tensors (bool): token ids in place of the text, or beside it with `return_text=True`.
-            return_text (bool): see above.
-            clean_up_tokenization_spaces (bool): see the tokenizer's `decode`.
             **options: for `generate()`, such as `max_new_tokens`, `num_beams`, `num_return_sequences`.
 
         Returns:
             for a string a list of dicts, one for each of `num_return_sequences`; for a list of strings a list of dicts,
             or of such lists when `num_return_sequences` is above 1; for a dataset or an iterator a lazy iterator over
-            such lists. Keys, for `translation`: `translation_text` (`str`) and, if asked for, `translation_token_ids`
-            (tensor of shape `(length,)`, padded to the longest of its batch). A blank text gives an empty one.
+            such lists; a blank text gives an empty one.
 
         Raises:
             TypeError: for input that is not text.
@@ -132,7 +127,7 @@ class Text2TextGenerationPipeline(Pipeline):
         """Yield results of texts made of those of their sentences, reading no further ahead than a batch."""
         if batch_size is None and (batch_size := self._batch_size) is None:
             batch_size = SENTENCES_PER_BATCH if self.tokenizer.pad_token_id is not None else 1
-        counts, key = deque(), f"{self.return_name}_text"
+        counts, key = deque(), self._key
 
         def sentences():
             for text in texts:
@@ -151,12 +146,9 @@ class Text2TextGenerationPipeline(Pipeline):
             yield [{key: join_translations(record[key] for record in records)} for records in zip(*parts, strict=True)]
 
     def _sanitize_parameters(self, truncation=None, src_lang=None, tgt_lang=None, **generate_options):
-        """Distribute the options of a call or the constructor to preprocess, forward and postprocess."""
+        """Distribute the options of a call or the constructor to preprocess and forward."""
         preprocess = {"truncation": truncation, "src_lang": src_lang, "tgt_lang": tgt_lang}
-        names = ("return_tensors", "return_text", "clean_up_tokenization_spaces")
-        postprocess = {name: generate_options.pop(name, None) for name in names}
-        given = [{k: v for k, v in part.items() if v is not None} for part in (preprocess, postprocess)]
-        return given[0], generate_options, given[1]
+        return {name: value for name, value in preprocess.items() if value is not None}, generate_options, {}
 
     @cached_property
     def _codes(self) -> LanguageCodes:
@@ -205,27 +197,13 @@ class Text2TextGenerationPipeline(Pipeline):
         outputs = getattr(outputs, "sequences", outputs)
         return {"output_ids": outputs.reshape(len(is_blank), -1, outputs.shape[-1]), "is_blank": is_blank}
 
-    def postprocess(
-        self, model_outputs, return_tensors=False, return_text=None, clean_up_tokenization_spaces=False
-    ) -> list[dict[str, Any]]:
+    def postprocess(self, model_outputs) -> list[dict[str, str]]:
         """Return the records of one row: a dict for each returned sequence."""
         outputs = model_outputs["output_ids"][0]
         outputs = outputs[:, :0] if model_outputs["is_blank"] else outputs
-        records = [{f"{self.return_name}_token_ids": ids} if return_tensors else {} for ids in outputs]
-        if return_text or (return_text is None and not return_tensors):
-            options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
-            for record, ids in zip(records, outputs, strict=True):
-                record[f"{self.return_name}_text"] = self.tokenizer.decode(ids, **options)
-        return records
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return [{self._key: self.tokenizer.decode(ids, **options)} for ids in outputs]
 
 
-class TranslationPipeline(Text2TextGenerationPipeline):
-    """Text in, `translation_text` out; otherwise as `Text2TextGenerationPipeline`."""
-
-    return_name = "translation"
-
-
-PIPELINES = {"translation": TranslationPipeline, "text2text-generation": Text2TextGenerationPipeline}
 # By this `save_pretrained` of a pipeline writes `custom_pipelines` and a copy of this file.
-for _task, _class in PIPELINES.items():
-    _class._registered_impl = {_task: {"impl": _class, "pt": (AutoModelForSeq2SeqLM,)}}
+TranslationPipeline._registered_impl = {"translation": {"impl": TranslationPipeline, "pt": (AutoModelForSeq2SeqLM,)}}

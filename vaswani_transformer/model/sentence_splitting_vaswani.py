@@ -47,7 +47,7 @@ def space_behind(translation: str, space: str = "") -> str:
     `space` is what is between the two in the source. Behind a character of Chinese or Japanese spaces become nothing,
     behind others nothing becomes a space.
     """
-    last = translation.rstrip("\"'”’")[-1:] or " "
+    last = translation.rstrip("\"'”’…—")[-1:] or " "
     is_wide = unicodedata.east_asian_width(last) in "WF" and unicodedata.category(last) != "So"
     if is_wide and "HANGUL" not in unicodedata.name(last, ""):
         return space if space.strip(" ") else ""

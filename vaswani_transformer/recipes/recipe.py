@@ -96,7 +96,7 @@ class Recipe:
         AUTO, "of these, about what one device takes at once; auto: what its memory holds; 4096 on a CPU or with FSDP"
     )
     padding_free: bool | Literal["auto"] = _batches(
-        AUTO, "train on sentences one after the other, without padding; in a recipe also auto: where it is quicker"
+        AUTO, "train on packed sentences, without padding; in a recipe also auto: on NVIDIA GPUs since the A100"
     )
     augmentation_start: AutoInt = _batches(0, "steps before augmentation changes any pair")
     data_workers: AutoInt = _batches(AUTO, "processes that make batches; 0: the training's own; auto: some for a GPU")
@@ -114,10 +114,10 @@ class Recipe:
     adam_epsilon: float = _optimizer(1e-9, "Adam's epsilon")
     max_gradient_norm: float = _optimizer(0.0, "clip gradients to this norm; 0 for none, as in the paper")
     precision: str = _optimizer("auto", "fp32, bf16, fp16, or auto: bf16 where the device computes in it")
-    attention: str = _optimizer("auto", "transformers' eager, sdpa, ...; auto: eager on a CPU, else sdpa")
+    attention: str = _optimizer("auto", "eager, sdpa, ...; auto: eager on a CPU without a window, else sdpa")
     fused_loss: bool = _optimizer(True, "projection and loss in blocks: a batch's logits never exist at once")
     compile: bool = _optimizer(False, "compile the layers with torch.compile: a minute at the start")
-    seed: int = _optimizer(0, "of initial weights, dropout and shuffling")
+    seed: int = _optimizer(0, "of held-out pairs, samples, initial weights, dropout and shuffling")
     deterministic: bool = _optimizer(False, "on a GPU too the same weights, bit for bit, for a seed: slower")
 
     evaluate_every: AutoInt = _checks(1000, "optimizer steps between validations, each with a checkpoint")
@@ -130,7 +130,7 @@ class Recipe:
     best_by: str = _checks("loss", "what the best checkpoint is best by: loss or bleu")
     early_stopping: int = _checks(0, "stop after this many validations without a better one; 0 for never")
     average_every: int = _checks(0, "steps between checkpoints to average, near the end; 0: those of validations")
-    keep_checkpoints: int = _checks(5, "latest checkpoints kept, besides the best and those to average")
+    keep_checkpoints: int = _checks(5, "latest checkpoints kept, beside the best; at least those to average")
     average_checkpoints: int = _checks(5, "average this many latest checkpoints at the end; 0: no")
     keep_weights: str = _checks("better", "average, best, last, or better (of best and average, by validation)")
 

@@ -59,7 +59,7 @@ def find_models(names: Sequence[str]) -> list[ServedModel]:
     missing = []
     for name in names:
         match = re.fullmatch(rf"({_CODE})-(?!(?<=[a-z]-)[A-Z]{{2}}-[a-z]{{2,3}}[-=])({_CODE})=(.+)", name, re.DOTALL)
-        folder = Path(match[3] if match else name)
+        folder = Path(match[3] if match else name).expanduser()  # no shell expands en-de=~/FOLDER
         if not folder.is_dir():
             missing.append(folder)
             continue

@@ -228,10 +228,11 @@ function placeOf({before, source}, text, from) {
 }
 
 /** A sentence that has come, or the one that was in its place if that is the same. */
-function sentenceFrom({source, source_words, before, translations}, old, languages) {
-  const isSame = old && nameOf(old.languages) === nameOf(languages) && old.source === source && old.before === before;
+function sentenceFrom({source, code, source_words, before, translations}, old, languages) {
+  const isSame = old && nameOf(old.languages) === nameOf(languages) && old.source === source && old.code === code
+    && old.before === before;
   if (isSame) return old;
-  const sentence = {source, source_words, before, languages, shown: translations[0], others: null};
+  const sentence = {source, code, source_words, before, languages, shown: translations[0], others: null};
   sentence.box = make("span", {className: "sentence", lang: languages.target});
   sentence.box.addEventListener("click", () => lookInside(state.sentences.indexOf(sentence)));
   fill(sentence);
@@ -352,7 +353,7 @@ function lookInside(number) {
   if (focused) $(`${focused}-words`).children[at]?.focus();
   $("repeats").hidden = !sentence.shown.repeats;
   showAlternatives();
-  if (!sentence.shown.alignment) addDetails(sentence);
+  if (!sentence.shown.words) addDetails(sentence);
 }
 
 /** Asks for the details of a sentence of a long text. */
@@ -367,8 +368,8 @@ async function addDetails(sentence) {
 }
 
 /** What is answered of a sentence by itself; it may stay while one types at another. */
-async function sentenceAlone({source, languages}, options) {
-  const body = {text: source, ...languages, split_sentences: false, ...options};
+async function sentenceAlone({source, code, languages}, options) {
+  const body = {text: (code || "") + source, ...languages, split_sentences: false, ...options};
   const answer = await withDetails(languages, async (details) =>
     (await ask("v1/translations", {body: {...body, ...details}})).json());
   return answer.translations[0].sentences[0];

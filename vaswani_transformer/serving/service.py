@@ -96,19 +96,29 @@ class TranslationsRequest(BaseModel, extra="forbid"):
 class SplitText:
     """A text as its sentences and what is before, between and behind them: white space, and what has no words.
 
-    Where they are not to be `split`, lines are translated as they are. `divide` divides what is too long to be
-    translated at once. `code` is of the target language, for each sentence up to one that begins with another.
+    Where they are not to be `split`, lines are translated as they are, and a text of one line that `is_known` to a
+    memory with all that is in it. `divide` divides what is too long to be translated at once. `code` is of the target
+    language, for each sentence up to one that begins with another.
     """
 
-    def __init__(self, text: str, language: str, divide: Callable[..., list[str]], split: bool = True, code: str = ""):
+    def __init__(
+        self, text: str, language: str, divide: Callable, split: bool = True, code: str = "", is_known: bool = False
+    ):
         self.sentences, self._codes = [], []
         self.gaps = [""]  # one more than sentences
+        if is_known and len(text.splitlines()) == 1 and len(list(divide(text.strip(), language, code))) == 1:
+            before, sentence, behind = text.partition(text.strip())
+            self.sentences, self._codes, self.gaps = [sentence], [code], [before, behind]
+            return
         for line in re.split(r"([\r\n]+)", text):
-            end = 0
+            end = read = 0
             sentences = split_into_sentences(line, language) if split else [line.strip()]
-            for sentence in filter(has_words, sentences):
-                shown = _SHOWN.match(sentence)["shown"]
-                start = line.index(shown, end)
+            for sentence in sentences:
+                read = (start := line.index(sentence, read)) + len(sentence)
+                if not has_words(sentence):
+                    continue
+                match = _SHOWN.match(sentence)
+                start, shown = start + match.start("shown"), match["shown"]
                 self.gaps[-1] += line[end:start]
                 end = start + len(shown)
                 own, sentence = typed_code(" ".join(shown.split()))
@@ -150,10 +160,9 @@ class Translating:
             coded = list(map((codes := engine.codes(served.target)).split, items_of(job.text)))
         memory = None if job.glossary or any(job.prefixes) else engine.translator.memory
         settings, self.texts = (served.source, partial(engine.divide, has_prefix=any(job.prefixes))), []
-        for code, text in coded:  # what a memory has as a whole is not divided
+        for code, text in coded:
             known = memory and (memory.exact(code + text) or (code == codes.default and memory.exact(text)))
-            is_split = job.split_sentences and not (known and len(text.splitlines()) == 1)
-            self.texts.append(SplitText(text, *settings, is_split, code))
+            self.texts.append(SplitText(text, *settings, job.split_sentences, code, bool(known)))
         self._indices = [(text, at) for text, split in enumerate(self.texts) for at in range(len(split.sentences))]
         prefixes = job.prefixes
         sentences = [(self.texts[text].coded(at), "" if at else prefixes[text]) for text, at in self._indices]

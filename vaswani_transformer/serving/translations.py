@@ -66,6 +66,8 @@ async def _sentence(
     names = ("text", "score", "log_probability") if body.scores else ("text",)
     details = [{key: getattr(one, key) for key in names} | ({"repeats": True} if one.repeats else {}) for one in ranked]
     sentence = {"source": text.sentences[number], "before": text.before(number, last), "translations": details}
+    if code := text.coded(number).removesuffix(sentence["source"]):
+        sentence["code"] = code
     if body.alignments:
         sentence["source_words"] = words_of(sentence["source"])
     if body.token_scores or body.alignments or body.confidence:

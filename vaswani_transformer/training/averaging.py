@@ -13,12 +13,13 @@ from ..json_and_yaml import read_json
 from ..loading import load_model
 from ..model.checkpoint_vaswani import check_finite
 from ..output_folder import RECIPE, written_at_once
+from ..recipes.recipe import DROPOUTS
 from .checkpoints import WEIGHTS, check_contents, read_checkpoints, read_state, to_average
 from .run_folder import CHECKPOINTS, IMPORT, LOG, ORIGIN, VERDICT
 
 # Of a configuration, what does not decide what a model computes from its weights.
 _NO_DIFFERENCE = {"_name_or_path", "transformers_version", "use_cache", "architectures", "auto_map", "custom_pipelines"}
-_NO_DIFFERENCE |= {"label_smoothing"}  # of training alone
+_NO_DIFFERENCE |= {"label_smoothing", *DROPOUTS}  # of training alone
 
 
 def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor]:

@@ -107,8 +107,6 @@ def _set_search(model: VaswaniForConditionalGeneration, recipe: Recipe, **settin
     """Set what the recipe sets of a search, and these where it sets nothing; what is chosen after training stays."""
     config, given = model.generation_config, {name: getattr(recipe, name) for name in SEARCH}
     config.update(**settings | {name: value for name, value in given.items() if value not in (None, AUTO)})
-    if config.num_beams in (None, 1):
-        config.length_penalty = None  # or it would not let itself be saved
     if recipe.fuzzy_matches:
         config.fuzzy_matches = True  # by which a translator knows that it may show them
 

@@ -105,7 +105,7 @@ def choose_settings(recipe: Recipe) -> Recipe:
     left = [name for name in CHOSEN if getattr(recipe, name) == AUTO]
     if left and check_output(recipe) is not None:
         earlier = read_yaml(Path(recipe.output) / CHECKPOINTS / RECIPE)
-        if "max_steps" in left and (more := recipe.max_minutes / (earlier.get("max_minutes") or math.inf)):
+        if "max_steps" in left and (more := recipe.max_minutes / (earlier.get("max_minutes") or math.inf)) > 1:
             earlier |= {name: round(more * earlier.get(name, 0)) for name in ("max_steps", "decline_steps")}
         return replace(recipe, **{name: earlier.get(name, getattr(Recipe, name)) for name in left})
     # By itself it needs no look at the text: `auto` is understood where pairs are held out.
@@ -136,7 +136,8 @@ class _Choice:
             if read < READ and recipe.tokenizer is recipe.from_model is None:
                 tokens = self._tokenize(words * read / READ)
                 fit, self.vocabulary = self._steps_that_fit(row), f"few entries are learned in {read:.1f} passes"
-            self.choose("vocab_size", self.recipe.vocab_size, self.vocabulary)
+            own = max(vocabulary_sizes(self.tokenizer)), "as the tokenizer has"
+            self.choose("vocab_size", *(own if recipe.tokenizer else (self.recipe.vocab_size, self.vocabulary)))
         if passes < SOME_PASSES:
             row, reason = row._replace(dropout=min(0.1, row.dropout)), "few minutes for so much text"
         for name, value in row._asdict().items():

@@ -48,8 +48,8 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     """`Seq2SeqTrainingArguments` with the paper's values, and the size of a batch in tokens.
 
     Defaults that differ from transformers': label smoothing 0.1, Adam's beta 2 0.98 and epsilon 1e-9, no gradient
-    clipping, 4000 warmup steps. Fields of `UNUSED` have no effect: the rate is Equation 3, and batches and
-    `gradient_accumulation_steps` are worked out from the two token fields below.
+    clipping, 4000 warmup steps. `learning_rate`, `lr_scheduler_type`, `per_device_train_batch_size`, `data_seed` and
+    `train_sampling_strategy` have no effect: the rate is Equation 3, and the two token fields give the batches.
 
     Args:
         tokens_per_batch: the most source tokens, and the most target tokens, in one optimizer step over all
@@ -322,6 +322,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(final))
         self.remove_surplus(folder)
+
+    def create_model_card(self, *args, **kwargs) -> None:
+        """Write no card: transformers' has a rate and batches that had no effect. `vaswani push` writes ours."""
 
     def _write_together(self, write: Callable, final: Path, on_main_process: bool = False) -> None:
         """Write one part of a checkpoint; all processes wait for it, and all fail if one does."""

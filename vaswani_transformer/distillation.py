@@ -143,8 +143,9 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
             lines = train_once(replace(reverse, overwrite=anew), progress).verdict
             logger.info("reverse model: %s", "".join(each for each in lines if "BLEU" in each) or "trained")
         made = DistilledText([reverse.output], final, source, data_sources(parallel)[0])
-        made_by = folder / REVERSE / CHECKPOINTS / RECIPE  # of one size with it, by which the passes are known
-        size = load_recipe(str(made_by)) if made_by.exists() else final
+        made_by, begun = folder / REVERSE / CHECKPOINTS / RECIPE, folder / CHECKPOINTS / RECIPE
+        is_timed = recipe.max_minutes and made_by.exists() and not begun.exists()
+        size = load_recipe(str(made_by)) if is_timed else final  # of one size, by which the passes are known
         open_fields = [name for name in CHOSEN if name in Row._fields and getattr(final, name) == AUTO]
         final = replace(final, **{name: getattr(size, name) for name in open_fields})
         if notes:  # other minutes do not change what is translated
@@ -171,7 +172,8 @@ def _step(final: Recipe, reverse: Recipe, made: "DistilledText") -> int:
         problem = f"in {left} a training goes through the pairs alone {passes:.1f} times"
         needed = math.ceil(ENOUGH / passes * minutes / (1 - REVERSE_MINUTES))
         raise UserError(f"{problem}: for more text give --max-minutes {needed} or more, or leave --target-text out")
-    step = max(1, round(lines / (pairs * passes / PASSES / 1.5)))  # the pairs are repeated, half as many
+    room = max(passes / PASSES / 1.5, passes / PASSES - MOST_REPEATS)  # times the pairs, which are repeated
+    step = max(1, round(lines / (pairs * room)))
     logger.info("target text: %d of %d lines, one in %d", lines // step, lines, step)
     return step
 

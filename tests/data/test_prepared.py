@@ -123,7 +123,7 @@ def test_data_prepared_otherwise_is_made_anew_if_asked(large):
 
     shards = prepare()
     assert prepare() == prepare(overwrite=True) == shards
-    assert "prepared with other settings or text (max_length)" in error_of(prepare, max_length=50)
+    assert "prepared with other settings or files (max_length)" in error_of(prepare, max_length=50)
     again = prepare(max_length=50, overwrite=True)
     assert again != shards and open_prepared(own).manifest["recipe"]["max_length"] == 50
     (own / "train-00001.arrow").write_bytes(b"cut off")

@@ -197,4 +197,4 @@ def test_what_does_not_combine_is_one_line(model, source, tmp_path, fails, monke
         assert message in fails("translate", model, *words)
     assert not any(tmp_path.iterdir())
     monkeypatch.setattr("vaswani_transformer.cli.files.is_launched", lambda: True)
-    assert "this command starts its processes itself" in fails("translate", model, "A dog.")
+    assert "this command is run once" in fails("translate", model, "A dog.")

@@ -85,7 +85,7 @@ def test_pieces_fit_and_lose_nothing(parts, limit):
     [
         ("A dog runs. It is old.", 6, ["A dog runs.", "It is old."]),  # sentences stay alone though both would fit
         ("A dog runs. No, it is old and so on.", 5, ["A dog runs.", "No,", "it is old and", "so on."]),
-        ("one two, three four, five", 5, ["one two, three four,", "five"]),
+        ("one two, three  four,  five", 5, ["one two, three  four,", "five"]),
         ("abcdefghijklmnopqrstuvwxyz", 3, ["abcdefghij", "klmnopqrst", "uvwxyz"]),
         ("天天天天天，天天天天天，天", 3, ["天天天天天，", "天天天天天，天"]),
         ("   ", 3, []),

@@ -56,6 +56,7 @@ def words_as_they_are(texts):
         ("kde-format", "<filename>%1</filename> is %2%", "<filename> %1 </filename> %2"),
         ("qt-format", "%n file(s) in %L1", "%n %L1"),
         ("kde-kuit-format", "%1 of %2", "%1 %2"),
+        ("scheme-format", "~D of ~{~a~}, ~5,2f~~~%", "~D ~{ ~a ~} ~5,2f ~~ ~%"),
         ("object-pascal-format", "%0:s of %-8.2f, 5%%", "%0:s %-8.2f %%"),
         ("boost-format", "%1% of %|2$+5d|", "%1% %|2$+5d|"),
         ("no-c-format", "100% sure", ""),

@@ -264,7 +264,7 @@ def test_what_has_no_effect_is_named(tmp_path, caplog):
     sizes = {"per_device_train_batch_size": 2, "learning_rate": 5e-4, "lr_scheduler_type": "constant", "data_seed": 1}
     arguments = VaswaniTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **sizes)
     trainer = VaswaniTrainer(make_model(), arguments, None, make_pairs(9))  # in the order of Seq2SeqTrainer's
-    assert trainer.train_dataset.num_rows == 9
+    assert trainer.train_dataset.num_rows == 9 and not (trainer.create_model_card() or [*tmp_path.glob("README*")])
     assert "per_device_train_batch_size, learning_rate, data_seed; see seed, learning_rate_scale" in caplog.text
 
 

@@ -81,7 +81,7 @@ class JsonFile(Catalogue):
                 plural
                 and f"{plural[1]}other" in names
                 and (plural[1] or {*names} <= {*CATEGORIES})  # beside other keys it is a word
-                and plural[2] in {"one", "other", *self.plurals}
+                and (plural[2] not in ("zero", "two") or plural[2] in self.plurals)
                 and self._is_counted("\4".join([*path, f"{plural[1]}*"]), plural[1], names)
             ):
                 name, form = f"{plural[1]}*", plural[2]
@@ -91,7 +91,7 @@ class JsonFile(Catalogue):
 
     def _is_counted(self, key: str, prefix: str, names: dict[str, str]) -> bool:
         """Return whether texts are a plural, by the source, and not a list of which one is called `reason_other`."""
-        is_own = f"{prefix}one" in names or re.search("[{%]", names[f"{prefix}other"])
+        is_own = {f"{prefix}one", f"{prefix}zero"} & names.keys() or re.search("[{%]", names[f"{prefix}other"])
         return bool(is_own if self.source is None else key in self.source)
 
     def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:

@@ -71,10 +71,10 @@ def check_files(read: Mapping[str, str | None], written: Mapping[str, str | None
 
     Raises:
         UserError: naming the option, for a file that cannot be written, whose name promises another content, or that is
-            read, too, or written twice (devices and pipes may be), as by several launched processes.
+            read, too, or written twice (devices and pipes may be); and in one of several processes.
     """
     if is_launched():
-        raise UserError("this command starts its processes itself: leave out accelerate launch or torchrun")
+        raise UserError("this command is run once: leave out accelerate launch or torchrun, or unset WORLD_SIZE")
     paths = {name: Path(path) for name, path in {**read, **written}.items() if path is not None}
     for name in written.keys() & paths.keys():
         path, reason = paths[name], None

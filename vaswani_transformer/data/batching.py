@@ -92,8 +92,7 @@ class TokenBatchSampler:
         smallest = min(self._limit // max(int(side.max()) for side in self.lengths), self._pairs)
         if smallest < needed:
             problem = f"{needed} are needed to deal it out in {self.micro_batches} parts"
-            enough = needed * max(int(side.max()) for side in self.lengths)
-            fix = f"raise tokens_per_batch to {enough:,}, or raise tokens_per_device, or use fewer processes"
+            fix = "raise tokens_per_batch, or raise tokens_per_device, or use fewer processes"
             raise UserError(f"a batch of {self._limit} tokens a side may hold {smallest} pairs, and {problem}: {fix}")
 
     def _order(self) -> np.ndarray:

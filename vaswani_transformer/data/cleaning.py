@@ -78,8 +78,8 @@ def clean(
         settings = {"recipe": {name: getattr(recipe, name) for name in (*DATA_FIELDS, "seed")}, "rules": asdict(rules)}
         own = [recipe.source_column, recipe.target_column]  # if no languages are known, which others then know by these
         known = rules.languages, languages_of(vars(recipe)), train.languages
-        columns = next((list(names) for names in known if names and all(names)), own)
-        settings |= {"part": PART, "columns": columns, "files": {str(path): file_stamp(path) for path in files}}
+        columns = next((list(names) for names in known if len({*filter(None, names or ())}) == 2), own)
+        settings |= {"part": PART, "files": {str(path): file_stamp(path) for path in files}}
         settings = json.loads(json.dumps(settings))
         if os.path.lexists(output.path / MANIFEST) and not overwrite:
             manifest = read_json(output.path / MANIFEST)
@@ -114,7 +114,8 @@ def clean(
             samples = _samples(text, status, firsts, judge, recipe.seed)
             write_text(staging / REPORT, _report(counts, samples))
             ratio = judge.ratio and asdict(judge.ratio)
-            manifest = {"counts": counts, "length_ratio": ratio, "parts": names, "settings": settings}
+            manifest = {"counts": counts, "length_ratio": ratio, "columns": columns, "parts": names}
+            manifest["settings"] = settings
             write_text(staging / MANIFEST, json.dumps(manifest, indent=1))
         shutil.rmtree(output.path / TASKS)
         return manifest

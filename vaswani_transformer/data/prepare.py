@@ -136,7 +136,7 @@ def _earlier(folder: Path, settings: dict) -> dict | None:
         changed = sorted(name for name in before | now if before.get(name) != now.get(name))
         if changed or (earlier["format"], earlier["version"]) != (prepared.FORMAT, prepared.VERSION):
             what = ", ".join(changed) or "another version"
-            raise UserError(f"{folder} was prepared with other settings or text ({what}): give the same, {_OTHER}")
+            raise UserError(f"{folder} was prepared with other settings or files ({what}): give the same, {_OTHER}")
     return earlier if is_finished and prepared.open_prepared(folder) else None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import transformers
 from transformers.pipelines.base import Pipeline
 
-from ..errors import reading
+from ..errors import UserError, reading
 from ..exported import refuse_exported
 from ..model.pipeline_vaswani import TranslationPipeline
 
@@ -48,6 +48,8 @@ def pipeline(
     hub = {"trust_remote_code": bool(trust_remote_code)}
     hub |= {name: options.pop(name) for name in _OF_HUB if name in options}
     name = model if isinstance(model, str | Path) else getattr(model, "name_or_path", "")
+    if kind not in ("translation", "text2text-generation"):
+        raise UserError(f"task {task!r} is not translation, translation_XX_to_YY or text2text-generation")
     with reading(name or kind):
         if isinstance(model, str | Path):
             refuse_exported(model)

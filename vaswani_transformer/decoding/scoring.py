@@ -124,7 +124,7 @@ def token_texts(tokenizer, rows: Iterable[Sequence[int]]) -> list[list[str]]:
     def text_of(run: tuple[int, ...]) -> str:
         # The decoder removes the space at the start of a text, but not between two copies of it.
         once, twice = (tokenizer.decode(list(run) * number) for number in (1, 2))
-        if tokenizer.convert_ids_to_tokens(run[-1]).endswith("</w>"):  # of fairseq's: spaces are behind words
+        if (tokenizer.convert_ids_to_tokens(run[-1]) or "").endswith("</w>"):  # of fairseq's: spaces are behind words
             return names.get(run, once + " ")
         return names.get(run, twice[len(once) :])
 

@@ -27,7 +27,7 @@ WINDOW_LINES = 2000  # more lines need less padding, fewer lines are written soo
 WINDOW_CHARACTERS = 10_000_000  # a window of longer lines has fewer of them: its tokens need about 1 GB
 _NAMED = 10  # lines of which something is reported that are named one by one
 _END = object()
-_CLAUSE_END = re.compile(r"(?<=[,;:–—]\s)(?=\S)|(?<=[，；：、])")
+_CLAUSE_END = re.compile(r"(?<=[,;:–—])(?=\s)|(?<=[，；：、])")
 _TOKEN_CHARACTERS = 20  # of a token, at most; where one has more, pieces are shorter than they could be
 
 # How a sentence is divided, the mildest way first, and what joins such parts again.
@@ -181,8 +181,7 @@ def split_line(text: str, limit: int, count: Callable[[str], int], language: str
     if it has more tokens. `count` counts the tokens of a text, `language` is the code of its language, or `"auto"`.
     """
     language = language_of(text, language)
-    sentences = split_into_sentences(text, language)
-    return [piece.strip() for sentence in sentences for piece in _divide(sentence, limit, count)]
+    return [piece.strip() for part in split_into_sentences(text, language) for piece in _divide(part, limit, count)]
 
 
 def _divide(text: str, limit: int, count: Callable[[str], int], way: int = 0) -> list[str]:

@@ -26,7 +26,7 @@ _MARKER = re.compile(
     rb"""|\{(?:%-?|\{[<%])\s*(?:katex|math|mermaid|highlight|comment|raw)\b[^\n]*"""
     rb"""|(?:(?<=---\n)|(?<=---\r\n))[a-z][\w-]*:(?=\s)[^\n]*(?:\n(?!---)[^\n]+)*?(?=\n(?:---|\.\.\.))"""  # metadata
     rb"""|(?::::|\[!\w+\]|--8<--)[^\n]*|\[TOC\]|\*\[[^\]\n]+\]:[^\n]*"""
-    rb"""|(?:import (?:[^\n]*['"]|\{)|export (?:const|default|function) )[^\n]*(?:\n[^\r\n][^\n]*)*)(?=\r?\n|\Z)"""
+    rb"""|(?<![^\n])(?:import (?:.*['"]|\{)|export (?:const|default|function) ).*(?:\n[ \t]*\S.*)*)(?=\r?\n|\Z)"""
 )
 _PRICE, _COLON = b"\x1a", b"\x1b"  # in the place of a $ of no formula, and of the first : of :tada:
 
@@ -46,7 +46,7 @@ def read_markdown(source: str) -> Document:
     blank = lambda match: b"x" * len(match[0])  # noqa: E731
     parsed = bytearray(re.sub(rb"(?<=\]\()\{[{%][^\n{}]*[%}]\}", blank, parsed))
     braces = rb"(?<==)\{(?:[^{}]|\{[^{}]*\})*\}"  # values in tags of JSX
-    jsx = rb"<[A-Za-z](?:[^<>{}=]|=(?:" + braces + rb")?)*+>"
+    jsx = rb"<[A-Za-z][A-Za-z0-9-]*(?=\s)(?:[^<>{}=]|=(?:" + braces + rb")?)*+>"
     parsed = bytearray(re.sub(jsx, lambda tag: re.sub(braces, blank, tag[0]), parsed))
     while prices:  # between US$5 and US$10 is no formula
         events = list(pyromark.events_with_range(parsed.decode(), options=options))
@@ -60,8 +60,7 @@ def read_markdown(source: str) -> Document:
         reader.read(name, value, place["start"], place["end"])
     reader.fix(len(reader.source))
     finish = lambda sentence: _LINE_START.sub(r"\1\\\2", _HEADING_END.sub(r"\\\g<0>", sentence))  # noqa: E731
-    # Python-Markdown knows fewer backslashes.
-    escaped = lambda sign: f"&#{ord(sign[0])};" if sign[0] in "<~$&" else f"\\{sign[0]}"  # noqa: E731
+    escaped = lambda sign: f"&#{ord(sign[0])};" if sign[0] in "<~$&" else f"\\{sign[0]}"  # noqa: E731 (for MkDocs)
     return Document(reader.pieces, lambda text: _SPECIAL.sub(escaped, text), finish)
 
 

@@ -39,8 +39,9 @@ _STYLES = {
 }
 _STYLES |= {"boost": rf"%\|[^|]*\||%\d+%|{_PERCENT}"}
 _STYLES |= dict.fromkeys(("python-brace", "perl-brace", "csharp", "java"), r"\{[^{}]*\}|[{}]")
-_STYLES |= dict.fromkeys(("qt", "qt-plural", "kde", "kde-kuit"), r"%L?(?:\d{1,2}|n)")
-_HAS_PLACE = re.compile(r"%(?!\d+[$:]|[({%>}]|<(?!PRI)|\||L?\d+%?$|m?$)|\{[:!}]")  # the next argument
+_STYLES |= dict.fromkeys(("lisp", "scheme"), r"~(?:[-+]?\d+|'.|[vV\#])?(?:,(?:[-+]?\d+|'.|[vV\#])?)*[:@]*(?:.|$)")
+_STYLES |= dict.fromkeys(("qt", "qt-plural", "kde", "kde-kuit", "smalltalk", "ycp"), r"%L?(?:\d{1,2}|n)")
+_HAS_PLACE = re.compile(r"%(?!\d+[$:]|[({%>}]|<(?!PRI)|\||L?\d+%?$|m?$)|~(?![%~\s]|$)|\{[:!}]")  # the next argument
 _NUMBER = re.compile(r"(?<!%)%(\d+)\$")
 _NUMBERING = {"c", "objc", "gcc-internal", "gfc-internal", "php", "perl", "java-printf", "awk", "tcl", "ruby", "boost"}
 _NUMERIC = re.compile(r"%(?:\d\$)?[l\d]*[diu]|%n|%L?\d|%[{(]\w+[})]d?|\{+\s*[#\w]*\s*\}+")

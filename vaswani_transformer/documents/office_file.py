@@ -26,7 +26,7 @@ _PARAGRAPHS, _INNER = {"p", "h"}, {"span", "a"}  # of OpenDocument
 _SPANS = {"hyperlink", "ins", "smartTag"}
 _POINTS = {"bookmarkStart", "bookmarkEnd", "commentRangeStart", "commentRangeEnd", "proofErr", "permStart", "permEnd"}
 _FIELD, _TEXT_FIELD = re.compile('fldCharType="(begin|end)"'), re.compile("HYPERLINK|FORMTEXT")
-_CITATION = re.compile("CITATION|ADDIN")
+_CITATION = re.compile(r"instrText[^<>]*>\s*(?:CITATION|ADDIN)\b|<w:tag [^<>]*CITATION|<w:citation/>")
 _RAISED = re.compile(r'vertAlign [^<>]*"su(?:b|per)script"')
 # A run of one of them is a point, of pictures if no text box is in it.
 _REFERENCES = {"footnoteReference", "endnoteReference", "commentReference", "noBreakHyphen", "softHyphen", "sym"}
@@ -195,7 +195,7 @@ def _end_of_whole(events: list[_Event], number: int) -> int:
             break
     raw = _raw(events[number : last + 1])
     is_whole = name not in ("r", "sdt") or (name == "r" and depth == 0 and _FIELD.search(raw))
-    is_whole = _CITATION.search(raw) if name == "sdt" or _TEXT_FIELD.search(raw) else is_whole
+    is_whole = _CITATION.search(raw) if name == "sdt" or (is_whole and _TEXT_FIELD.search(raw)) else is_whole
     return last if is_whole and all(event.name != "p" for event in events[number:last]) else 0  # "p": a text box
 
 

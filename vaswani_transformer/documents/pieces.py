@@ -150,7 +150,7 @@ def _with_marks(pieces: list[Piece]) -> list[Piece]:
 
 
 def _text_of_mark(name: str, inner: list[Piece], before: str, behind: list[Piece]) -> str | None:
-    """Return the text of the point that a span is: none, of a mark at a word, of an ordinal; None for other spans."""
+    """Return the text of the point that a span is, of a mark or of no words, or "th" of 20th; None for others."""
     text = "".join(piece.text for piece in inner if piece.kind is Kind.TEXT)
     if all(piece.kind in (Kind.OPEN, Kind.CLOSE) for piece in inner):
         return ""
@@ -158,7 +158,7 @@ def _text_of_mark(name: str, inner: list[Piece], before: str, behind: list[Piece
         return " "
     if not text or any(map(str.isspace, text)):
         return None
-    if name in _MARKS and before.isnumeric() and re.fullmatch("st|nd|rd|th|er|e|ème|º|ª", text):
+    if name == "sup" and before.isnumeric() and re.fullmatch("st|nd|rd|th|er|e|ème|º|ª", text):
         return text
     rest = re.match(r"\S*", "".join(piece.text for piece in behind))[0]
     if name in _MARKS:

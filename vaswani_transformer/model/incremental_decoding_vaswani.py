@@ -350,8 +350,8 @@ def _resized(mask: torch.Tensor, axis: int, size: int) -> torch.Tensor:
 def can_decode_incrementally(model, generation_config, generation_mode: str, model_kwargs: dict) -> bool:
     """Return whether `IncrementalDecoder` computes what the model's own forward would in this `generate()`.
 
-    It does not in training, if layers are observed, replaced (linear ones may be of any class) or spread over devices,
-    or if another kind of cache or mask is asked for.
+    It does not in training, in windows, if layers are observed, replaced (linear ones may be of any class) or spread
+    over devices, or if another kind of cache or mask is asked for.
     """
     config, decoder = model.config, model.model.decoder
     if not (

@@ -32,7 +32,6 @@ CUSTOM_PIPELINES = {"translation": {"impl": "pipeline_vaswani.TranslationPipelin
 #: Batch size with `split_sentences` when none is given.
 SENTENCES_PER_BATCH = 16
 
-_KEYS = {"": "translation_text", "translation": "translation_text", "text2text-generation": "generated_text"}  # by task
 _DIRECTION = re.compile(r"translation_(.+)_to_(.+)")  # a task with its languages
 _UNLIMITED_LENGTH = 10**9  # tokenizers without a limit have 10^30
 
@@ -65,7 +64,7 @@ class TranslationPipeline(Pipeline):
         if (kind := model.config.model_type) != "vaswani":
             raise ValueError(f"this pipeline takes models of type 'vaswani', not {kind!r}: try `vaswani import`")
         self._split_sentences = split_sentences
-        self._key = _KEYS[(task or "").partition("_")[0]]
+        self._key = "generated_text" if task == "text2text-generation" else "translation_text"
         is_learned = model.config.position_encoding == "learned"
         self._source_limit = model.config.max_position_embeddings if is_learned else None
         super().__init__(model=model, tokenizer=tokenizer, task=task, **options)

@@ -14,6 +14,7 @@ import psutil
 from babel import Locale, UnknownLocaleError
 from starlette.exceptions import HTTPException
 
+from ..data.text_files import home_path
 from ..errors import UserError, one_line
 from ..exported import is_exported
 from ..hardware import control_group_limit
@@ -59,7 +60,7 @@ def find_models(names: Sequence[str]) -> list[ServedModel]:
     missing = []
     for name in names:
         match = re.fullmatch(rf"({_CODE})-(?!(?<=[a-z]-)[A-Z]{{2}}-[a-z]{{2,3}}[-=])({_CODE})=(.+)", name, re.DOTALL)
-        folder = Path(match[3] if match else name).expanduser()  # no shell expands en-de=~/FOLDER
+        folder = home_path(match[3] if match else name)  # no shell expands en-de=~/FOLDER
         if not folder.is_dir():
             missing.append(folder)
             continue

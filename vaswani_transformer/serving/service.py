@@ -96,9 +96,8 @@ class TranslationsRequest(BaseModel, extra="forbid"):
 class SplitText:
     """A text as its sentences and what is before, between and behind them: white space, and what has no words.
 
-    Where they are not to be `split`, lines are translated as they are, and a text of one line that `is_known` to a
-    memory with all that is in it. `divide` divides what is too long to be translated at once. `code` is of the target
-    language, for each sentence up to one that begins with another.
+    Where they are not to be `split`, lines are translated as they are; so is one that `is_known` to a memory. `divide`
+    divides what is too long at once. `code` is of the target language, for all up to one that begins with another.
     """
 
     def __init__(

@@ -24,9 +24,10 @@ async def translate(request: Request, body: TranslationsRequest) -> dict[str, An
     """Translate texts, with n-best lists, scores, alignments, prefixes, or as a stream.
 
     The answer has `model` (its languages, as in `en-de`), `precision` (of its computation), `source`, `target` and
-    `translations`: for each text its best translation, `text`, and its `sentences`. Each of these has its `source`,
-    `before` (what is between the last translation and this one: white space, numbers, signs) and `translations`, best
-    first, which have `text`, `repeats` (true where the model repeated its end until it was stopped), and as asked for:
+    `translations`: for each text its best translation, `text`, and its `sentences`. Each of these has its `source`, the
+    `code` of the target language if the model has several, `before` (what is between the last translation and this one:
+    white space, numbers, signs) and `translations`, best first, which have `text`, `repeats` (true where the model
+    repeated its end until it was stopped), and as asked for:
 
     - `scores`: `score`, which beam search ranks by, and `log_probability`, of all tokens, in nats
     - `token_scores`: `tokens`, each with `text` and `log_probability`, in nats, given the source and those before it

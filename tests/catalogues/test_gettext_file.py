@@ -97,7 +97,7 @@ def test_a_template_gets_a_header_and_all_plural_forms_of_the_language(tmp_path,
     assert [*read(path)][-1].sources == ("é charset=ISO-8859-2",)
     assert filled(path, nothing).decode() == template  # without a language
     path.write_text(re.sub('"Plural-.*\n', "", template.replace("=CHARSET", "=utf-8")))  # as pybabel writes it
-    assert re.search("\nmsgstr.[1]. .+\n|INT", filled(path, language="de").decode())
+    assert re.search('msgstr.1. "[^"]', filled(path, language="de").decode())
     path.write_text(template)
     result = filled(path, language=language)
     (tmp_path / "a.po").write_bytes(result)

@@ -144,7 +144,7 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
             logger.info("reverse model: %s", "".join(each for each in lines if "BLEU" in each) or "trained")
         made = DistilledText([reverse.output], final, source, data_sources(parallel)[0])
         made_by, begun = folder / REVERSE / CHECKPOINTS / RECIPE, folder / CHECKPOINTS / RECIPE
-        is_timed = recipe.max_minutes and made_by.exists() and not begun.exists()
+        is_timed = recipe.max_minutes and made_by.exists() and (recipe.overwrite or not begun.exists())
         size = load_recipe(str(made_by)) if is_timed else final  # of one size, by which the passes are known
         open_fields = [name for name in CHOSEN if name in Row._fields and getattr(final, name) == AUTO]
         final = replace(final, **{name: getattr(size, name) for name in open_fields})

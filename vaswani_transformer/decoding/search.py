@@ -65,7 +65,7 @@ def search_pieces(translator, pieces: list, window: int) -> Iterator[tuple[int, 
             if is_plain and (search := translator.model.open_search(**options)):
                 outputs = _joining(translator, search, chosen)
             elif beams:
-                others = "prefixes, sampling, ensembles, windows and further settings of generate()"
+                others = "prefixes, sampling, ensembles, further settings of generate(); no attention_window takes one"
                 raise UserError(f"a glossary is for a beam search of one model: leave it out, or {others}")
             else:
                 batches = batches_by_length([len(piece.ids) for piece in chosen], translator.tokens_per_batch)

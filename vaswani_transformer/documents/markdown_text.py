@@ -25,8 +25,8 @@ _MARKER = re.compile(
     rb"""|(?:(?:\{\{(?:(?!\}\})[^\n])*\}+|\{%(?:(?!%\})[^\n])*%\}|\{/\*(?:(?!\*/|\n\s*\n)[\s\S])*\*/\}|\{(?::|/(?!\*))[^}\n]*\}+)\s*?)+"""
     rb"""|\{(?:%-?|\{[<%])\s*(?:katex|math|mermaid|highlight|comment|raw)\b[^\n]*"""
     rb"""|(?:(?<=---\n)|(?<=---\r\n))[a-z][\w-]*:(?=\s)[^\n]*(?:\n(?!---)[^\n]+)*?(?=\n(?:---|\.\.\.))"""  # metadata
-    rb"""|(?::::|\[!\w+\]|--8<--)[^\n]*|\[TOC\]|\*\[[^\]\n]+\]:[^\n]*"""
-    rb"""|(?<![^\n])(?:import (?:.*['"]|\{)|export (?:const|default|function) ).*(?:\n[ \t]*\S.*)*)(?=\r?\n|\Z)"""
+    rb"""|(?::::|\[!\w+\]|--8<--)[^\n]*|\[TOC\]|\*\[[^\]\n]+\]:[^\n]*|(?:\A|(?<=\n\n)|(?<=\n\r\n))"""
+    rb"""(?:import (?:.*['"]|\{)|export (?:const|default|function) ).*(?:\n[ \t]*\S.*)*)(?=\r?\n|\Z)"""
 )
 _PRICE, _COLON = b"\x1a", b"\x1b"  # in the place of a $ of no formula, and of the first : of :tada:
 
@@ -47,7 +47,7 @@ def read_markdown(source: str) -> Document:
     parsed = bytearray(re.sub(rb"(?<=\]\()\{[{%][^\n{}]*[%}]\}", blank, parsed))
     braces = rb"(?<==)\{(?:[^{}]|\{[^{}]*\})*\}"  # values in tags of JSX
     jsx = rb"<[A-Za-z][A-Za-z0-9-]*(?=\s)(?:[^<>{}=]|=(?:" + braces + rb")?)*+>"
-    parsed = bytearray(re.sub(jsx, lambda tag: re.sub(braces, blank, tag[0]), parsed))
+    parsed = bytearray(re.sub(jsx, lambda x: re.sub(rb"[\r\n](?=\n? *>)", b" ", re.sub(braces, blank, x[0])), parsed))
     while prices:  # between US$5 and US$10 is no formula
         events = list(pyromark.events_with_range(parsed.decode(), options=options))
         places = [place for event, place in events if isinstance(event, dict) and "InlineMath" in event]

@@ -47,7 +47,7 @@ class _Events(HTMLParser):
         self.events: list[tuple[int, str, str, dict]] = []
         self.is_xml = "http://www.w3.org/1999/xhtml" in source[:2000]
         # After this nothing ends, and the parser would look for ends again and again, in quadratic time.
-        bare = re.sub("(?is)<script(?:(?!<script).)*?</script", lambda code: "x" * len(code[0]), source)
+        bare = re.sub("(?is)<script(?:(?!<script).)*?</script", lambda code: code[0].replace("<!--", "xxxx"), source)
         comment = bare.find("<!--", bare.rfind("-->") + 1)
         end = min(place for place in (source.rfind(">") + 1, comment) if place >= 0)
         self.feed(re.sub("(?s)<%.{0,1000}?%>", lambda tag: re.sub(r"[^\n]", "x", tag[0]), source[:end]))  # of ERB

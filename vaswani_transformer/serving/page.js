@@ -369,7 +369,7 @@ async function addDetails(sentence) {
 
 /** What is answered of a sentence by itself; it may stay while one types at another. */
 async function sentenceAlone({source, code, languages}, options) {
-  const body = {text: (code || "") + source, ...languages, split_sentences: false, ...options};
+  const body = {text: (code ? `${code} ` : "") + source, ...languages, split_sentences: false, ...options};
   const answer = await withDetails(languages, async (details) =>
     (await ask("v1/translations", {body: {...body, ...details}})).json());
   return answer.translations[0].sentences[0];

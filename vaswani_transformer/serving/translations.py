@@ -25,7 +25,7 @@ async def translate(request: Request, body: TranslationsRequest) -> dict[str, An
 
     The answer has `model` (its languages, as in `en-de`), `precision` (of its computation), `source`, `target` and
     `translations`: for each text its best translation, `text`, and its `sentences`. Each of these has its `source`, the
-    `code` of the target language if the model has several, `before` (what is between the last translation and this one:
+    `code` before it, such as `>>deu<<`, if there is one, `before` (what is between the last translation and this one:
     white space, numbers, signs) and `translations`, best first, which have `text`, `repeats` (true where the model
     repeated its end until it was stopped), and as asked for:
 
@@ -68,7 +68,7 @@ async def _sentence(
     details = [{key: getattr(one, key) for key in names} | ({"repeats": True} if one.repeats else {}) for one in ranked]
     sentence = {"source": text.sentences[number], "before": text.before(number, last), "translations": details}
     if code := text.coded(number).removesuffix(sentence["source"]):
-        sentence["code"] = code
+        sentence["code"] = code.strip()
     if body.alignments:
         sentence["source_words"] = words_of(sentence["source"])
     if body.token_scores or body.alignments or body.confidence:

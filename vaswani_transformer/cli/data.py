@@ -115,7 +115,7 @@ def clean(
 
 def _train_options(recipe: Any, manifest: dict, folder: str) -> list[str]:
     """Return options by which a recipe reads the text that was cleaned of it, and its validation text beside it."""
-    columns, parts = manifest.get("columns", [recipe.source_column, recipe.target_column]), manifest["parts"]
+    columns, parts = manifest["columns"], manifest["parts"]
     fields = {"train_data": str(Path(folder).absolute()), "train_source": None, "train_target": None}
     fields |= {"source_column": columns[0], "target_column": columns[1], "train_split": "train"}
     fields |= dict.fromkeys(("data_config", "validation_source", "validation_target", "validation_data"))

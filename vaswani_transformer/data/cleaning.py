@@ -88,7 +88,7 @@ def clean(
                 problem = "was cleaned with other settings or of other text, or lacks a part"
                 raise UserError(f"{output.path} {problem}: give another --output, or --overwrite")
             shutil.rmtree(output.path / TASKS, ignore_errors=True)  # of a run that was killed after its last file
-            return manifest
+            return {"columns": own} | manifest  # which earlier versions did not note
         train = replace(train, kind=train.kind + BROKEN) if train.kind + BROKEN in READERS else train
         text, validation = train.load(), validation and validation.load()
         output.note()

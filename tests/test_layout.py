@@ -91,8 +91,8 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 3969, "data": 3182, "training": 2602, "importing": 1207, "cli": 2049, "decoding": 1913,
-    "experiments": 630, "serving": 1528, "hub": 687, "export": 1066, "parsing": 823, "documents": 1770,
+    "model": 3972, "data": 3182, "training": 2602, "importing": 1207, "cli": 2049, "decoding": 1913,
+    "experiments": 630, "serving": 1528, "hub": 687, "export": 1066, "parsing": 823, "documents": 1766,
     "attention": 378, "catalogues": 920, "recipes": 401, "evaluation": 322,
 }  # fmt: skip
 TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1553, 25000, 11.8

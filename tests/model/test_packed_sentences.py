@@ -167,6 +167,7 @@ def test_no_step_waits_for_a_device(with_kernel, monkeypatch, fused):
         ({"past_key_values": DynamicCache()}, "caches"),
         ({"target_offsets": None}, "go together"),
         ({"source_offsets": torch.tensor([0, 26])}, "the same number of sentences"),
+        ({"source_offsets": offsets_of((5, 5, 5, 5, 5, 5, 5, 5))}, "40 and there are 26 tokens"),
     ],
 )
 def test_refuses_what_goes_with_padding_only(changes, reason):

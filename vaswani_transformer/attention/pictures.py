@@ -70,7 +70,7 @@ def attention_figure(
     installed = fontManager.get_font_names()
     text = {"parse_math": False, "family": [name for name in _FONTS if name in installed]}
     labels = text | {"fontsize": min(9.0, 72 * inches * 0.72)}  # points: seven tenths of a token's width
-    hidden = (array == 0).all((0, 1))  # in float16 small weights are 0, too
+    hidden = (array == 0).all((0, 1))  # no head sees it; a small weight of one may be 0, too
     for axes_of_layer, layer in zip(grid, layers, strict=True):
         for axes, head in zip(axes_of_layer, heads, strict=True):
             scale = PowerNorm(0.5, vmin=0, vmax=1)  # or a weight of 0.05, much in a long sentence, could not be seen

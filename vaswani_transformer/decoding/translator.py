@@ -288,10 +288,10 @@ class Translator:
         if self.scores:
             rows = score_ids(self.model, [piece.ids for piece in repeated], kept, self.tokens_per_batch)
             hypotheses = [self._scored(*pair) for pair in zip(hypotheses, map(math.fsum, rows), strict=True)]
+        rows = [hypotheses[start : start + number] for start in range(0, len(hypotheses), number)]
         if self.scores and self.setting("do_sample"):  # a search has ranked them
-            ranked = sorted(range(len(hypotheses)), key=lambda place: (place // number, -hypotheses[place].score))
-            hypotheses = [hypotheses[place] for place in ranked]
-        return [hypotheses[start : start + number] for start in range(0, len(hypotheses), number)]
+            rows = [sorted(row, key=lambda each: -each.score) for row in rows]
+        return rows
 
     def _without_repetition(self, whole: list[int], piece: Piece) -> list[int]:
         """Return an output, without the rounds after the first where it goes round in a circle to its limit.

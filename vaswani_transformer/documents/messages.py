@@ -31,12 +31,8 @@ _PERCENT = (
     r"(?:<PRI\w+>|(?:hh|ll|[hljztLqw])?[a-zA-Z@%]))|%"
 )
 _GCC = r"%(?:[<>{}%]|(?:\d+\$)?[-+#0q]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:ll|[hlwzt])?[a-zA-Z@])|%(?!')"
-_STYLES = {
-    "sh": r"\$\w+",
-    "gcc-internal": _GCC,
-    "gfc-internal": _GCC,
-    "object-pascal": r"%(?:\d+:)?-?(?:\d+|\*)?(?:\.(?:\d+|\*))?[a-zA-Z]|%%?",
-}
+_STYLES = dict.fromkeys(("gcc-internal", "gfc-internal"), _GCC)
+_STYLES |= {"sh": r"\$\w+", "object-pascal": r"%(?:\d+:)?-?(?:\d+|\*)?(?:\.(?:\d+|\*))?[a-zA-Z]|%%?"}
 _STYLES |= {"boost": rf"%\|[^|]*\||%\d+%|{_PERCENT}"}
 _STYLES |= dict.fromkeys(("python-brace", "perl-brace", "csharp", "java"), r"\{[^{}]*\}|[{}]")
 _STYLES |= dict.fromkeys(("lisp", "scheme"), r"~(?:[-+]?\d+|'.|[vV\#])?(?:,(?:[-+]?\d+|'.|[vV\#])?)*[:@]*(?:.|$)")

@@ -55,10 +55,13 @@ def check_packed(config: VaswaniConfig, offsets: Sequence[torch.Tensor | None], 
 def place_sentences(offsets: torch.Tensor, tokens: int, max_length: int | None) -> SentencePlaces:
     """Return where the sentences of a row of `tokens` tokens are, on the device of `offsets`.
 
-    `max_length` bounds the length of a sentence where the offsets cannot be read without waiting for a device.
+    `max_length` bounds the length of a sentence where the offsets cannot be read without waiting for a device. On a
+    CPU `ValueError` for offsets that do not end at `tokens`.
     """
     offsets = offsets.to(torch.int32)  # which flash attention takes
     if offsets.is_cpu:
+        if int(offsets[-1]) != tokens:
+            raise ValueError(f"offsets end at {int(offsets[-1])} and there are {tokens} tokens: they must be the same")
         longest = int(offsets.diff().max())
     else:
         longest = tokens if max_length is None else min(max_length, tokens)

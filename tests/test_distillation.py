@@ -267,6 +267,12 @@ def test_an_unfinished_translation_with_other_settings(teachers, student, tmp_pa
     assert "cannot be resumed: beams was None and is 2 now" in fails(*command, "--beams", 2)
 
 
+def test_an_interrupted_training_on_other_text_is_seen_before_the_work(teachers, student, tmp_path, fails, monkeypatch):
+    monkeypatch.setattr(distillation, "check_output", lambda _: tmp_path)
+    command = ["distill", teachers[0], "--student", student, "--output", tmp_path / "out", "--quiet"]
+    assert "out holds an interrupted training on other text" in fails(*command)
+
+
 @pytest.mark.slow
 def test_two_processes_distil_what_one_does(teachers, student, tmp_path):
     words = ["distill", teachers[0], "--student", student, "--quiet", "--dropout", "0", "--output"]

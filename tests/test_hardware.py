@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from vaswani_transformer import hardware
+from vaswani_transformer.data.workers import default_workers
 from vaswani_transformer.hardware import control_group_limit, limit_threads
 
 
@@ -34,6 +35,13 @@ def test_what_control_groups_grant(group, quotas, expected, tmp_path):
         (folder / "memory.max").write_text(f"{quota}\n")
     assert control_group_limit("cpu.max", tmp_path) == expected
     assert control_group_limit("memory.max", tmp_path) == expected * 100_000
+
+
+@pytest.mark.parametrize(("granted", "expected"), [(math.inf, 64), (2.5, 2), (0.5, 1)])
+def test_workers_are_not_more_than_the_control_groups_grant(granted, expected, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(hardware, "control_group_limit", {"cpu.max": granted}.get)
+    assert default_workers(1000) == expected
 
 
 @pytest.mark.parametrize(

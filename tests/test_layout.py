@@ -91,11 +91,11 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 3972, "data": 3182, "training": 2602, "importing": 1207, "cli": 2049, "decoding": 1913,
-    "experiments": 630, "serving": 1528, "hub": 687, "export": 1066, "parsing": 823, "documents": 1766,
-    "attention": 378, "catalogues": 920, "recipes": 401, "evaluation": 322,
+    "model": 3956, "data": 3172, "training": 2607, "importing": 1202, "cli": 2047, "decoding": 1932,
+    "experiments": 625, "serving": 1525, "hub": 687, "export": 1052, "parsing": 816, "documents": 1770,
+    "attention": 378, "catalogues": 942, "recipes": 395, "evaluation": 322,
 }  # fmt: skip
-TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1553, 25000, 11.8
+TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1536, 25000, 11.8
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19997
 
 

@@ -1,7 +1,6 @@
 """What only a GPU computes, on one: the loss's kernel, attention, compiled layers, training, decoding."""
 
 import itertools
-import json
 import math
 import warnings
 
@@ -12,7 +11,7 @@ from model import test_loss_kernel as kernel
 from model.test_packed_sentences import both_batches, in_a_row, pass_through
 from passes import relative_difference
 from training.test_trainer import make_model, make_pairs
-from training_runs import stop_after
+from training_runs import log_of, stop_after
 
 from vaswani_transformer import Translator, train
 from vaswani_transformer.export.engine import load_for_decoding
@@ -118,8 +117,7 @@ def test_a_training_on_the_gpu_learns_resumes_and_translates(text, tmp_path):
     recipe = tiny_recipe(text, tmp_path / "run", d_model=64, d_ff=128, **settings)
     stop_after(100, recipe)
     train(recipe, progress=False)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "training_log.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if "loss" in line]
+    losses = [line["loss"] for line in log_of(tmp_path / "run") if "loss" in line]
     assert len(losses) == 300 and all(map(math.isfinite, losses)) and losses[-1] < 0.7 * losses[0]
     sources = (text / "test.en").read_text("utf-8").splitlines()
     on_gpu, on_cpu = (Translator(*load_for_decoding(tmp_path / "run", name)) for name in (DEVICE, "cpu"))

@@ -247,7 +247,10 @@ class DistilledText:
     def make(self, progress: bool = True, workers: int = 1) -> None:
         """Write the files, and `distillation.json` last, unless they are there."""
         recipe, translations = self.recipe, self.output.path / TRANSLATIONS
-        check_output(recipe)  # mistakes that the training would find are found before hours are spent
+        begun = check_output(recipe)  # mistakes that the training would find are found before hours are spent
+        if begun is not None and not (self.output.path / DISTILLATION).exists():
+            problem = f"{self.output.shown} holds an interrupted training on other text"
+            raise UserError(f"{problem}: give another --output, or --overwrite to start again")
         if recipe.from_model is not None:
             read_model_of(recipe.from_model)
         elif recipe.tokenizer is not None:
@@ -276,6 +279,8 @@ class DistilledText:
     def _translate(self, settings: dict[str, Any], progress: bool, workers: int) -> None:
         """Translate what is not translated yet."""
         translator = self._file_translator()  # here too where workers translate: mistakes are found at once
+        if known := ", ".join(translator.translator.codes.known.values()):
+            logger.warning("sources without a code (%.300s) may be translated into any language", known)
         sources, translations = self.output.path / SOURCES, self.output.path / TRANSLATIONS
         self.output.note([SOURCES, TRANSLATIONS, notes_path(translations).name])
         with closing(ResumableOutput(translations, settings, resume=True)) as output:
@@ -302,6 +307,7 @@ class DistilledText:
         search["source_language"] = (languages_of_model(self.teachers[0]) or ["en"])[0]
         longest = self.recipe.max_length  # longer ones, which no student of this recipe learns, are split
         translator = Translator(model, tokenizer, max_source_tokens=longest, split_long=True, **search)
+        translator.is_repaired = bool(languages_of_model(self.teachers[0]))
         return FileTranslator(translator, partial(record, as_json=True))
 
     def _write(self, settings: dict[str, Any]) -> None:
@@ -332,8 +338,7 @@ class DistilledText:
         if self.parallel is None:
             yield from made
             return
-        made = ((text, *typed_code(source)) for text, source in made)  # a language's tag stays in front
-        made = ((text, code, rest.replace(code, "") if code else rest) for text, code, rest in made)  # one tag
-        yield from ((f"{code}{TAG} {rest}", text) for text, code, rest in made)
+        made = ((text, *typed_code(source)) for text, source in made)  # a language's tag stays in front, and once
+        yield from ((f"{code}{TAG} {rest.replace(code, '')}", text) for text, code, rest in made)
         pairs = list(self.parallel.stream())
         yield from pairs * max(1, min(MOST_REPEATS, round(number / len(pairs) / 2)))

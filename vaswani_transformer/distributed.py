@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 RESUME = "the same command resumes from the last complete checkpoint"
-_POLL_SECONDS = 0.1
 _FAILED = "failed"  # the store's count of processes that have asked whether to report an error
 
 
@@ -80,7 +79,7 @@ class Processes:
         while not self._store.check([key]):  # `wait` would not let Ctrl-C through
             if self._store.check([_FAILED]):
                 raise ProcessLostError("another process failed")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(0.1)
 
 
 _processes: Processes | None = None

@@ -24,9 +24,8 @@ def reading(path: str | PathLike) -> Iterator[None]:
 
     Every read of a file that a user gave runs inside this context, so that no reader needs refusals of its own.
 
-    Raises:
-        UserError: `PATH: REASON`, where the reason is the library's own, on one line. A `UserError` of the body passes
-            through unchanged, as do an interruption and the machine's troubles (memory, a full disk, a cache).
+    The `UserError` is `PATH: REASON`, where the reason is the library's own, on one line. A `UserError` of the body
+    passes through unchanged, as do an interruption and the machine's troubles (memory, a full disk, a cache).
     """
     try:
         yield
@@ -54,8 +53,7 @@ def items_of(values: Iterable) -> Iterable:
 def texts_in(texts: str | Iterable[str], what: str = "text", first: int = 1) -> list[str]:
     """Return texts as a list, one string as a list of it alone, as tokenizers take them; numbered from `first`.
 
-    Raises:
-        UserError: for None, NaN, a row of a dataset or anything else that is no string, naming its number.
+    `UserError` names the number of None, NaN, a row of a dataset or anything else that is no string.
     """
     texts = list(items_of(texts))
     for number, text in enumerate(texts, first):

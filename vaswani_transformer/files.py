@@ -22,8 +22,7 @@ WRITING, REMOVING = ".writing-", ".removing-"  # before the names of what is not
 def to_path(name: str | Path) -> Path:
     """Return a path on this machine or, for a URL, one that fsspec reaches; a path stays as it is.
 
-    Raises:
-        UserError: for a URL of a kind that is not known, or whose package is not installed.
+    `UserError` for a URL of a kind that is not known, or whose package is not installed.
     """
     if not isinstance(name, str):
         return name

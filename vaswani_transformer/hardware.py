@@ -36,14 +36,14 @@ def accelerator() -> "torch.device | None":  # noqa: F821 (it is imported where 
 
 
 def choose_device(name: "str | int | torch.device" = "auto") -> "torch.device":  # noqa: F821
-    """Return the device of this name or number; `"auto"`: an accelerator if any, each of several processes its own.
+    """Return the device of this name or number; `"auto"`: an accelerator if any; each process has its own.
 
     Raises:
         UserError: for a device that torch does not know or that is not there.
     """
     import torch
 
-    if name == "auto":
+    if name == "auto" or (name == "cuda" and torch.cuda.is_available()):
         if (kind := accelerator()) is None:
             return torch.device("cpu")
         number = os.environ.get("LOCAL_RANK")  # set by accelerate launch and torchrun
@@ -72,7 +72,7 @@ def default_num_workers() -> int:
     """
     if accelerator() is None or accelerator().type == "mps":
         return 0
-    return min(4, max(1, len(available_cpus()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1))
+    return min(4, max(1, available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1))
 
 
 def choose_precision(precision: str) -> dict[str, bool]:
@@ -108,9 +108,10 @@ def tune_cpu_memory() -> None:
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
-def available_cpus() -> list[int]:
-    """Return the numbers of the CPUs that this process may run on."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+def available_cpus() -> int:
+    """Return how many CPUs this process may use at once."""
+    number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min(number, control_group_limit("cpu.max"))))
 
 
 def control_group_limit(name: str, root: Path = Path("/")) -> float:

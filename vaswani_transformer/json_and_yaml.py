@@ -20,11 +20,7 @@ MOST_YAML = 1 << 18  # which PyYAML reads in two seconds
 
 
 def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
-    """Return the text of a regular file.
-
-    Raises:
-        UserError: for anything but a file of at most `most_bytes` in UTF-8.
-    """
+    """Return the text of a regular file in UTF-8; `UserError` for anything else, or for more than `most_bytes`."""
     path = Path(path) if isinstance(path, str) else path  # or a URL's
     with reading(path):
         if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):
@@ -49,10 +45,7 @@ def parse_json(text: str, finite: bool = True) -> Any:
     """Return the value of a JSON text.
 
     With `finite`, `NaN`, `Infinity` and numbers beyond floats are refused, which transformers' trainer state may have.
-
-    Raises:
-        ValueError: for text that is not JSON, and a key that occurs twice in an object.
-        RecursionError: for text that is nested too deep.
+    `ValueError` for text that is not JSON and a key that occurs twice in an object, `RecursionError` for deep nesting.
     """
     hooks = {"parse_constant": _finite, "parse_float": _finite} if finite else {}
     return json.loads(text, object_pairs_hook=_unique_keys, **hooks)
@@ -77,9 +70,8 @@ def _finite(text: str) -> float:
 def parse_yaml(text: str) -> Any:
     """Return the value of a YAML text of plain types; dates and other tags of YAML that need no code are understood.
 
-    Raises:
-        YAMLError: naming the line, for text that is not YAML, a key that occurs twice, an alias (`*name`), and a number
-            in octal or sexagesimal notation. Nonsense such as `!!int []` raises errors of other kinds.
+    `YAMLError` names the line, for text that is not YAML, a key that occurs twice, an alias (`*name`), and a number in
+    octal or sexagesimal notation. Nonsense such as `!!int []` raises errors of other kinds.
     """
     return yaml.load(text, _StrictLoader)
 

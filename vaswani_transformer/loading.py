@@ -39,27 +39,8 @@ def load_model(
     """
     if precision not in (None, "float32", "bfloat16", "float16"):
         raise UserError(f"precision is {precision!r}: it must be one of float32, bfloat16, float16")
+    folder = Path(folder)
     check_folder(folder)
-    model = _read_model(Path(folder), precision)
-    tokenizer = load_tokenizer(Path(folder))
-    check_tokenizer_matches(tokenizer, model.config)
-    return model.to(device=choose_device(device)), tokenizer
-
-
-def check_folder(folder: str | Path) -> None:
-    """Raise `UserError` for a folder that is missing, or holds no model, an exported one or an adapter."""
-    path = Path(folder)
-    refuse_exported(path)
-    if not (path / "config.json").is_file():
-        hint = "training there is not finished" if (path / "checkpoints").is_dir() else "it has no config.json"
-        at = f" (of the Hub: hf download {path} --local-dir DIR)" * (len(path.parts) == 2 and not path.parent.exists())
-        raise UserError(f"{path} holds no model: {hint}" if path.is_dir() else f"there is no model folder {path}{at}")
-    refuse_special_files(path)  # a pipe would be waited for
-    if (path / "adapter_config.json").exists():  # transformers would fetch the model that it names
-        raise UserError(f"{folder} holds an adapter (adapter_config.json): give the folder of its model")
-
-
-def _read_model(folder: Path, precision: str | None) -> VaswaniForConditionalGeneration:
     settings = folder / "generation_config.json"
     with quiet_transformers():
         with reading(folder):
@@ -78,7 +59,22 @@ def _read_model(folder: Path, precision: str | None) -> VaswaniForConditionalGen
                 setattr(model.generation_config, name, getattr(model.config, name))
         with reading(settings):
             check_search(model.eval())
-    return model
+    tokenizer = load_tokenizer(folder)
+    check_tokenizer_matches(tokenizer, model.config)
+    return model.to(device=choose_device(device)), tokenizer
+
+
+def check_folder(folder: str | Path) -> None:
+    """Raise `UserError` for a folder that is missing, or holds no model, an exported one or an adapter."""
+    path = Path(folder)
+    refuse_exported(path)
+    if not (path / "config.json").is_file():
+        hint = "training there is not finished" if (path / "checkpoints").is_dir() else "it has no config.json"
+        at = f" (of the Hub: hf download {path} --local-dir DIR)" * (len(path.parts) == 2 and not path.parent.exists())
+        raise UserError(f"{path} holds no model: {hint}" if path.is_dir() else f"there is no model folder {path}{at}")
+    refuse_special_files(path)  # a pipe would be waited for
+    if (path / "adapter_config.json").exists():  # transformers would fetch the model that it names
+        raise UserError(f"{folder} holds an adapter (adapter_config.json): give the folder of its model")
 
 
 # These settings, and torch's default type, which transformers changes while it loads, are of the whole process: two

@@ -34,9 +34,7 @@ def locked(folder: str | Path, name: str = LOCK) -> Iterator[None]:
     """Make a folder, and let no other process write it while the body runs; the system frees the lock of a dead one.
 
     A thread that holds the lock may take it again. At the end the lock file is removed, and a new folder that is empty.
-
-    Raises:
-        UserError: for an empty path or a URL, a folder that another process writes, or that cannot be written to.
+    `UserError` for an empty path or a URL, a folder that another process writes, or that cannot be written to.
     """
     if not str(folder) or re.match(r"[a-z][a-z0-9+.-]+:/", str(folder)):  # of two slashes `Path` has left one
         raise UserError(f"output {folder} is {'a URL' if str(folder) else 'empty'}: give a folder on this machine")
@@ -105,10 +103,7 @@ class OutputFolder:
                 raise UserError(f"{self.shown / name} was not written by this program: {fix}")
 
     def note(self, names: Iterable[str] = ()) -> None:
-        """Mark the folder, and list names that are about to be written.
-
-        First, so that a file that is there is listed whenever the program is cut off.
-        """
+        """Mark the folder, and list names before they are written: whenever all is cut off, what is there is listed."""
         self.names = self.names | OutputFolder(self.path).names | dict.fromkeys(names)
         remove_leftovers(self.path, RECORD)
         write_text(self.path / RECORD, json.dumps({"files": list(self.names)}, indent=1) + "\n")
@@ -162,17 +157,15 @@ class OutputFolder:
 
 
 @contextlib.contextmanager
-def written_at_once(output: str | Path, overwrite: bool, last: str, kind: str = "", no: str = RECIPE) -> Iterator[Path]:
+def written_at_once(output: str | Path, overwrite: bool, last: str, kind="", no=(RECIPE,)) -> Iterator[Path]:
     """Yield a folder for the files of a model, which move to `output` at the end; `last` means that all are there.
 
-    With `overwrite` they replace all that is listed, if `kind` is (by default `last`), and `no` (a training) is not.
-
-    Raises:
-        UserError: as `locked`, and for an output that holds something else, or something without `overwrite`.
+    With `overwrite` they replace all that is listed, if `kind` is (by default `last`) and `no`, of a training, are not.
+    Errors as of `locked`; `UserError` for an output that holds something else, or something without `overwrite`.
     """
     with locked(output):
         folder = OutputFolder(output)
-        is_kind = (kind or last) in folder.names and no not in folder.names
+        is_kind = (kind or last) in folder.names and folder.names.keys().isdisjoint(no)
         if not is_empty(folder.path) and not (overwrite and is_kind):
             advice = "--overwrite replaces what this command wrote there" if is_kind else "it holds something else"
             raise UserError(f"output {output} is not empty: give another folder ({advice})")

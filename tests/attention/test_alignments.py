@@ -16,8 +16,7 @@ from vaswani_transformer.data.words import words_of
 from vaswani_transformer.importing.fairseq_vocabulary import with_special_tokens
 from vaswani_transformer.importing.sentencepiece import backend
 
-model = test_attention_weights.model
-tokenizer = test_attention_weights.tokenizer
+model, tokenizer = test_attention_weights.model, test_attention_weights.tokenizer
 
 
 def words_of_tokens(tokenizer, text: str) -> list[int]:

@@ -316,6 +316,8 @@ def test_android_references_and_spaces_in_quotation_marks(tmp_path):
     assert '<item quantity="other">%d файла</item> <!-- b --><item quantity="one">&lt;All&gt;</item>\n' in result
     items = etree.fromstring(result.encode()).findall("plurals/item")
     assert [item.get("quantity") for item in items] == ["other", "one", "few", "many"]
+    path.write_text('<resources><string name="m" formatted="false">%s %s x</string></resources>')
+    assert b'<string name="m" formatted="false">' in filled(target, source=path, language="ru")
 
 
 def test_what_yaml_lacks_is_added_in_block_style_with_comments(tmp_path):
@@ -355,3 +357,15 @@ def test_keys_without_a_colon_stay(tmp_path, target):
     (source := tmp_path / "en.yml").write_text("en:\n  a: One\n  b: Two\n")
     (path := tmp_path / "de.yml").write_text(target)
     assert filled(path, source=source, language="de").decode() == target
+
+
+@pytest.mark.parametrize("target", ["a: {x: Eins}\nb: Zwei\nc: [Drei]\n", "---\n", "---"])
+def test_new_texts_have_room_or_are_refused(tmp_path, target):
+    (source := tmp_path / "en.yml").write_text("a: One\nb: {x: Two, y: {z: Three}}\nc: Four\nd: ['', Five]\n")
+    (path := tmp_path / "de.yml").write_text(target)
+    catalogue = open_catalogue(path, source=source, language="deu")
+    new = (entry for entry in catalogue.entries() if not entry.place)
+    taken = [entry.id for entry in new if catalogue.takes(entry, *echo([entry]))]
+    assert taken == ["d\4[]"] if "Eins" in target else len(taken) == 5
+    result = yaml.safe_load(catalogue.fill(echo))
+    assert result["d"] == ["", "Five"] and (catalogue.language, len(result)) == ("de", 4)

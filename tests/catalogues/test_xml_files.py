@@ -140,6 +140,8 @@ def test_xliff_2_fills_the_segments_of_a_unit_that_lack(tmp_path):
     two = f"{state}><source>{two}</source><target>{two}"
     assert "<source>One.</source><target>Eins.</target></segment>" in result and two in result
     assert result.index("<unit id") < result.index("<notes><note>vaswani: ") < result.index("<segment")
+    path.write_text(XLIFF_2.replace("<segment", "<notes/><segment", 1))
+    assert etree.fromstring(filled(path)).findtext(".//{*}note").startswith("vaswani: ")
     kept = '<mrk id="m" translate="no">Gnu <b/>x</mrk>'
     path.write_text(XLIFF_2.replace("three", f'{kept}<mrk id="n" type="term">three</mrk>'))
     assert next(read(path)).codes == ('<pc id="1">', kept, '<mrk id="n" type="term">', "</mrk>", "</pc>")

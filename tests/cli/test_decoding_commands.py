@@ -15,8 +15,7 @@ from translating import OPTIONS, run
 from vaswani_transformer import load_model
 from vaswani_transformer.hardware import choose_device
 
-model = translating.model
-source = translating.source
+model, source = translating.model, translating.source
 
 
 @pytest.mark.parametrize("name", ["mps", "no such device", "cpu:x"])

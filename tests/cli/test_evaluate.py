@@ -52,15 +52,8 @@ def test_a_reference_may_have_its_accents_as_signs_of_their_own(evaluate, tmp_pa
         assert evaluate("--json", tmp_path / "scores.json", "--stress") == 0
         scores = json.loads((tmp_path / "scores.json").read_text())
         assert scores["stress"]["clean"]["chrf"] == scores["chrf"] > 0
-        files = [
-            "--source",
-            tmp_path / "test.en",
-            "--reference",
-            tmp_path / "other.de",
-            "--json",
-            tmp_path / "two.json",
-        ]
-        assert run("evaluate", tmp_path / "test.de", tmp_path / "other.de", *files) == 0
+        words = ["evaluate", tmp_path / "test.de", tmp_path / "other.de", "--source", tmp_path / "test.en"]
+        assert run(*words, "--reference", tmp_path / "other.de", "--json", tmp_path / "two.json") == 0
         systems = json.loads((tmp_path / "two.json").read_text())["systems"]
         found.append([[scores[name] for name in names], [system["chrf"] for system in systems]])
     assert found[0] == found[1] and found[0][1][0] > 50

@@ -261,7 +261,6 @@ def make_table(recorder: Recorder) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run everything and print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="FOLDER", help=f"default: {CACHE}")
     options = parser.parse_args(arguments)

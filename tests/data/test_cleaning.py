@@ -20,6 +20,7 @@ from vaswani_transformer.cli.main import main
 from vaswani_transformer.data import cleaning
 from vaswani_transformer.data.cleaning_rules import _detector
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
+from vaswani_transformer.output_folder import OutputFolder
 from vaswani_transformer.recipes.recipe import Recipe
 
 # Whoever does it
@@ -197,6 +198,14 @@ def test_other_settings_and_changed_text_are_refused(text, tmp_path):
     next((tmp_path / "out").glob("train-*")).unlink()
     assert "lacks a part" in error_of(make, recipe, tmp_path / "out")
     assert make(recipe, tmp_path / "out", overwrite=True)["counts"] == manifest["counts"]
+    OutputFolder(tmp_path / "out").write_text("recipe.yaml", "of a training\n")
+    assert "more than cleaned text" in error_of(make, recipe, tmp_path / "out", overwrite=True)
+
+
+def test_tested_lines_are_found_behind_codes(tmp_path):
+    test = write(tmp_path / "test.en", "A secret line.\n")
+    recipe = recipe_of(tmp_path, [("<2de> A secret line.", "x y"), ("<2de> Another line.", "z")])
+    assert make(recipe, tmp_path / "out", test=(str(test),))["counts"] == {"kept": 1, "test text": 1}
 
 
 def test_a_cleaning_that_was_begun_with_other_settings_starts_again(text, tmp_path, monkeypatch):

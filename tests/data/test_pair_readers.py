@@ -1,6 +1,7 @@
 """Pairs in files of every format: what is read of them, and what is refused."""
 
 import json
+import lzma
 import os
 
 import pyarrow as pa
@@ -73,15 +74,19 @@ def test_invalid_utf8_is_reported_with_file_line_and_byte_offset(tmp_path, suffi
     assert message.endswith("(invalid start byte): convert it first, as by iconv -f WINDOWS-1252 -t UTF-8")
     files = write_two(tmp_path, "one\n".encode("utf-16"), "eins\n", suffix)
     assert read(**files).endswith("convert it first, as by iconv -f UTF-16 -t UTF-8")
+    files = write_two(tmp_path, lzma.compress(b"one\n"), "eins\n", suffix)
+    assert read(**files) == f"{files['source']} is compressed: unpack it, or pack it by gzip"
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.TSV"])
-@pytest.mark.parametrize("header", ["", "source\ttarget\n", "source\ttarget\tn\n", "SOURCE\tTarget\r\n", "nb\tnb-NO\n"])
+@pytest.mark.parametrize("header", ["", "source\ttarget\n", "source\ttarget\tn\n", "SRC\tTrg\r\n", "nb\tnb-NO\n"])
 def test_tsv_needs_no_header_keeps_lone_quotes_and_can_be_reversed(tmp_path, name, header):
     end = "\t7\r\n" if "target\tn" in header else "\r\n"
     path = write(tmp_path / name, header + "".join(f"{s}\t{t}{end}" for s, t in PAIRS))
     assert read(data=path) == PAIRS
     assert read(data=path, **REVERSED) == SWAPPED
+    if "Trg" in header:
+        assert read(data=write(tmp_path / "b.tsv", "n\ttgt\tsrc\n1\tHund\tdog\n")) == [("dog", "Hund")]
     assert read(data=write(tmp_path / "b.tsv", "No\tNo\nYes\tSì\n")) == [("No", "No"), ("Yes", "Sì")]  # not Norwegian
 
 

@@ -11,6 +11,7 @@ from pair_files import GERMAN, PAIRS, SWAPPED, in_memory, read, rows, write
 
 from vaswani_transformer.data.parallel_text import held_out_rows, load_pairs, pair_source, random_rows
 from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs
+from vaswani_transformer.output_folder import OutputFolder
 from vaswani_transformer.recipes.recipe import Recipe
 
 # Arguments
@@ -170,6 +171,18 @@ def test_splits_and_slices_of_a_folder(tmp_path):
     (new := tmp_path / "new").mkdir()
     assert all(write(new / name, "a\tb\n") for name in ("Train.tsv", "Test.tsv"))
     assert "Test.tsv would be left out or trained on" in read(data=new)
+    (other := tmp_path / "other").mkdir()
+    assert all(write(other / name, "a\tb\n") for name in ("train.tsv", "big.csv"))
+    assert "big.csv would be left out or trained on" in read(data=other)
+
+
+def test_what_this_program_wrote_within_a_folder_is_not_its_text(tmp_path):
+    write(tmp_path / "corpus.tsv", "a\tb\n")
+    (tmp_path / "cleaned").mkdir()
+    OutputFolder(tmp_path / "cleaned").note(["train.parquet"])
+    in_memory(SWAPPED).to_parquet(tmp_path / "cleaned" / "train.parquet")
+    assert f"holds {tmp_path / 'cleaned'}, which this program wrote" in read(data=tmp_path)
+    assert rows(load_pairs(data=tmp_path / "cleaned")) == SWAPPED
 
 
 def test_a_folder_is_read_again_after_an_edit(tmp_path):

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer.data import tokenized_pairs
 from vaswani_transformer.data.parallel_text import load_pairs
-from vaswani_transformer.data.tokenized_pairs import FilterCounts, pair_lengths, tokenize_pairs
+from vaswani_transformer.data.tokenized_pairs import FilterCounts, kept_rows, pair_lengths, tokenize_pairs
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,8 @@ def test_limits_are_inclusive_and_the_ratio_can_be_switched_off(tokenizer):
     assert (counts.too_long, counts.ratio) == (2, 2)
     for off in (None, 0):
         assert tokenize_pairs(pairs, tokenizer, max_length=9, max_length_ratio=off)[1].kept == 5
+    rest = in_memory([("", "a"), ("b", "b"), ("c", "c")])  # which follow each other
+    assert kept_rows(tokenize_pairs(rest, tokenizer)[0]).tolist() == [1, 2]
 
 
 def test_tokens_of_a_script_that_the_vocabulary_hardly_knows_are_no_length(tokenizer):

@@ -13,9 +13,7 @@ from translating import LINES, OPTIONS, run
 from vaswani_transformer.decoding.output import notes_path
 from vaswani_transformer.decoding.translator import Translator
 
-model = translating.model
-source = translating.source
-expected = translating.expected
+model, source, expected = translating.model, translating.source, translating.expected
 
 
 def test_a_line_for_each_line_and_nothing_beside_it(expected, model, source, tmp_path):

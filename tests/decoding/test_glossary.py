@@ -29,8 +29,7 @@ from vaswani_transformer.decoding.scoring import token_texts
 from vaswani_transformer.decoding.search import TermsSentence
 from vaswani_transformer.decoding.translator import Piece
 
-repetition_free, model = translating.model, translating.papers_model
-source = translating.source
+repetition_free, model, source = translating.model, translating.papers_model, translating.source
 TOKENS = st.integers(3, VOCABULARY - 1)
 FORMS = st.lists(st.lists(st.lists(TOKENS, min_size=1, max_size=2), min_size=1, max_size=2), min_size=1, max_size=2)
 
@@ -38,10 +37,8 @@ FORMS = st.lists(st.lists(st.lists(TOKENS, min_size=1, max_size=2), min_size=1, 
 def has(output, forms, continuing=frozenset()):
     """Whether one of the forms is in an output, and no token that continues a word follows it."""
     text = [token for token in output if token != END]
-    ends = [
-        (start + len(form), form) for form in forms for start in range(len(text)) if text[start:][: len(form)] == form
-    ]
-    return any(end == len(text) or text[end] not in continuing for end, _ in ends)
+    ends = [start + len(form) for form in forms for start in range(len(text)) if text[start:][: len(form)] == form]
+    return any(end == len(text) or text[end] not in continuing for end in ends)
 
 
 def search(model, terms, source, num_beams, **options):

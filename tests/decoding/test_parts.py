@@ -19,17 +19,13 @@ from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.decoding import parts
 from vaswani_transformer.decoding.output import notes_path
 
-model = translating.model
-expected = translating.expected
-repetition_free = translating.model
-papers_model = translating.papers_model
-here = translating.here
+model = repetition_free = translating.model
+papers_model, expected, here = translating.papers_model, translating.expected, translating.here
 TEXT = LINES[-40:]
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """The file of these lines."""
     path = tmp_path_factory.mktemp("source") / "in.txt"
     path.write_text("\n".join(TEXT) + "\n")
     return path

@@ -5,8 +5,8 @@ import re
 import shutil
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 
+import model_folders
 import pipeline_models
 import pytest
 import torch
@@ -20,19 +20,12 @@ import vaswani_transformer
 from vaswani_transformer import TranslationPipeline, pipeline
 from vaswani_transformer.model.pipeline_vaswani import CUSTOM_PIPELINES
 
-tokenizer = pipeline_models.tokenizer
-model = pipeline_models.model
+model, tokenizer, folder = pipeline_models.model, pipeline_models.tokenizer, model_folders.folder
 
 
 @pytest.fixture(scope="module")
 def saved(model, tokenizer, tmp_path_factory):
     return save(tmp_path_factory.mktemp("saved"), model, tokenizer)
-
-
-@pytest.fixture
-def folder(saved, tmp_path):
-    """A model folder of the test's own, to damage."""
-    return Path(shutil.copytree(saved, tmp_path / "model"))
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +46,7 @@ class TestFactory:
             translator = pipeline("translation", model=saved, device="cpu", trust_remote_code=trust)
             assert type(translator.model) is vaswani_transformer.VaswaniForConditionalGeneration
             assert translator(TEXTS, **SHORT) == expected
+            assert translator.model._decoder  # the weights are packed once, not for each text
 
     def test_dtype_and_device(self, tokenizer, saved):
         for dtype in ({"dtype": "bfloat16"}, {"dtype": torch.bfloat16}, {"torch_dtype": torch.bfloat16}):

@@ -13,7 +13,7 @@ from translating import LINES, run
 
 from vaswani_transformer import align, load_model, score_pairs, score_tokens, train_tokenizer
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.decoding.scoring import PairScore, mean_confidence, word_probabilities
+from vaswani_transformer.decoding.scoring import PairScore, confidences, mean_confidence, word_probabilities
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.errors import UserError
 
@@ -204,3 +204,5 @@ def test_a_line_that_has_no_positions_is_named_behind_the_others(option, tmp_pat
     files = "--input", tmp_path / "lines", "--output", tmp_path / "out"
     assert "line 4 has" in fails("translate", folder, *files, option)
     assert (tmp_path / "out").read_text().count("\n") == 3
+    first, last = confidences(*load_model(folder, "cpu"), ["a dog", "a dog " * 60], ["a dog"] * 2)
+    assert first > last == 0

@@ -17,8 +17,6 @@ from vaswani_transformer.decoding.streaming import in_windows, read_ahead, split
 from vaswani_transformer.decoding.translator import Hypothesis
 from vaswani_transformer.errors import UserError
 
-# Windows.
-
 
 @given(st.lists(st.text("ab", max_size=9), max_size=30), st.integers(1, 8), st.integers(0, 20), st.booleans())
 def test_windows_hold_every_line_once_and_of_long_lines_fewer(lines, size, done, are_long):

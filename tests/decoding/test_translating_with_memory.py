@@ -125,5 +125,6 @@ def test_a_memory_is_a_file_that_an_output_depends_on(model, tmp_path, fails):
     (tmp_path / "in").write_text("A dog.\n" + "a cat " * 20)
     command += ["--window", "1", "--max-source-tokens", "9", "--long-lines", "refuse"]
     assert "line 2 has" in fails(*command) and output.read_text() == "Ein Hund.\n"
+    assert "line 2 has" in fails(*command, "--resume", "--tokens-per-batch", 99)  # which changes no output
     memory.write_text("A dog.\tDer Hund.\n")
     assert "cannot be resumed: --memory was" in fails(*command, "--resume")

@@ -4,6 +4,7 @@ What each side must give comes from tokenizers of one side.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from vaswani_transformer.decoding.scoring import score_pairs
 from vaswani_transformer.decoding.streaming import Window
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.recipes.recipe import Recipe
+from vaswani_transformer.training.initial_model import new_model
 from vaswani_transformer.training.settings import trial_seconds
 
 MODELS, VOCABULARIES = ("source.spm", "target.spm"), ("vocab.json", "target_vocab.json")
@@ -43,8 +45,8 @@ class World(NamedTuple):
     target: Any
 
 
-def fast(folder: Path) -> tuple[VaswaniTokenizer, Any, Any]:
-    sides = [train_tokenizer([pair[side] for pair in PAIRS], vocab_size=size) for side, size in ((0, 290), (1, 310))]
+def fast(folder: Path, sizes=((0, 290), (1, 310))) -> tuple[VaswaniTokenizer, Any, Any]:
+    sides = [train_tokenizer([pair[side] for pair in PAIRS], vocab_size=size) for side, size in sizes]
     backends = {"tokenizer_object": sides[0].backend_tokenizer, "target_tokenizer_object": sides[1].backend_tokenizer}
     return VaswaniTokenizer(**backends, **SPECIAL), *sides
 
@@ -65,6 +67,12 @@ def marian(folder: Path) -> tuple[Any, Any, Any]:
     files = [str(folder / name) for name in (*MODELS[::-1], *VOCABULARIES[::-1])]
     target = MarianTokenizer(*files[:3], target_vocab_file=files[3], separate_vocabs=True)
     return load_tokenizer(folder), MarianTokenizer.from_pretrained(folder), target
+
+
+@pytest.mark.parametrize("target", [0, 1])
+def test_two_vocabularies_of_one_size_share_no_matrix(tmp_path, target):
+    tokenizer = fast(tmp_path, ((0, 290), (target, 290)))[0]
+    assert new_model(replace(Recipe(), encoder_layers=1), tokenizer).config.shares_embeddings is (target == 0)
 
 
 @pytest.fixture(scope="module", params=[fast, marian], ids=["fast", "marian"])

@@ -112,7 +112,9 @@ def test_a_memory_is_obeyed_where_it_is_valid(model, po, tmp_path, capsys):
 
 def test_a_catalogue_with_one_language(model, tmp_path):
     birds = "{n, plural, one {A red bird} other {# red birds}}"
-    content = json.dumps({"dogs": "Two dogs", "menu": {"bird": "The red {{bird}}"}, "birds": birds})
+    content = json.dumps(
+        {"dogs": "Two dogs", "format": "{{n}} %", "menu": {"bird": "The red {{bird}}"}, "birds": birds}
+    )
     (tmp_path / "en.json").write_text(content)
     (tmp_path / "de.json").write_text('{\n  "dogs": "Zwei Hunde"\n}\n')
     command = ["translate", model, "--device", "cpu", "--format", "i18next", "--input", tmp_path / "de.json"]
@@ -120,6 +122,7 @@ def test_a_catalogue_with_one_language(model, tmp_path):
     assert run(*command, "--target-language", "lv") == 0  # of its plural forms: the model has no code of it
     text = (tmp_path / "new.json").read_text(encoding="utf-8")
     assert text.startswith('{\n  "dogs": "Zwei Hunde",\n') and text.count("{{bird}}") == 1
+    assert '"format": "{{n}} %"' in text  # or programs would show the key
     assert re.match(r"\{n, plural, zero \{.+\} one \{.+\} other \{.+\}\}$", json.loads(text)["birds"])
 
 

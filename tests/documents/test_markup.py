@@ -93,7 +93,10 @@ def test_where_markup_goes(text, forwards, reverse):
         ("one<img>two<wbr>s<!-- c -->", ["one twos"]),
         ("in&shy;ter\u200bnal \ufeffcat", ["internal cat"]),
         ('<html xmlns="http://www.w3.org/1999/xhtml"><script/><p>A dog <a id="b"/>runs.', ["A dog runs."]),
-        ("Ask @ann or #cats on 1️⃣ b.org/x? :tada: ${x}%{y} {n, plural, one {# x} other {y}} %5.1f", ["Ask or on?"]),
+        (
+            "Ask @ann or #cats on 1️⃣ b.org/x? http://c.de/d_(e) :tada: ${x}%{y} {n, plural, one {# x} other {y}} %5.1f",
+            ["Ask or on?"],
+        ),
         ("12 — 5 → 🎉", []),
         ('The <i class="material-icons">home</i> here<p class="x-material-icons">\\cite{a} it', ["The here", "it"]),
         ("The .NET kit. Use torch.nn.Layer! No.Way", ["The .NET kit.", "Use torch.nn.Layer!", "No.Way"]),

@@ -196,6 +196,12 @@ def test_names_in_angle_brackets_are_no_tags(source, target, is_valid):
     assert (messages.problem(source, target) == "") is is_valid
 
 
+def test_addresses_stay_whatever_the_format():
+    source = "%s: see https://a.org/wiki/B_(c)."
+    assert not messages.problem(source, "https://a.org/wiki/B_(c): siehe %s.", "python-format")
+    assert messages.problem(source, "%s: siehe https://a.org/wiki/B_(c.", "python-format").startswith("https")
+
+
 def kinds(text):
     """The conversions of a text, whatever their numbers and widths."""
     return Counter(re.findall(r"%(?:\d\$)?[\d.l-]*([sdfu%])", text))
@@ -231,7 +237,10 @@ def test_what_is_filled_is_valid_by_msgfmt(tmp_path_factory, parts, seed):
 
 
 def test_placeholders_that_a_model_makes_up_are_left_out_and_what_has_no_words_says_so():
-    entries = [Entry("x", (text,), flags="c-format") for text in ("Error in %s", "%d: %s", "my_sep", "Your names")]
+    entries = [
+        Entry("x", (text,), flags="c-format")
+        for text in ("Error in %s", "%d: %s", "my_sep", "Your names", "http://a.org/%s")
+    ]
     filling, *wordless = filler(lambda texts: [["Fehler %d in %s %s"] for _ in texts])(entries)
     assert {each.reason for each in wordless} == {"it has no words"}
     assert filling.targets and filling.targets[0].count("%s") == 1 and "%d" not in filling.targets[0]

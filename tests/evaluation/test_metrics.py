@@ -10,10 +10,11 @@ from unittest.mock import Mock
 
 import pytest
 import sacrebleu
+from conftest import error_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vaswani_transformer import TranslationMetric, UserError, perplexity
+from vaswani_transformer import TranslationMetric, perplexity
 from vaswani_transformer.evaluation import metrics
 from vaswani_transformer.evaluation.metrics import check_outputs, score_translations
 
@@ -97,11 +98,10 @@ def test_a_checkers_numbers_are_averaged_and_its_fractions_summed(tmp_path, monk
         "checks_of_mine:two": "too many positional arguments", "checks_of_mine:one": "line 1: could not convert string",
     }  # fmt: skip
     for name, reason in refused.items():
-        with pytest.raises(UserError, match=rf"^--checker {name}( \(MODULE:FUNCTION .*\): .*|, ){reason}"):
-            check_outputs(name, [("1", "x", "a")])
+        error = error_of(check_outputs, name, [("1", "x", "a")])
+        assert re.match(rf"--checker {name}( \(MODULE:FUNCTION .*\): .*|, ){reason}", error)
     for reference, reason in (("b", "NaN"), ("c", "division by zero")):
-        with pytest.raises(UserError, match=f"line 1: .*{reason}"):
-            check_outputs("checks_of_mine:one", [("nan", "", reference)])
+        assert re.search(f"line 1: .*{reason}", error_of(check_outputs, "checks_of_mine:one", [("nan", "", reference)]))
 
 
 # Sentences, the name of sacreBLEU's tokenizer for them, and that with MeCab.
@@ -146,15 +146,13 @@ def test_a_language_that_is_known_decides_first(language, expected, monkeypatch)
     monkeypatch.setattr(metrics, "BLEU", without_mecab)
     assert metrics.bleu_metric(["東京大学", "日本経済新聞"], language=language) == expected
     assert metrics.bleu_metric(["東京大学"], "intl", language) == "intl"
-    with pytest.raises(UserError, match="BLEU's tokenizer ja-mecab: Please install"):
-        metrics.bleu_metric([], "ja-mecab")
+    assert "BLEU's tokenizer ja-mecab: Please install" in error_of(metrics.bleu_metric, [], "ja-mecab")
 
 
 def test_a_string_is_one_text_and_what_is_no_text_is_refused(metric):
     prediction, reference = "Das ist ein sehr gutes Haus", "Das ist ein sehr schönes Haus"
     assert metric.compute(predictions=prediction, references=reference) == score_translations([prediction], [reference])
-    with pytest.raises(UserError, match="reference 2 is None, not text"):
-        metric.compute(predictions=["a", "b"], references=["a", None])
+    assert "reference 2 is None, not text" in error_of(metric.compute, predictions=["a", "b"], references=["a", None])
     with pytest.raises(ValueError, match=r"."):
         metric.compute(predictions="abc", references=["a", "b", "c"])
 

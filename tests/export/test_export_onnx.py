@@ -173,12 +173,11 @@ def test_every_option(tmp_path, changes):
         assert largest_difference(model, exported, lengths, 9, seed=0) < 1e-4
 
 
-def test_the_command(tmp_path, folder, capsys):
+def test_the_command(tmp_path, folder, capsys, fails):
     assert main(["export", str(folder), "--format", "onnx", "--output", str(tmp_path / "exported")]) == 0
     done = capsys.readouterr()
     assert "logits differ from the model's by at most" in done.out
     assert done.err.strip().splitlines() == [f"exporting {folder} to onnx"], "the exporter's remarks stay away"
     refused = f"{tmp_path / 'exported'} holds a model exported to onnx: export it with --format ctranslate2"
     assert error_of(load_exported, tmp_path / "exported") == refused
-    assert main(["translate", str(tmp_path / "exported"), "A dog."]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
+    fails("translate", tmp_path / "exported", "A dog.")

@@ -18,7 +18,6 @@ FEW = settings(max_examples=50, suppress_health_check=list(HealthCheck))
 
 
 def read(path, **options):
-    """Return the entries of a catalogue."""
     return open_catalogue(path, **options).entries()
 
 

@@ -97,7 +97,6 @@ class Children:
         return self._running
 
     def wait(self) -> Done:
-        """Wait for the process that was started."""
         status, self._running = wait(self._running), 0
         return Done(status, *((self.home / name).read_text(encoding="utf-8") for name in ("stdout", "stderr")))
 
@@ -107,7 +106,6 @@ class Children:
         return self.wait()
 
     def run(self, work: Callable, **environment: str) -> Done:
-        """Run `work` to its end."""
         self.start(work=work, **environment)
         return self.wait()
 

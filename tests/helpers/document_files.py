@@ -69,7 +69,6 @@ def body(data):
 
 
 def run(text, bold=False, space=SPACE):
-    """A run of text."""
     return f"<w:r>{'<w:rPr><w:b/></w:rPr>' * bold}<w:t{' ' * bool(space)}{space}>{escape(text)}</w:t></w:r>"
 
 

@@ -1,7 +1,4 @@
-"""A random model, its tokenizer and tokenised pairs, for the tests of fine-tuning.
-
-A test file takes a fixture of these by its name: `folder = finetuning.folder`.
-"""
+"""A random model, its tokenizer and tokenised pairs, for the tests of fine-tuning."""
 
 from pathlib import Path
 

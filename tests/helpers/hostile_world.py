@@ -31,7 +31,6 @@ SENTENCES = "A small sentence.\nWords and more words.\nThe dog sees a cat.\n"
 
 
 def build(folder: Path) -> None:
-    """Make all of it."""
     os.chdir(folder)
     _write_texts()
     _train()

@@ -99,7 +99,6 @@ class HubServer:
         self.endpoint = f"http://127.0.0.1:{http.server_address[1]}"
 
     def reset(self) -> None:
-        """Forget everything."""
         with self.lock:
             for records in (self.repositories, self.objects, self.requests, self.bodies, self.faults):
                 records.clear()
@@ -107,7 +106,6 @@ class HubServer:
             self.on_commit = None
 
     def files(self, name: str, revision: str = "main") -> dict[str, bytes]:
-        """Content of each file of a repository."""
         return dict(self.repositories[name].find(revision).files)
 
     def take_fault(self, method: str, path: str) -> Fault | None:

@@ -1,7 +1,4 @@
-"""Model folders with random weights, made without training, and one to damage.
-
-A test file takes a fixture of these by its name: `folder = model_folders.folder`.
-"""
+"""Model folders with random weights, made without training, and one to damage."""
 
 import json
 import shutil

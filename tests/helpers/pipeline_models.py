@@ -1,7 +1,4 @@
-"""A small model, its tokenizer and what a user without pipelines writes, for the tests of pipelines.
-
-A test file takes a fixture of these by its name: `model = pipeline_models.model`.
-"""
+"""A small model, its tokenizer and what a user without pipelines writes, for the tests of pipelines."""
 
 import pytest
 from conftest import tiny_model

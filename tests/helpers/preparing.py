@@ -35,7 +35,6 @@ def new_recipe(text: Path, tokenizer: Path) -> Recipe:
 
 
 def with_validation(recipe: Recipe) -> Recipe:
-    """The same with a validation set of its own."""
     return dataclasses.replace(recipe, validation_source="validation.en", validation_target="validation.de")
 
 
@@ -66,7 +65,6 @@ def noted_writes(monkeypatch, stop_at: int | None = None) -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def small_chunks():
-    """Shards of 40 pairs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "CHUNK", CHUNK)
         yield
@@ -91,7 +89,6 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer_folder(text, tmp_path_factory):
-    """The folder of a tokenizer of this text."""
     folder = tmp_path_factory.mktemp("tokenizer")
     lines = [line for path in sorted(text.glob("part.*")) for line in path.read_text(encoding="utf-8").splitlines()]
     train_tokenizer(lines, vocab_size=400).save_pretrained(folder)
@@ -100,5 +97,4 @@ def tokenizer_folder(text, tmp_path_factory):
 
 @pytest.fixture
 def recipe(text, tokenizer_folder):
-    """A recipe of this text and this tokenizer."""
     return new_recipe(text, tokenizer_folder)

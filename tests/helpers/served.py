@@ -60,7 +60,6 @@ def load_in_double(folder: Path):
 
 @pytest.fixture
 def engine(loaded):
-    """An engine with this model."""
     engine = Engine(*loaded, tokens_per_batch=400)
     yield engine
     engine.close()
@@ -93,7 +92,6 @@ def client_of(app) -> httpx.AsyncClient:
 
 
 def request(app, method: str, path: str, **content) -> httpx.Response:
-    """The response to one request."""
 
     async def call():
         async with client_of(app) as client:

@@ -57,7 +57,6 @@ def kill_before_selection(recipe: Recipe) -> None:
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a model folder."""
     return load_file(folder / "model.safetensors")
 
 
@@ -67,17 +66,15 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """The folders of the complete checkpoints, by step."""
     return [checkpoint.path for checkpoint in read_checkpoints(folder)]
 
 
 def log_of(folder: Path) -> list[dict]:
-    """The lines of a training's log."""
     return [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
 
 
 def without_clocks(folder: Path) -> list[dict]:
-    """The same without what depends on the clock, or on the steps since the last line or the start."""
+    """The log without what depends on the clock, or on the steps since the last line or the start."""
     others = ("seconds", "_runtime", "_per_second", "_preparation_time")
     return [
         {key: value for key, value in entry.items() if not key.endswith(others) and key not in ("loss", "padding")}

@@ -1,7 +1,4 @@
-"""Commands that are run or must fail, and a model, a file to translate and its translations.
-
-A test file takes a fixture of these by its name: `model = translating.model`.
-"""
+"""Commands that are run or must fail, and a model, a file to translate and its translations."""
 
 import shutil
 

@@ -136,6 +136,7 @@ def test_data_of_other_forms():
         ({"source_column": "source", "target_column": "target"}, []),
         ({"source_column": "src", "target_column": "tgt", "train_source": "a.fr.gz", "train_target": "a.en.gz"},
          ["fr", "en"]),
+        ({"source_column": "en", "target_column": "de", "train_source": "a.fr", "train_target": "a.it"}, ["fr", "it"]),
         ({"source_column": "de", "target_column": "fr_text"}, []),
         ({"train_source": "a.txt", "train_target": "b.txt"}, []),
         ({"train_source": "source.en", "train_target": "other.en"}, []),

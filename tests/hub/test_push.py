@@ -21,9 +21,7 @@ from vaswani_transformer.exported import FACTS
 from vaswani_transformer.hub.model_card import is_sealed
 from vaswani_transformer.hub.push import publish_site
 
-model = pushing.model
-push = pushing.push
-scores = pushing.scores
+model, push, scores = pushing.model, pushing.push, pushing.scores
 
 AUTO = AutoModelForSeq2SeqLM, AutoTokenizer
 

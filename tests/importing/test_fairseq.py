@@ -49,7 +49,6 @@ def fairseq_state(model: FSMTForConditionalGeneration) -> dict[str, torch.Tensor
 
 @functools.cache
 def some_state() -> dict[str, torch.Tensor]:
-    """The parameters of some model."""
     return fairseq_state(fsmt())
 
 
@@ -152,6 +151,9 @@ def test_options_of_newer_checkpoints(tmp_path):
         imported = fairseq.read(path)
         assert_same(model_of(imported), reference)
         assert imported.facts.languages == ("de", "en")
+    (tmp_path / "dict.de.txt").rename(tmp_path / "dict.src.txt")
+    cfg = {"model": argparse.Namespace(**OPTIONS | {"source_lang": "src"}), "task": task, "bpe": None}
+    assert not fairseq.read(write(tmp_path, fairseq_state(reference), args=None, cfg=cfg)).facts.languages
 
 
 def test_pieces_are_those_of_the_dictionaries(tmp_path):

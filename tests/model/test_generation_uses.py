@@ -28,6 +28,20 @@ def test_with_two_vocabularies_the_steps_of_the_best_hypothesis_add_up(decoder_v
         assert float(outputs.sequences_scores[sentence]) == pytest.approx(total, rel=1e-4)
 
 
+def test_the_shortest_output_is_what_the_user_says():
+    model = tiny_model(eos_token_id=END)
+    model.generation_config.min_new_tokens = 1  # as each trained model has it
+    with torch.no_grad():
+        model.lm_head.bias = torch.nn.Parameter(torch.eye(model.config.vocab_size)[END] * 99)
+    assert model.generate(random_ids(1, 3)).shape[1] == 3
+    assert model.generate(random_ids(1, 3), min_length=6).shape[1] == 7
+
+
+def test_outputs_keep_no_copy_of_the_weights():
+    outputs = tiny_model().generate(random_ids(1, 3), return_dict_in_generate=True, max_new_tokens=2)
+    assert outputs.past_key_values.decoder.lm_head._packed is None
+
+
 ASSISTANTS = {
     "itself": {"seed": 2},
     "smaller": {"seed": 5, "encoder_layers": 1, "decoder_layers": 1, "d_model": 12, "d_ff": 16},

@@ -9,8 +9,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 from vaswani_transformer import TranslationPipeline, pipeline
 from vaswani_transformer.model import pipeline_vaswani
 
-tokenizer = pipeline_models.tokenizer
-model = pipeline_models.model
+model, tokenizer = pipeline_models.model, pipeline_models.tokenizer
 LIMIT = 40  # positions of the model that has a table
 
 

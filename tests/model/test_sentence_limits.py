@@ -36,34 +36,29 @@ class Endless(LogitsProcessor):
         return scores
 
 
-@pytest.fixture(scope="module")
-def model():
-    return tiny_model(vocab_size=9, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("search", SEARCHES)
 class TestLimit:
-    def run(self, model, search, *args, **options):
+    def run(self, search, *args, **options):
         options = {"logits_processor": [Endless()], "max_extra_tokens": 3, **SEARCHES[search], **options}
-        lengths = generated(model.generate(*args, **options))
+        lengths = generated(model_of(0).generate(*args, **options))
         copies = options.get("num_return_sequences", 1)
         assert all(len(set(lengths[start : start + copies])) == 1 for start in range(0, len(lengths), copies))
         return lengths[::copies]
 
-    def test_is_the_sentences_own_length_and_some(self, model, search):
+    def test_is_the_sentences_own_length_and_some(self, search):
         input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
-        assert self.run(model, search, input_ids, attention_mask=attention_mask) == [10, 5, 7]
+        assert self.run(search, input_ids, attention_mask=attention_mask) == [10, 5, 7]
 
-    def test_counts_from_encoder_outputs_and_embeddings(self, model, search):
-        input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
+    def test_counts_from_encoder_outputs_and_embeddings(self, search):
+        model, (input_ids, attention_mask) = model_of(0), padded_batch(LENGTHS, vocab_size=9)
         states = model.get_encoder()(input_ids, attention_mask=attention_mask).last_hidden_state
         encoded = BaseModelOutput(last_hidden_state=states)
-        assert self.run(model, search, encoder_outputs=encoded, attention_mask=attention_mask) == [10, 5, 7]
+        assert self.run(search, encoder_outputs=encoded, attention_mask=attention_mask) == [10, 5, 7]
         embeddings = model.get_input_embeddings()(input_ids)
-        assert self.run(model, search, inputs_embeds=embeddings, attention_mask=attention_mask) == [10, 5, 7]
+        assert self.run(search, inputs_embeds=embeddings, attention_mask=attention_mask) == [10, 5, 7]
         # Without a mask all of them are taken for the sentence.
         encoded = BaseModelOutput(last_hidden_state=states.clone())
-        assert self.run(model, search, encoder_outputs=encoded) == [10, 10, 10]
+        assert self.run(search, encoder_outputs=encoded) == [10, 10, 10]
 
     def test_forced_end_comes_at_each_sentences_own(self, search):
         model = tiny_model(vocab_size=9, position_encoding="learned", max_position_embeddings=9)

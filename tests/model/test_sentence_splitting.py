@@ -11,8 +11,7 @@ from pipeline_models import SHORT, TRANSLATION, by_hand, texts_by_hand
 from vaswani_transformer import TranslationPipeline
 from vaswani_transformer.model.sentence_splitting_vaswani import join_translations, sentence_parts, split_into_sentences
 
-tokenizer = pipeline_models.tokenizer
-model = pipeline_models.model
+model, tokenizer = pipeline_models.model, pipeline_models.tokenizer
 
 
 @pytest.mark.parametrize(

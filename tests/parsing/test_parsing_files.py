@@ -73,7 +73,6 @@ def test_an_interrupted_training_goes_on_with_the_same_trees_only(model, trees, 
 
 @pytest.fixture
 def sentences(tmp_path):
-    """A file of ten sentences."""
     path = tmp_path / "in.txt"
     path.write_text("".join(f"the dog sees {'a ' * number}cat .\n" for number in range(10)))
     return path

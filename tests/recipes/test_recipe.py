@@ -20,8 +20,7 @@ FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 @pytest.fixture
 def write(tmp_path):
     def write(text, name="mine.yaml"):
-        path = tmp_path / name
-        path.write_bytes(text.encode())
+        (path := tmp_path / name).write_bytes(text.encode())
         return str(path)
 
     return write

@@ -17,8 +17,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 from vaswani_transformer import VaswaniForConditionalGeneration, load_model
 from vaswani_transformer.cli.main import main
 
-saved = model_folders.saved
-folder = model_folders.folder
+saved, folder = model_folders.saved, model_folders.folder
 
 
 @pytest.mark.parametrize("load", [AutoModelForSeq2SeqLM, VaswaniForConditionalGeneration])

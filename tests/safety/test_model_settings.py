@@ -20,8 +20,7 @@ from vaswani_transformer.loading import check_search
 from vaswani_transformer.model.generation_vaswani import SETTING_RANGES
 from vaswani_transformer.recipes.recipe import check_recipe
 
-saved = model_folders.saved
-folder = model_folders.folder
+saved, folder = model_folders.saved, model_folders.folder
 
 
 @pytest.fixture

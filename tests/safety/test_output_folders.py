@@ -44,7 +44,6 @@ def recipe(text, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(recipe, tmp_path_factory):
-    """A finished run."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     assert main(["train", str(recipe), "--output", str(folder), "--quiet"]) == 0
     return folder
@@ -52,7 +51,6 @@ def trained(recipe, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Two model folders."""
     return [write_model(tmp_path_factory.mktemp("model") / f"{seed}", seed) for seed in (1, 2)]
 
 

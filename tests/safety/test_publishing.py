@@ -21,9 +21,7 @@ from vaswani_transformer.evaluation.records import weights_sha256
 from vaswani_transformer.hub.card_facts import CardFacts, read_run, results_of_record
 from vaswani_transformer.hub.model_card import carry_over, escaped, may_be_replaced, render_card, seal
 
-model = pushing.model
-push = pushing.push
-scores = pushing.scores
+model, push, scores = pushing.model, pushing.push, pushing.scores
 
 # A name of a user, and a secret, in paths of both kinds.
 CANARY = re.compile(rb"canary", re.IGNORECASE)
@@ -153,9 +151,6 @@ def test_of_a_record_known_settings_are_kept_in_known_forms():
         deep = [deep]
     assert how(generation={"num_beams": deep}) == {"command": "v"}
     assert how(command="a\n\nb", date="a\n---\n\x1b[2Jb\u202e") == {"command": "a b", "date": "a --- [2Jb"}
-
-
-# A run's folder and a card on the Hub, of a stranger
 
 
 BOMB = "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30))])

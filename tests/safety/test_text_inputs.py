@@ -70,9 +70,6 @@ def test_a_long_field_of_a_table_is_refused_with_its_row(tmp_path):
     assert f"{path}: 'source' has a text of 1,000,001 characters" in read(data=path)
 
 
-# Files that are not what they should be
-
-
 @pytest.mark.parametrize(
     "content",
     [gzip.compress(b"a\nb\n")[:-6], gzip.compress(b"a\n") + b"rest", b"a\nb\n", b""],

@@ -12,8 +12,7 @@ from model_folders import TEXTS, change
 from vaswani_transformer import Translator, UserError, load_model, load_tokenizer
 from vaswani_transformer.cli.main import main
 
-saved = model_folders.saved
-folder = model_folders.folder
+saved, folder = model_folders.saved, model_folders.folder
 
 
 @pytest.mark.parametrize("place", ["normalizer", "pre_tokenizer"])

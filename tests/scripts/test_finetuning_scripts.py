@@ -23,8 +23,7 @@ import vaswani_transformer as vt
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.recipes.recipe import Recipe
 
-folder = finetuning.folder
-batch = finetuning.batch
+folder, batch = finetuning.folder, finetuning.batch
 
 SCRIPTS = ROOT / "scripts"
 
@@ -132,9 +131,6 @@ def test_schedules_of_the_accelerate_loop_peak_at_the_learning_rate(monkeypatch,
     assert rates == pytest.approx([0.002, 0.004, 0.006, 0.008, 0.01, *later])
 
 
-# The scripts as commands: minutes, so only with `make slow`
-
-
 @pytest.fixture(scope="module")
 def style(tmp_path_factory) -> Path:
     """Text whose German has a style of its own: no capitals, and exclamation marks."""
@@ -191,8 +187,7 @@ def test_trainer_script_improves_the_model_and_resumes(trained, style, tmp_path)
     torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
     translated = run(["-m", "vaswani_transformer", "translate", tmp_path / "straight", "They should laugh."])
     assert translated.stdout.strip() and translated.stdout == translated.stdout.lower()
-    config = json.loads((tmp_path / "straight" / "config.json").read_text())
-    assert config["use_cache"] is True
+    assert json.loads((tmp_path / "straight" / "config.json").read_text())["use_cache"] is True
 
 
 @pytest.mark.slow

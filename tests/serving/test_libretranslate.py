@@ -242,7 +242,6 @@ def test_keys(make):
 
 @pytest.fixture(scope="module")
 def exported(folder, tmp_path_factory):
-    """The folder of the model exported to CTranslate2."""
     pytest.importorskip("ctranslate2", reason="needs CTranslate2: pip install 'vaswani_transformer[ctranslate2]'")
     from vaswani_transformer import export_model
 

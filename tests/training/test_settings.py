@@ -232,6 +232,8 @@ def test_an_interrupted_run_keeps_what_was_chosen(data, tmp_path, monkeypatch):
     other = replace(recipe, max_length=19)  # another run, which is chosen for anew
     assert "max_length: 19, was 200" in error_of(choose_settings, other)
     assert choose_settings(replace(other, overwrite=True)).max_steps == 456
+    times = iter([1.0] * 9)  # other minutes start again with `overwrite`
+    assert choose_settings(replace(recipe, overwrite=True, max_minutes=2)).max_steps < 2 * 228
 
 
 @pytest.mark.parametrize("changes", [{}, {"augmentation": "default"}, {"validation_data": "pairs.tsv"}])

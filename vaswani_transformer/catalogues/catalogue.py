@@ -118,10 +118,7 @@ class Catalogue:
             yield from (replace(each, counts=forms if each.counts else (), place=None) for each in lacking)
 
     def fill(self, answer: Callable[[list[Entry]], Iterable[Filling | None]]) -> bytes:
-        """Return the file in which what is untranslated or fuzzy is filled, and all else is as it was.
-
-        `answer` gives a filling, or None, for each of the entries that it gets.
-        """
+        """Return the file with what is untranslated or fuzzy filled, unless `answer` has None; all else as it was."""
         entries = list(self.entries())
         asked = [entry for entry in entries if entry.state in ("untranslated", "fuzzy")]
         answers = zip(asked, answer(asked) if asked else (), strict=True)
@@ -138,7 +135,8 @@ class Catalogue:
 
     def takes(self, entry: Entry, filling: Filling | None) -> bool:
         """Return whether all texts are there, can be written, and have the inline elements of a source."""
-        if not filling or len(filling.targets) != len(entry.texts()) or not all(filling.targets):
+        texts = entry.texts()
+        if not filling or [not target for target in filling.targets] != [not source for source, _ in texts]:
             return False
         try:
             "".join([*filling.targets, filling.origin]).encode(self.encoding, self.errors)

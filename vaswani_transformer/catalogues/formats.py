@@ -5,7 +5,7 @@ import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, reading
 from ..files import to_path
 from .catalogue import Catalogue, Entry, read_label, with_codes, without_mark
 
@@ -38,6 +38,11 @@ def open_catalogue(
     language, for plural forms that the file does not name.
     """
     path = to_path(path)
+    if len(language or "") == 3:  # as OPUS-MT's models have it, where files have two letters
+        with reading("codes of languages (pip install 'vaswani_transformer[documents]')"):
+            from babel.core import get_global
+
+            language = get_global("language_aliases").get(language, language)
     format = format or next((name for end, name in ENDINGS.items() if path.name.lower().endswith(end)), None)
     if not format:
         raise UserError(f"{path}: its name has none of the endings {', '.join(ENDINGS)}; name its format")

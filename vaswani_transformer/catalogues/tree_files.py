@@ -14,6 +14,7 @@ from .catalogue import CATEGORIES, Catalogue, Edit, Entry, Filling
 
 _DEEPEST = 200  # maps and lists in each other
 _NULL = ("", "~", "null")  # in the place of a text or a map that is still to come
+_LANGUAGES = {re.split("[_.@]", name)[0] for name in locale_alias} | {"ceb", "dsb", "gsw", "haw", "jv", "rm"}
 _written = partial(json.dumps, ensure_ascii=False)
 _PLURAL = re.compile(rf"(.*_|)({'|'.join(CATEGORIES)})")
 # Of YAML, before the first value in it: any other may be behind the end of a text that started on an earlier line.
@@ -43,7 +44,7 @@ class JsonFile(Catalogue):
         entries, groups = [], {}  # by ids the nodes of each entry
         header = next((value for key, value in self.root.members if key.text == "@@locale" and value.text), None)
         key, below = self.root.members[0] if len(self.root.members) == 1 else (self.root, self.root)
-        is_language = re.split("[-_]", key.text or "")[0] in {re.split("[_.@]", name)[0] for name in locale_alias}
+        is_language = re.split("[-_]", key.text or "")[0] in _LANGUAGES
         is_map = below.members or (self.source and self.text[below.start : below.end] in ("{}", *_NULL))
         if is_map and is_language and (self.comment or f"{key.text}." in self.path.name):  # as in Rails' YAML
             self.root, header = below, key
@@ -88,6 +89,19 @@ class JsonFile(Catalogue):
             is_ordinal = plural and plural[1].endswith("ordinal_") and f"{plural[1]}other" in names
             if value.text is not None and not is_ordinal:  # which is kept
                 yield "\4".join([*path, name]), form, value
+
+    def takes(self, entry: Entry, filling: Filling | None) -> bool:
+        """Return whether it can be written, where it is new too."""
+        path = entry.id.removesuffix("\4[]").split("\4")
+        return (entry.place is not None or self._has_room(self.root, path)) and super().takes(entry, filling)
+
+    def _has_room(self, node: Node, path: list[str]) -> bool:
+        """Return whether there are maps, or room for them, on the way to a new key, and nothing in its place."""
+        text, is_list = self.text[node.start : node.end], node.members and node.members[0][0].start < 0
+        is_empty = node is self.root or text[:1] == "{" or (node.text == "" and text in _NULL)
+        below = {name.text or " ": value for name, value in node.members}.get(path[0])
+        is_free = not below or (len(path) > 1 and self._has_room(below, path[1:]))
+        return bool(not is_list and (node.members or is_empty) and is_free)
 
     def _is_counted(self, key: str, prefix: str, names: dict[str, str]) -> bool:
         """Return whether texts are a plural, by the source, and not a list of which one is called `reason_other`."""
@@ -193,7 +207,8 @@ class YamlFile(JsonFile):
 
     def _parse(self, text: str) -> Node:
         self.unread, root = int(text[:1] == "\ufeff"), _composed(text)
-        return self._node(root, text) if root else Node(0, len(text) + 1, None, [])
+        is_empty = root is None or (root.value == "" and root.tag.endswith(":null"))
+        return Node(0, len(text) + 1, None, []) if is_empty else self._node(root, text)
 
     def _value(self, part: yaml.ScalarNode, written: str) -> str | None:
         return part.value if part.tag == "tag:yaml.org,2002:str" and written[0] not in "&!:" else None

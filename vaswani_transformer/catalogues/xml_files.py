@@ -2,6 +2,7 @@
 
 import html
 import re
+from dataclasses import replace
 from functools import cache, partial
 from xml.parsers import expat
 
@@ -153,6 +154,8 @@ class XliffFile(_XmlFile):
             edits.append((*segment.span("attributes"), _with(segment, outer)))
         if not is_old:
             notes, first = _child(match, "notes"), _child(match, "originalData|segment|ignorable")
+            if notes and notes["inner"] is None:  # `<notes/>`
+                edits, notes = [*edits, (*notes.span(), "")], None
             place = notes.start("inner") if notes else first.start()
             edits.append((place, place, note if notes else f"{first['space']}<notes>{note}</notes>"))
         return edits
@@ -216,7 +219,8 @@ class AndroidFile(_XmlFile):
         if match["name"] == "string-array" and key in self.missing:
             texts += [""] * (len(self.missing[key].sources) - len(texts))
         state = "kept" if _attribute(match, "translatable") == "false" else ""
-        return [self._own(key, tuple(texts), match, is_plural, tuple(codes), state)]
+        flags = ' formatted="false"' * (_attribute(match, "formatted") == "false")
+        return [replace(self._own(key, tuple(texts), match, is_plural, tuple(codes), state), flags=flags)]
 
     def _edits(self, entry: Entry, filling: Filling) -> list[Edit]:
         """Return the element with its texts, a comment before it; items that are there stay in their places."""
@@ -225,7 +229,7 @@ class AndroidFile(_XmlFile):
             (start, end), space, attributes = match.span(), match["space"], match["attributes"]
         else:
             start = end = len(self.text[: self.text.rindex("</")].rstrip())
-            space, attributes = f"{self.newline}    ", f' name="{key}"'
+            space, attributes = f"{self.newline}    ", f' name="{key}"{entry.flags}'
         parts, note = [self._xml(target, entry.codes) for target in filling.targets], f"{space}<!-- {filling.note} -->"
         items = _children(match, "item") if match and match["inner"] else []
         old = {_attribute(item, "quantity") if entry.counts else n: item for n, item in enumerate(items)}

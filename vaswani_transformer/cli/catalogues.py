@@ -9,10 +9,10 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from ..catalogues.catalogue import Entry, Filling
+from ..catalogues.catalogue import Entry, Filling, with_codes
 from ..catalogues.formats import open_catalogue, pairs_of
 from ..decoding.glossary import Glossary, term_forms
-from ..decoding.scoring import mean_confidence, word_confidences
+from ..decoding.scoring import confidences
 from ..decoding.translator import Translator
 from ..documents.formats import aligner, translate_parts
 from ..documents.messages import NO_WORDS, Messages
@@ -31,12 +31,15 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
         raise UserError(f"--format {written.format} reads a file twice: give --input FILE")
     check_files({"input": files.input}, {"report": written.report})
     language, target = languages[0], (written.target_language or "").strip("<2>") or [*languages, None][1]
+    if target is None and files.source_catalogue:
+        print("plural forms are those of English: name the language by --target-language", file=sys.stderr)
     given = {"format": written.format, "source": files.source_catalogue, "language": target}
     states, translated, asked = Counter(), [], []
     for entry in open_catalogue(files.input, **given).entries():
         states[entry.state] += any(entry.sources)  # a header has none
         translated += pairs_of(entry) if written.consistent_terms and entry.state == "translated" else ()
-        asked += entry.sources if written.consistent_terms and entry.state != "translated" else ()
+        shown = [with_codes(source, entry.codes) for source in entry.sources]
+        asked += shown if written.consistent_terms and entry.state != "translated" else ()
         if entry.state == "refused":
             print(f"{files.input}:{entry.line}: left as it is: {entry.notes}", file=sys.stderr)
     if written.consistent_terms:
@@ -55,8 +58,7 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
         return [[each.text for each in ranked] for ranked in translator.hypotheses(texts, window)]
 
     def confidence(sources: list[str], targets: list[str]) -> list[float]:
-        coded = list(map(translator.codes.coded, sources))
-        return list(map(mean_confidence, word_confidences(translator.model, translator.tokenizer, coded, targets)))
+        return confidences(translator.model, translator.tokenizer, list(map(translator.codes.coded, sources)), targets)
 
     align = aligner(translator.model, translator.tokenizer, translator.codes.coded)
     place = partial(translate_parts, translate=translator.translate, align=align, language=language)
@@ -64,6 +66,8 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
     rows, stopped, catalogue = [], False, open_catalogue(files.input, **given)
 
     def as_written(entry: Entry, filling: Filling) -> Filling:
+        if filling.reason == NO_WORDS and entry.place is None:  # what shows the key alone without it
+            filling = filling._replace(targets=tuple(text for text, _ in entry.texts()))
         is_lost = filling.targets and not catalogue.takes(entry, filling)  # which is logged
         return filling._replace(targets=(), reason="the file cannot hold it") if is_lost else filling
 
@@ -89,7 +93,7 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
     print(f"entries: {summary}", file=sys.stderr)
     if written.report is not None:
         if translator.memory:
-            near = translator.near([row.entry.sources[0] for row in shown])
+            near = translator.near([with_codes(row.entry.sources[0], row.entry.codes) for row in shown])
             shown = [row._replace(near=next(iter(match), None)) for row, match in zip(shown, near, strict=True)]
         write_result(written.report, catalogue_report(shown, Path(files.input).name, summary))
     if stopped:

@@ -40,10 +40,10 @@ def tokenizer(
     from ..data.parallel_text import check_lines
     from ..data.text_files import home_path, read_lines
     from ..data.tokenization import train_tokenizer
-    from ..output_folder import written_at_once
+    from ..output_folder import RECIPE, written_at_once
 
     check_lines("text files", *files)
-    with written_at_once(output, overwrite, last="tokenizer.json", no="generation_config.json") as staging:
+    with written_at_once(output, overwrite, "tokenizer.json", no=("generation_config.json", RECIPE)) as staging:
         lines = chain.from_iterable(read_lines(home_path(file)) for file in files)
         trained = train_tokenizer(lines, kind=kind, vocab_size=vocab_size, show_progress=sys.stderr.isatty())
         trained.save_pretrained(staging)

@@ -11,6 +11,7 @@ from unicodedata import normalize
 from cyclopts import Parameter
 
 from ..errors import UserError
+from ..model.language_codes_vaswani import LanguageCodes
 from ..recipes.recipe import BLEU_TOKENIZERS
 from . import files, options
 from .files import Work
@@ -51,7 +52,7 @@ def evaluate(
         checker: MODULE:FUNCTION, Python of yours, called with each source, output and reference; what it returns, a
             number, a boolean or a dict of them, is averaged
         stress: also translate the test set with capitals, typing errors, emoji and the like, and print what that costs
-        target_language: as of translate
+        target_language: as for translate
     """
     from ..data.augmentation import CHANGES
     from ..data.pair_readers import read_pairs
@@ -92,17 +93,19 @@ def evaluate(
 
     def load(name: str) -> Translator:
         loaded, tokenizer = computing.load(name)
-        asked = options.generate_options(loaded, search) | {"target_language": target_language, "seed": 0}
+        has_codes = not (others and (target_language or "-")[0].isalpha()) or LanguageCodes(tokenizer).known
+        asked = options.generate_options(loaded, search) | {"seed": 0}
+        asked["target_language"] = target_language if has_codes else None  # of several models some have no codes
         asked |= {"split_long": True, "max_source_tokens": longest_source(name) or 500}  # as `vaswani translate`
         asked["source_language"] = next(iter(known_languages(name)), None) or "en"
         translator = Translator(loaded, tokenizer, computing.tokens_per_batch, **asked)
+        translator.is_repaired = any(known_languages(name))
         options.remark_codes(translator.codes, target_language)
         return translator
 
     if is_compared:
         return files.write_json(json, _compare([model, *others], sources, references, bleu, load))
     translator = load(model)
-    loaded, tokenizer = translator.model, translator.tokenizer
     settings = vars(search) | {"precision": computing.precision, "paper_bleu": paper_bleu, "stress": stress or None}
     settings |= {"bleu_tokenizer": bleu_tokenizer, "checker": checker, "target_language": target_language} | named
     if computing.tokens_per_batch != Computing.tokens_per_batch:
@@ -111,7 +114,7 @@ def evaluate(
     record = files.record_of(model, source, reference, translator, settings, test_set) if json else {}
     coded = [translator.codes.coded(source) for source, _ in filled]
     targets = [target for _, target in filled]
-    scored = score_tokens(loaded, tokenizer, coded, targets, computing.tokens_per_batch, numbers)
+    scored = score_tokens(translator.model, translator.tokenizer, coded, targets, computing.tokens_per_batch, numbers)
     losses, counts = zip(*((-score.log_probability, len(score.tokens)) for score in scored), strict=True)
     ranked, seconds = files.timed("translating", partial(translator.hypotheses, sources), len(sources))
     outputs = [hypotheses[0] for hypotheses in ranked]
@@ -125,8 +128,7 @@ def evaluate(
     if checker:
         scores["checked"] = metrics.check_outputs(checker, zip(sources, translations, references, strict=True))
     if stress:
-        clean = [outputs[number - 1] for number in numbers]
-        changed = partial(stress_rows, translator, filled, clean)
+        changed = partial(stress_rows, translator, filled, [outputs[number - 1] for number in numbers])
         scores["stress"] = dict(files.timed("changed", changed, len(filled) * len(CHANGES))[0])
     files.write_json(json, scores | {"sentences": len(sources), "seconds": round(seconds, 1)} | record)
     print(f"BLEU {scores['bleu']:.2f}  ({scores['bleu_signature']})")
@@ -198,7 +200,7 @@ def score(
         format: fields separated by tabs, or JSON lines
         json: also write perplexity and sums of the whole file here
         length_penalty: alpha of the length normalisation (default: as the model was saved)
-        target_language: as of translate
+        target_language: as for translate
     """
     from ..data.parallel_text import check_lines
     from ..evaluation.metrics import perplexity

@@ -18,7 +18,7 @@ from ..data.text_files import TextScan, decode_lines, read_lines, scan_text, wit
 from ..decoding.output import ResumableOutput, StreamOutput
 from ..distributed import is_launched
 from ..errors import UserError
-from ..evaluation.records import model_sha256
+from ..evaluation.records import evaluation_record, model_sha256, search_settings
 from ..files import written_whole
 from ..hardware import MOST_WORKERS
 from .options import Engine, Path_, flag, group, within
@@ -69,9 +69,8 @@ def is_file(name: str | None) -> bool:
 def check_files(read: Mapping[str, str | None], written: Mapping[str, str | None]) -> None:
     """Check the files that are written before hours are spent on their content.
 
-    Raises:
-        UserError: naming the option, for a file that cannot be written, whose name promises another content, or that is
-            read, too, or written twice (devices and pipes may be); and in one of several processes.
+    `UserError` names the option of a file that cannot be written, whose name promises another content, or that is read,
+    too, or written twice (devices and pipes may be); it is raised in one of several processes, too.
     """
     if is_launched():
         raise UserError("this command is run once: leave out accelerate launch or torchrun, or unset WORLD_SIZE")
@@ -116,16 +115,16 @@ def timed(doing: str, decode: Callable[..., Iterator[Any]], total: int) -> tuple
 def write_result(path: str | None, content: str | bytes) -> None:
     """Write a result, to standard output without a path: a file keeps its content until all of the new one is there."""
     data = content.encode() if isinstance(content, str) else content
-    if not is_file(path):
-        with contextlib.nullcontext(sys.stdout.buffer) if path in _STDOUT else Path(path).open("wb") as file:
-            file.write(data)
-            file.flush()
-        return
-    target = Path(path).resolve()  # of what a link leads to
-    with written_whole(target) as new:
-        new.write_bytes(data)
-        if target.exists():
-            shutil.copymode(target, new)
+    if path in _STDOUT:
+        sys.stdout.buffer.write(data)
+    elif not is_file(path):
+        Path(path).write_bytes(data)
+    else:
+        target = Path(path).resolve()  # of what a link leads to
+        with written_whole(target) as new:
+            new.write_bytes(data)
+            if target.exists():
+                shutil.copymode(target, new)
 
 
 def write_json(path: str | None, values: Mapping[str, Any]) -> None:
@@ -136,8 +135,6 @@ def write_json(path: str | None, values: Mapping[str, Any]) -> None:
 
 def record_of(model: str, source: str, reference: str, translator, options: Mapping[str, Any], *more: Any) -> dict:
     """Return how scores were obtained; `more` is as of `evaluation_record`."""
-    from ..evaluation.records import evaluation_record, search_settings
-
     generation = search_settings(translator.model.generation_config) | translator.generate_options
     options = {flag(name): value for name, value in options.items()}
     return evaluation_record(model, source, reference, generation, options, *more)
@@ -165,7 +162,8 @@ def settings_of(model: str, *options: Any, **more: Any) -> dict[str, Any]:
     settings = {"MODEL": model_sha256(model)}
     if values.get("ensemble"):
         settings["--ensemble"] = " ".join(map(model_sha256, values["ensemble"]))
-    return settings | {flag(name): value for name, value in values.items() if name not in _NO_SETTINGS}
+    changes_nothing = {*_NO_SETTINGS} | ({"tokens_per_batch"} if not values.get("sample") else set())
+    return settings | {flag(name): value for name, value in values.items() if name not in changes_nothing}
 
 
 @contextlib.contextmanager
@@ -183,8 +181,7 @@ def open_output(
         output = StreamOutput(Path(writing.output))
     else:
         values = {flag(name): scan.sha256 for name, scan in scans.items()} | settings()
-        resume = writing.resume or writing.has_workers
-        output = ResumableOutput(Path(writing.output), values, lines_per_record, resume)
+        output = ResumableOutput(Path(writing.output), values, lines_per_record, writing.resume or writing.has_workers)
     with contextlib.closing(output):
         try:
             yield output

@@ -22,10 +22,10 @@ from cyclopts import App, CycloptsError, Parameter
 from .. import __version__
 from ..distributed import is_first_process, is_launched, reports_error
 from ..errors import UserError, is_failed_write, is_of_cache, is_panic, one_line, shortened
+from ..hardware import limit_threads
 
 EXIT_FAILURE, EXIT_USAGE = 1, 2
 _RESUMED = [[name] for name in ("train", "distill", "demo", "experiment", "prepare", "clean")]
-_REPORTING_SECONDS = 2.0  # for the process that reports an error: a launcher ends all processes when one ends
 _LONGEST = 1500  # characters of an error message
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _COMMANDS = {  # the function of each command, whose module is imported when it is needed
@@ -64,8 +64,6 @@ def make_app() -> App:
 
 def _prepare_libraries() -> None:
     """Leave standard error to our own messages, and limit threads; libraries follow when they are imported."""
-    from ..hardware import limit_threads
-
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     warnings.filterwarnings("ignore")
     is_terminal = bool(sys.stderr and sys.stderr.isatty())
@@ -133,9 +131,8 @@ def _report(error: BaseException, debug: bool) -> int:
     if not is_launched() or reports_error():
         print(f"error: {shortened(message, _LONGEST)}", file=sys.stderr)
     if is_launched():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        time.sleep(_REPORTING_SECONDS)
+        sys.stdout.flush()  # as `_exit` does not; stderr is flushed by line
+        time.sleep(2)  # for the process that reports the error: a launcher ends all processes when one ends
         os._exit(status)
     return status
 

@@ -14,7 +14,6 @@ from cyclopts import Parameter
 from ..errors import UserError
 from .options import REQUIRED, SEVERAL, Model, Overwrite, Path_, exclude, require, within
 
-DEFAULT_LAST = 5  # Section 6.1, for the base model
 _CARD = Parameter(group="model card")
 
 
@@ -40,7 +39,7 @@ def average(
     of_a_run = len(chosen) == 1 and (first / CHECKPOINTS).is_dir()
     require("the output folder of one training", of_a_run, {"last": last})
     if of_a_run:
-        chosen = last_checkpoints(first, last or DEFAULT_LAST)
+        chosen = last_checkpoints(first, last or 5)  # as Section 6.1 for the base model
     elif len({folder.resolve() for folder in chosen}) != len(chosen) or (len(chosen) == 1 and first.is_dir()):
         raise UserError(f"{first}: give the output folder of a training, or two or more checkpoints, each once")
     folder = average_models(chosen, output, overwrite=overwrite)

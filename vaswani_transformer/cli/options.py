@@ -121,8 +121,7 @@ def flag(name: str) -> str:
 
 def flags_given(options: Mapping[str, Any]) -> list[str]:
     """Return those of these options that were given, of which each is None, false or empty by default."""
-    given = {name: value for name, value in options.items() if value is not None and value is not False}
-    return [flag(name) for name, value in given.items() if value not in ([], ())]
+    return [flag(name) for name, value in options.items() if value not in (None, [], ()) and value is not False]
 
 
 def remark_codes(codes: Any, target_language: str | None) -> None:
@@ -184,8 +183,7 @@ def generate_options(model: Any, search: Search, sampling: Sampling | None = Non
     if sampling is not None and sampling.sample:
         beams = beams or 1
         top_k = 0 if sampling.top_k is None and own.top_k is None else sampling.top_k  # the library's default is 50
-        drawing = {"temperature": sampling.temperature, "top_k": top_k, "top_p": sampling.top_p}
-        options |= {"do_sample": True} | drawing
+        options |= {"do_sample": True, "temperature": sampling.temperature, "top_k": top_k, "top_p": sampling.top_p}
     size = beams or own.num_beams or 1
     draws = size == 1 and (options.get("do_sample") or own.do_sample)
     if nbest is not None and nbest > size and not draws:

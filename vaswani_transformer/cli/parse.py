@@ -57,6 +57,8 @@ def train(
     settings = options.read_recipe(recipe, fields)
     train_trees, dev_trees = map(load_trees, (trees, dev))
     form = TextForm(tags, recipe != "parser" if words is None else words, augment)
+    if is_first_process():
+        print(f"trees are written {'with' if form.words else 'without'} their words", file=sys.stderr)
     with locked_together(settings.output):
         result = train_recipe(parsing_recipe(settings, train_trees, dev_trees, form), progress=not quiet)
     if is_first_process():

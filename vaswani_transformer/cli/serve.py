@@ -34,7 +34,7 @@ def serve(
         models: model folders, also exported to CTranslate2; en-de=MODEL where a model does not note its languages
         host: address to listen at (by default this machine only)
         port: port
-        memory: files of earlier translations (TMX, TSV, ...), as of `vaswani translate`, for a server of one model
+        memory: files of earlier translations (TMX, TSV, ...), as for `vaswani translate`, for a server of one model
         max_models: models in memory at once (default: as many as fit, by their files, in a quarter of it)
         max_characters: characters of a request
         queue: sentences and requests under way at once; further ones are refused with status 503

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from ..catalogues.formats import ENDINGS as CATALOGUE_ENDINGS
 from ..catalogues.formats import FORMATS as CATALOGUES
 from ..data.text_files import has_undecoded
-from ..documents.formats import ENDINGS, FORMATS, OFFICE
+from ..documents.formats import ENDINGS, FORMATS, OFFICE, aligner, translate_document
 from ..errors import UserError, reading
 from ..files import file_sha256
 from ..model.language_codes_vaswani import LanguageCodes
@@ -105,13 +105,11 @@ def translate(model: AnyModel, /, *sentences: str, request: Request = Request())
         request = replace(request, written=written)
     options.exclude("SENTENCE", sentences, {"input": files.input, "prefix": files.prefix})
     if len(sentences) == 1 and os.path.isfile(sentences[0]):  # noqa: PTH113 (Path's fails where it is long)
-        hint = f"this is a file's name: --input {shlex.quote(sentences[0])} translates the file"
-        print(hint, file=sys.stderr)
+        print(f"this is a file's name: --input {shlex.quote(sentences[0])} translates the file", file=sys.stderr)
     without = {"prefix": files.prefix, "ensemble": request.computing.ensemble, "sample": sampling.sample}
     options.exclude("--glossary", files.glossary, without)
     options.exclude("--consistent-terms", written.consistent_terms, without)
-    of_samples = {name: value for name, value in vars(sampling).items() if name != "sample"}
-    options.require("--sample", sampling.sample, of_samples)
+    options.require("--sample", sampling.sample, vars(sampling))
     of_lines = {name: getattr(written, name) for name in ("nbest", "scores", "confidence", "alignments")}
     of_lines |= {"resume": work.resume, "workers": work.has_workers, "prefix": files.prefix, "SENTENCE": sentences}
     is_catalogue = written.format in CATALOGUES
@@ -160,24 +158,24 @@ def _translate_lines(model: str, sentences: tuple[str, ...], request: Request) -
 
 def _translate_document(model: str, request: Request) -> None:
     """Translate a document; the model is loaded when it is known to be one."""
-    from ..documents.formats import aligner, translate_document
-
     files, written, output = request.files, request.written, request.work.output
     if written.format in OFFICE and output is None and sys.stdout.isatty():
         raise UserError("an office file cannot be shown in a terminal: give --output FILE")
     translator = functools.cache(lambda: load(model, request).translator)
 
     def translate(sentences: list[str]) -> list[str]:
-        decode = functools.partial(translator().translate, sentences, request.work.window)
-        return timed("translating", decode, len(sentences))[0]
+        decode = functools.partial(translator().hypotheses, sentences, request.work.window)
+        best = [ranked[0] for ranked in timed("translating", decode, len(sentences))[0]]
+        if number := sum(each.repeats for each in best):
+            print(f"{number} sentences were cut where the model repeated itself without end", file=sys.stderr)
+        return [each.text for each in best]
 
     def align(sources: list[str], targets: list[str]) -> list:
         return aligner(translator().model, translator().tokenizer, translator().codes.coded)(sources, targets)
 
     with reading(files.input or "standard input"):
         data = Path(files.input).read_bytes() if files.input is not None else sys.stdin.buffer.read()
-    result = translate_document(data, written.format, translate, align, _languages(model, request)[0])
-    write_result(output, result)
+    write_result(output, translate_document(data, written.format, translate, align, _languages(model, request)[0]))
 
 
 def _languages(folder: str, request: Request) -> list[str]:
@@ -202,7 +200,7 @@ def load(folder: str, request: Request):
     from ..decoding.glossary import read_glossary
     from ..decoding.scoring import word_confidences
     from ..decoding.translator import Translator
-    from ..hub.card_facts import longest_source
+    from ..hub.card_facts import known_languages, longest_source
 
     files, written = request.files, request.written
     needs = {name: getattr(written, name) for name in ("alignments", "consistent_terms")}
@@ -233,6 +231,7 @@ def load(folder: str, request: Request):
         **settings,
     )
 
+    translator.is_repaired = bool(written.source_language) or any(known_languages(folder))
     options.remark_codes(translator.codes, written.target_language)
     most = {"tokens_per_batch": request.computing.tokens_per_batch}
     extras = {"words": functools.partial(word_confidences, model, tokenizer, **most)} if written.confidence else {}

@@ -141,8 +141,7 @@ class AugmentedPairs:
         """Return a batch."""
         read = getattr(self.pairs, "__getitems__", lambda indices: [self.pairs[index] for index in indices])
         rows = [(row["input_ids"], row["labels"]) for row in read([number % len(self) for number in numbers])]
-        counted = [(row, number) for row, number in enumerate(numbers) if number >= 0]
-        changes = {row: choose_change(self.shares, self.seed, number) for row, number in counted}
+        changes = {row: choose_change(self.shares, self.seed, each) for row, each in enumerate(numbers) if each >= 0}
         if changes := {row: change for row, change in changes.items() if change}:
             sides = zip(SIDES, zip(*map(rows.__getitem__, changes), strict=True), strict=True)
             texts = [side_of(self.tokenizer, side).batch_decode(ids, skip_special_tokens=True) for side, ids in sides]

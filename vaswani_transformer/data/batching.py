@@ -111,10 +111,7 @@ class TokenBatchSampler:
 
     def _sums(self, order: np.ndarray) -> np.ndarray:
         """Return the tokens before each place of an order and after the last, `(2, pairs + 1)`."""
-        sums = np.zeros((2, self._pairs + 1), np.int64)
-        for side, lengths in zip(sums, self.lengths, strict=True):
-            np.cumsum(lengths[order], dtype=np.int64, out=side[1:])
-        return sums
+        return np.stack([np.append(0, np.cumsum(side[order], dtype=np.int64)) for side in self.lengths])
 
     def _cut(self, sums: np.ndarray, first: int = 0) -> list[int]:
         """Return edges of batches as large as the limits allow; the first holds `first` pairs if that is not 0."""
@@ -284,8 +281,8 @@ class PackedCollator:
         empty = 0 if self.source_size is None else (1 << (ends.shape[1] - 1).bit_length()) - ends.shape[1]
         offsets = np.pad(np.pad(ends, ((0, 0), (0, empty)), "edge"), ((0, 0), (1, 0)))
         return {
-            "input_ids": _packed(sides[0], tokens[0], sizes[0], self.pad_token_id),
-            "labels": _packed(sides[1], tokens[1], sizes[1], IGNORE_INDEX),
+            "input_ids": _packed(sides[0], sizes[0], self.pad_token_id),
+            "labels": _packed(sides[1], sizes[1], IGNORE_INDEX),
             "source_offsets": torch.from_numpy(offsets[0]),
             "target_offsets": torch.from_numpy(offsets[1]),
             "source_tokens": torch.tensor(tokens[0]),
@@ -293,8 +290,7 @@ class PackedCollator:
         }
 
 
-def _packed(rows: list[Sequence[int]], tokens: int, size: int, fill: int) -> torch.Tensor:
+def _packed(rows: list[Sequence[int]], size: int, fill: int) -> torch.Tensor:
     """Return all rows one after the other, filled up, int64 `(1, size)`."""
-    packed = np.full((1, size), fill, np.int64)
-    np.concatenate(rows, out=packed[0, :tokens])
-    return torch.from_numpy(packed)
+    ids = np.concatenate(rows, dtype=np.int64)
+    return torch.from_numpy(np.pad(ids, (0, size - len(ids)), constant_values=fill))[None]

@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 from ..errors import UserError, shortened
 from ..files import write_text, written_whole
 from ..json_and_yaml import read_json
-from ..output_folder import OutputFolder, locked
+from ..model.language_codes_vaswani import typed_code
+from ..output_folder import RECIPE, OutputFolder, locked
 from ..recipes.recipe import Recipe, languages_of
 from . import cleaning_rules
 from .cleaning_options import CleaningRules
@@ -64,6 +65,8 @@ def clean(
         UserError: for mistakes in recipe, data or rules, a folder that holds something else, and if no pair is left.
     """
     check_rules(rules)
+    if not progress:
+        datasets.disable_progress_bars()
     tests = [home_path(name) for name in rules.test]
     for path in tests:
         check_on_disk(path)
@@ -71,8 +74,8 @@ def clean(
     with locked(folder):
         output = OutputFolder(folder)
         output.check_ours()
-        if output.names and MANIFEST not in output.names:
-            raise UserError(f"{folder} holds no cleaned text: give another --output")
+        if output.names and (MANIFEST not in output.names or (overwrite and RECIPE in output.names)):
+            raise UserError(f"{folder} holds more than cleaned text: give another --output")
         train, validation = data_sources(recipe)
         files = [*train.files, *(validation.files if validation else ()), *tests]
         settings = {"recipe": {name: getattr(recipe, name) for name in (*DATA_FIELDS, "seed")}, "rules": asdict(rules)}
@@ -111,11 +114,9 @@ def clean(
             if validation is not None:
                 _write(validation, staging / "validation-00000.parquet", columns)
             names = sorted(path.name for path in staging.iterdir())
-            samples = _samples(text, status, firsts, judge, recipe.seed)
-            write_text(staging / REPORT, _report(counts, samples))
-            ratio = judge.ratio and asdict(judge.ratio)
-            manifest = {"counts": counts, "length_ratio": ratio, "columns": columns, "parts": names}
-            manifest["settings"] = settings
+            write_text(staging / REPORT, _report(counts, _samples(text, status, firsts, judge, recipe.seed)))
+            manifest = {"counts": counts, "length_ratio": judge.ratio and asdict(judge.ratio)}
+            manifest |= {"columns": columns, "parts": names, "settings": settings}
             write_text(staging / MANIFEST, json.dumps(manifest, indent=1))
         shutil.rmtree(output.path / TASKS)
         return manifest
@@ -125,7 +126,7 @@ def _judge(text: datasets.Dataset, validation: datasets.Dataset | None, rules: C
     """Return the rules on a pair, with the lines that the text must not hold, its length ratios and words."""
     lines = chain.from_iterable(pairs_of(validation)) if validation else ()
     lines = chain(lines, *(read_lines(home_path(name)) for name in rules.test))
-    tests = frozenset(key_of(line) for line in (plain(line).casefold() for line in lines) if line)
+    tests = frozenset(key_of(line) for line in (typed_code(plain(line))[1].casefold() for line in lines) if line)
     if not (rules.length_ratio or rules.languages):
         return Judge(rules, None, tests)
     # Of a sample, as far as the rules before keep it.

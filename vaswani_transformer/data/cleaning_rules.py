@@ -124,7 +124,8 @@ class Judge:
             yield EMPTY, f"the {SIDES[bool(text[0])]}"
         if mark := _UNDECODED.search(" ".join(pair)):
             yield UNDECODABLE, f"U+{ord(mark[0]):04X}"
-        if typed_code(text[0])[1] == typed_code(text[1])[1] and not rules.keep_identical:
+        text = typed_code(text[0])[1], typed_code(text[1])[1]
+        if text[0] == text[1] and not rules.keep_identical:
             yield IDENTICAL, ""
         if max(characters) > rules.max_characters or words > rules.max_words:
             yield LENGTH, f"{max(characters):,} characters, {words:,} words"
@@ -168,8 +169,7 @@ def own_words(pairs: Iterable[tuple[str, str]], languages: tuple[str, str]) -> t
     """
     counts, others = (Counter(), Counter()), (Counter(), Counter())
     for pair in pairs:
-        lines = [line.lower() for line in pair]
-        for side, (expected, line) in enumerate(zip(languages, lines, strict=True)):
+        for side, (expected, line) in enumerate(zip(languages, map(str.lower, pair), strict=True)):
             likely = next(iter(likely_languages(line, 1)), "")
             is_expected = _CONFUSABLE.get(likely, likely) == _CONFUSABLE.get(expected, expected)
             (counts if is_expected else others)[side].update(words := set(_WORDS.findall(line)))

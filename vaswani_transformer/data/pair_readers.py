@@ -79,6 +79,8 @@ def _header(fields: list[str], columns: tuple[str, str], is_csv: bool) -> tuple[
     these names keep those of the row, which then lack what was asked for: any two would be a guess.
     """
     lowered = [field.strip(" \"'").lower() for field in fields]
+    if set(columns) == set(DEFAULT_COLUMNS):
+        lowered = [{"src": "source", "tgt": "target", "trg": "target"}.get(name, name) for name in lowered]
     if set(columns) <= set(fields) or set(columns) <= set(lowered):
         return (fields if set(columns) <= set(fields) else lowered), True
     if set(columns) == set(DEFAULT_COLUMNS) and len(fields) == 2:
@@ -123,9 +125,7 @@ READERS = _LINES | {".tmx": read_tmx} | dict.fromkeys(CATALOGUES, _read_catalogu
 READERS |= {kind + BROKEN: partial(reader, errors="replace") for kind, reader in _LINES.items()}
 
 
-def read_pairs(
-    kind: str, shards: Sequence[tuple[str | Path, ...]], columns: tuple[str, str] = DEFAULT_COLUMNS
-) -> Pairs:
+def read_pairs(kind: str, shards: Sequence[tuple[str | Path, ...]], columns=DEFAULT_COLUMNS) -> Pairs:
     """Yield the pairs of shards, each one file, or a source and a target file, of a kind of `READERS`.
 
     Raises:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from ..errors import UserError, reading
 from ..files import is_local, to_path
+from ..output_folder import RECORD
 from .pair_readers import CATALOGUES, DEFAULT_COLUMNS, PAIR_FEATURES, READERS, PairsBuilder, column_position
 from .text_files import LONGEST_LINE, check_on_disk, file_stamp, home_path
 
@@ -49,11 +50,7 @@ class PairSource:
     languages: Sequence[str] = ()  # source and target, as catalogues name them, or blank
 
     def load(self) -> datasets.Dataset:
-        """Return the pairs as a memory-mapped dataset; see `load_pairs`.
-
-        Raises:
-            UserError: for text that is missing, damaged, empty, or not pairs of strings.
-        """
+        """Return a memory-mapped dataset, see `load_pairs`; raises `UserError` for text that is missing or no pairs."""
         with reading(self.where):
             if self.kind in READERS:
                 return _pairs_only(self._read(), DEFAULT_COLUMNS, self.where)
@@ -158,8 +155,7 @@ def pair_source(
     columns = source_column, target_column
     if (data is None) == (source is None) or (source is None) != (target is None):
         names = [name for name, value in (("source", source), ("target", target), ("data", data)) if value is not None]
-        given = ", ".join(names) or "nothing"
-        raise UserError(f"given: {given}; give either both text files (source, target) or data")
+        raise UserError(f"given: {', '.join(names) or 'nothing'}; give either both text files (source, target) or data")
     sides = columns if data is not None else [home_path(name).absolute() for name in (source, target)]
     if sides[0] == sides[1] and not one_text:
         raise UserError(f"{sides[0]} is both source and target: name two columns, or two files")
@@ -224,9 +220,13 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
         kinds = sorted({suffix(path.name) for paths in shards.values() for (path,) in paths})
         taken = {path for paths in shards.values() for (path,) in paths}
         trained = [path for (path,) in shards.get("train", ()) if _is_held_out(path.name)]
-        own = (path for path in files if not any(part[0] in "._" for part in path.relative_to(folder).parts))
+        own = [path for path in files if not any(part[0] in "._" for part in path.relative_to(folder).parts)]
+        outputs = {path.parent for path in files if path.name == RECORD} - {folder}
+        if outputs and any(suffix(path.name) in FORMATS and outputs.isdisjoint(path.parents) for path in own):
+            raise UserError(f"{folder} holds {min(outputs)}, which this program wrote: name the text by a pattern")
         trained *= len(trained) < len(shards.get("train", ()))  # all of them: nothing is mixed
-        left = trained + [path for path in own if suffix(path.name) in kinds and path not in taken]
+        tables = {*kinds, ".tsv", ".csv", ".jsonl", ".parquet", ".tmx"}
+        left = trained + [path for path in own if suffix(path.name) in tables and path not in taken]
         if len(kinds) > 1 or left:  # `datasets` would take those of one format, and those that it knows a split of
             splits = "splits are named train, validation and test, in lower case: rename it, or name files by a pattern"
             several = f"{folder} holds files of several formats ({', '.join(kinds)}); name those of one"

@@ -144,13 +144,11 @@ def _start(
     folder: Path, recipe: Recipe, settings: dict, text: datasets.Dataset, held_out: np.ndarray, shards: list[str]
 ) -> None:
     """Write the tokenizer, and last the settings, by which the preparation is resumed."""
-    tokenizer = recipe_tokenizer(recipe, text, held_out)
     with tempfile.TemporaryDirectory() as staging:
-        tokenizer.save_pretrained(staging)
+        recipe_tokenizer(recipe, text, held_out).save_pretrained(staging)
         files = {f"{TOKENIZER}/{path.name}": path for path in Path(staging).iterdir()}
         if is_local(folder):
-            output, names = OutputFolder(folder), [*files, *shards, *map(INDEX.format, PARTS), UNFINISHED, MANIFEST]
-            output.claim(*names)
+            OutputFolder(folder).claim(*files, *shards, *map(INDEX.format, PARTS), UNFINISHED, MANIFEST)
             (folder / TOKENIZER).mkdir(exist_ok=True)
         for name, path in files.items():
             with written_whole(folder / name) as new:

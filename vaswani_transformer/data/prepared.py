@@ -125,11 +125,7 @@ class PreparedData:
             return FilterCounts(**self.manifest["parts"][part]["counts"])
 
     def verify(self) -> None:
-        """Compare the SHA-256 of all files, at the disk's speed.
-
-        Raises:
-            UserError: for a file that has changed since it was prepared.
-        """
+        """Raise `UserError` for a file that has changed since it was prepared, by SHA-256, at the disk's speed."""
         with reading(self.folder / MANIFEST):
             files = [facts for part in self.manifest["parts"].values() for facts in (part["index"], *part["shards"])]
         for facts in files:

@@ -1,7 +1,6 @@
 """The text that a recipe names: where it is, what is held out of it, the tokenizer trained on it."""
 
 import glob
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -114,6 +113,6 @@ def recipe_tokenizer(recipe: Recipe, train: datasets.Dataset, held_out: Sequence
     if shares := augmentation_shares(recipe.augmentation):  # as in training, or capitals would be single characters
         changes = (choose_change(shares, recipe.seed, number) for number in range(len(rows)))
         pairs = (change(*pair) if change else pair for change, pair in zip(changes, pairs, strict=True))
-    is_shown = sys.stderr is not None and sys.stderr.isatty()
+    is_shown = not datasets.utils.are_progress_bars_disabled()
     options = {"vocab_size": recipe.vocab_size, "length": 2 * len(rows), "show_progress": is_shown}
     return train_tokenizer(chain.from_iterable(pairs), kind=recipe.tokenizer_kind, **options)

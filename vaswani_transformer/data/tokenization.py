@@ -164,8 +164,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     with reading(f"tokenizer folder {folder}"):  # first: AutoTokenizer takes the name of a missing one for the Hub's
         refuse_special_files(folder)
     config = folder / "tokenizer_config.json"
-    settings = read_json(config) if config.exists() else {}
-    kind = settings.get("tokenizer_class")
+    kind = read_json(config).get("tokenizer_class") if config.exists() else None
     with reading(f"the tokenizer in {folder}"):
         if isinstance(kind, str) and tokenizer_class_from_name(kind) is None:
             raise ValueError(f"transformers has no {kind!r:.100}, and code in a folder is not run")

@@ -132,7 +132,9 @@ def tokenize_pairs(
     counts = FilterCounts.of(description, np.bincount(status, minlength=4), max_length, max_length_ratio)
     tokenized = tokenized.remove_columns("status")
     if counts.kept < counts.read:
-        tokenized = tokenized.select(np.flatnonzero(status == KEPT), new_fingerprint=f"{key}-kept")
+        # Not by `select`, which makes a slice of rows that follow each other: `kept_rows` needs them.
+        rows = np.flatnonzero(status == KEPT)
+        tokenized = tokenized._select_with_indices_mapping(rows, new_fingerprint=f"{key}-kept")
     return tokenized, counts
 
 

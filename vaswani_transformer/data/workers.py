@@ -55,7 +55,7 @@ def run_tasks(
 
 def default_workers(parts: int) -> int:
     """Return a worker for each CPU, but no more than there are parts: a worker takes seconds to start."""
-    return max(1, min(len(available_cpus()), parts))
+    return max(1, min(available_cpus(), parts))
 
 
 def _in_processes(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> Iterator[Any]:
@@ -74,8 +74,7 @@ def _in_processes(make: Callable[[], Task], numbers: Sequence[int], workers: int
             yield from (futures.pop(number).result() for number in numbers)
         except BrokenProcessPool as error:
             problem = 'perhaps as the memory is full, or a script lacks `if __name__ == "__main__":`'
-            fix = f"{_RESUME}, with fewer workers"
-            raise UserError(f"a worker process was killed, {problem}: {fix}") from error
+            raise UserError(f"a worker process was killed, {problem}: {_RESUME}, with fewer workers") from error
         finally:
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
@@ -90,7 +89,7 @@ def _start(started: Any, workers: int) -> None:
         os.environ["LOCAL_RANK"] = str(started.value)  # by which it takes a GPU
         started.value += 1
     for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):
-        os.environ.setdefault(name, str(max(1, len(available_cpus()) // workers)))
+        os.environ.setdefault(name, str(max(1, available_cpus() // workers)))
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 

@@ -48,12 +48,9 @@ class _MemberEncoders(nn.Module):
         super().__init__()
         self.encoders = [member.get_encoder() for member in members]  # a plain list: weights belong to the members
 
-    def forward(
-        self, input_ids: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **kwargs
-    ) -> BaseModelOutput:
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs) -> BaseModelOutput:
         """Encode `(batch_size, source_length)` ids; `last_hidden_state` is as wide as all members together."""
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        states = [encoder(**inputs).last_hidden_state for encoder in self.encoders]
+        states = [encoder(input_ids, attention_mask).last_hidden_state for encoder in self.encoders]
         return BaseModelOutput(last_hidden_state=torch.cat(states, dim=-1))
 
 

@@ -53,6 +53,7 @@ def open_tokenizer(folder: str | Path):
         is_plain = not settings.get("clean_up_tokenization_spaces") and not settings.get("added_tokens_decoder")
         if settings.get("tokenizer_class") in _CLASSES and is_plain:
             return FastTokenizer(folder, settings)
-    from ..data.tokenization import load_tokenizer
+    with reading("tokenizers of imported models (pip install transformers)"):
+        from ..data.tokenization import load_tokenizer
 
     return load_tokenizer(folder)

@@ -203,6 +203,15 @@ def mean_confidence(words: Words) -> float:
     return sum(probability for _, probability in words) / len(words) if words else 1.0
 
 
+def confidences(model, tokenizer, sources: Sequence[str], outputs: Sequence[str]) -> list[float]:
+    """Return the `mean_confidence` of each output of a source; 0 where one of them is too long for the model."""
+    try:
+        return list(map(mean_confidence, word_confidences(model, tokenizer, sources, outputs)))
+    except UserError:
+        pairs = [([source], [output]) for source, output in zip(sources, outputs, strict=True)]
+        return [confidences(model, tokenizer, *pair)[0] for pair in pairs] if len(pairs) > 1 else [0.0]
+
+
 def word_confidences(
     model, tokenizer, sources: Sequence[str], outputs: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH
 ) -> list[Words]:

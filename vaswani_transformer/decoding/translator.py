@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import cache, partial, reduce
 from typing import Any
+from unicodedata import normalize
 
 import regex
 from tqdm.auto import tqdm
@@ -73,8 +74,7 @@ def _without_garbling(source: str, text: str) -> str:
     given, written = set(_COPIED.findall(source)), set(_COPIED.findall(text))
     if len(given - written) == len(written - given) == 1:
         [lacking], [wrong] = given - written, written - given
-        is_near = len(lacking) > 2 and " * " not in source  # no coefficient, nor 10 dozen
-        is_near &= SequenceMatcher(None, lacking, wrong).ratio() > 0.7
+        is_near = len(lacking) > 2 and SequenceMatcher(None, lacking, wrong).ratio() > 0.7  # not 10 dozen
         is_same = lacking.rstrip("0") == wrong.rstrip("0") and _COUNTED.search(source + text)
         if (is_near or not lacking.isdigit()) and lacking.isdigit() == wrong.isdigit() and not is_same:
             return _COPIED.sub(lambda match: lacking if match[0] == wrong else match[0], text)
@@ -82,6 +82,10 @@ def _without_garbling(source: str, text: str) -> str:
 
 
 def _upper(text: str) -> str:
+    if regex.search(r"\p{Georgian}", text):  # whose capitals few fonts have
+        return text
+    if regex.search(r"\p{Greek}", text):  # whose capitals have no accents
+        text = normalize("NFC", normalize("NFD", text).replace("\u0301", ""))
     return (text.replace("i", "İ") if len({*"ığş"} & {*text}) > 1 else text).upper()  # as Turkish has it
 
 
@@ -131,6 +135,7 @@ class Translator:
         self.max_source_tokens, self.split_long, self.scores, self.seed = max_source_tokens, split_long, scores, seed
         self.glossary, self.memory, self.source_language = glossary, memory, source_language
         self.is_exact = True  # whether exact matches of the memory are taken
+        self.is_repaired = True  # whether numbers are copied where they are garbled: not in tasks such as sums
         self.generate_options = {name: value for name, value in generate_options.items() if value is not None}
         if memory is not None and not self.setting("fuzzy_matches"):
             logger.warning("only exact matches of the memory are used: the model was trained without --fuzzy-matches")
@@ -195,28 +200,30 @@ class Translator:
         if self.split_long and (ends_a_sentence(source) or len(source[:period]) > 3 * source[:period].count(" ") > 6):
             source, times = source[: period - 1], (len(source) + 1) // period
         count = lambda text: len(self._own_tokenizer(text)["input_ids"])  # noqa: E731
-        # In title case "NATO" stays.
-        words = r"\S+" if source.isupper() else r"\S*\p{Ll}\S*|(?<!\S)\S(?!\S)"
+        # In title case "NATO" and "GitHub" stay.
+        words = r"\S+" if source.isupper() else r"(?<!\S)[^\w\s]*\p{Lu}[^\p{Lu}\s]*(?!\S)"
         small = source[:1] + regex.sub(words, lambda word: word[0].lower(), source[1:])
-        is_title = source.count(" ") > 6 and title_case(source) == source != small  # fewer are often names or menus
+        is_title = not regex.search(r"(?<!\S)[^\w\s]*\p{Ll}", source)
+        is_title &= source.count(" ") > 6 and source != small  # fewer are often names or menus
         case = str
         is_cased = has_case(source) and not regex.search(r"\p{Lu}\p{Lo}|\p{Lo}\p{Lu}", source)  # HTML和CSS
-        is_cased &= self.source_language[:2] not in ("tr", "az")  # of which the small letter of I is no i
+        # In Turkish and Azerbaijani the small letter of I is no i.
+        is_cased &= regex.split("[-_]", self.source_language)[0] not in ("tr", "tur", "az", "aze")
         if (source.isupper() or is_title) and is_cased and count(small) < count(source):
             source, case = small, _upper if source.isupper() else title_case
 
         def write(part: str, text: str) -> str:
-            tag, text = typed_code(_without_garbling(part, text))  # of a model that writes several languages
+            text = _without_garbling(part, text) if self.is_repaired else text
+            tag, text = typed_code(text)  # of a model that writes several languages
             return tag + case(text)
 
         return source, times, write
 
     def _within_limits(self, number: int, code: str, text: str, ids: list[int]) -> tuple[list[str], list[list[int]]]:
         """Return the text and the tokens, the code's before it, in one part, or in several if they are too many."""
-        most = self.max_source_tokens or math.inf
+        limit = min(positions(self.model.config), self.max_source_tokens or math.inf)
         if not self.split_long:
-            check_length(self.model.config, number, len(ids), most)
-        limit = min(positions(self.model.config), most)
+            check_length(self.model.config, number, len(ids), limit)
         if len(ids) <= limit:
             return [text], [ids]
         count = lambda part: len(self._own_tokenizer(code + part)["input_ids"])  # noqa: E731
@@ -240,6 +247,8 @@ class Translator:
         if not text.strip():
             return []
         ids = self._own_tokenizer(text_target=text.strip(), add_special_tokens=False)["input_ids"]
+        if self._own_tokenizer.unk_token_id in ids:
+            raise UserError(f"line {number}: the vocabulary cannot write the prefix {text.strip()!r:.100}")
         _check_room(number, "of the prefixes has", len(ids), self.output_limit(source_length))
         return ids
 

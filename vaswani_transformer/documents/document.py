@@ -161,7 +161,7 @@ class Translation:
     def take(self, translations: Iterable[str]) -> tuple[list[str], list[str]]:
         """Take the translations of `sentences`; returns the sentences and translations that are to be aligned."""
         for sentence, translation in zip(self._coded, translations, strict=True):
-            if (text := " ".join(translation.split())) not in ("", sentence.text):
+            if (text := re.sub(r"[ \t\r\n]+", " ", translation).strip()) not in ("", sentence.text):
                 self._translations[sentence] = text
         self._marked = [sentence for sentence in self._translations if not sentence.is_plain]
         return [self._coded[s] for s in self._marked], [self._translations[s] for s in self._marked]

@@ -23,7 +23,8 @@ OFFICE = ("docx", "pptx", "odt")
 #: Names of the formats.
 FORMATS = (*_READERS, *OFFICE)
 #: The formats by the ends of files' names.
-ENDINGS = {".txt": "paragraphs", ".htm": "html", ".xhtml": "html", ".md": "markdown", ".odp": "odt", ".ods": "odt"}
+ENDINGS = {".txt": "paragraphs", ".htm": "html", ".xhtml": "html", ".odp": "odt", ".ods": "odt"}
+ENDINGS |= dict.fromkeys((".md", ".mdx"), "markdown")
 ENDINGS |= {f".{name}": name for name in ("html", "markdown", "srt", "vtt", *OFFICE)}
 
 

@@ -11,15 +11,17 @@ _LETTER = r"a-zA-Z\u00aa-\u1fff\u2c00-\u2fff\u3040-\ud7ff"  # all others of the 
 _IN_URL = r"[^\s\xa0\u2000-\u200a\u202f\u3000-\u303f\uff00-\uff65<>"
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _OF_URL = rf"(?<![a-zA-Z\d])[{_CJK}]|[{_CJK}](?=[{_CJK}]{{0,40}}+[/&=#%])"  # others are glued to its last word
-_URL = rf'(?:{_IN_URL}"{_CJK}]|{_OF_URL})*(?:{_IN_URL}"{_CJK}\'.,;:!?)\]}}*_]|{_OF_URL})'
-# URLs; handles and tags; addresses; Apple's variables; templates, ICU; printf; variables; Pandoc's marks; shortcodes.
-UNTRANSLATED = (
-    rf"""(?:
-      \b(?:[a-zA-Z][\w+.-]{{1,20}}+://|www\.|(?:mailto|tel):){_URL}
+_OWN_BRACKET = r"(?<=//[^\s()<>]{1,300}\w\([^\s()<>]{1,200})\)"  # as in `/wiki/Python_(language)`
+_URL = rf'(?:{_IN_URL}"{_CJK}]|{_OF_URL})*(?:{_IN_URL}"{_CJK}\'.,;:!?)\]}}*_]|{_OF_URL}|{_OWN_BRACKET})'
+ADDRESS = (  # of the web, of mail
+    rf"""\b(?:[a-zA-Z][\w+.-]{{1,20}}+://|www\.|(?:mailto|tel):){_URL}
     | \b(?:[a-zA-Z\d-]{{1,63}}+\.){{1,8}}?(?:[a-z]{{2,24}}+/{_URL}|(?:com|org|net|edu|gov|io|dev)\b)
-    | (?<![\w@/&\#.])(?:@\w[\w-]*+(?:[.@/]\w[\w-]*+)*|\#[{_LETTER}][{_LETTER}\w]*+)"""
+    | (?<![\w.+-])[\w.+-]{{1,64}}+@[\w-]{{1,63}}+(?:\.[\w-]{{1,63}}+)+"""
+)
+# Addresses; handles and tags; Apple's variables; templates, ICU; printf; variables; Pandoc's marks; shortcodes.
+UNTRANSLATED = (
+    rf"""(?:{ADDRESS} | (?<![\w@/&\#.])(?:@\w[\w-]*+(?:[.@/]\w[\w-]*+)*|\#[{_LETTER}][{_LETTER}\w]*+)"""
     r"""
-    | (?<![\w.+-])[\w.+-]{1,64}+@[\w-]{1,63}+(?:\.[\w-]{1,63}+)+
     | %(?:\d\$)?\#@\w+@ | \{\{.{0,1000}?\}\} | [{<]%[\s\S]{0,1000}?%[}>] | \[\[[^\[\]\n]{1,200}\]\]
     | \\(?:begin\{.{1,2000}?\\end|\w{0,9}ref|cite\w{0,9}|label)\{[^{}]{1,100}\}
     | \{\s*[\w.-]{1,60}\s*,\s*(?:plural|select(?:ordinal)?|number|date|time|duration|spellout|ordinal|choice)\b

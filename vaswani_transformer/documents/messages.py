@@ -16,7 +16,7 @@ import regex
 
 from ..catalogues.catalogue import CODE, CODES, Entry, Filling, plural_forms, read_label, with_codes, without_mark
 from ..data.memory import Memory
-from .kept import STAND_IN, UNTRANSLATED
+from .kept import ADDRESS, STAND_IN, UNTRANSLATED, has_words
 from .pieces import Document, Kind, Piece, text_piece
 
 NO_WORDS = "it has no words"
@@ -46,6 +46,7 @@ _CHOICE = regex.compile(
     r"""(?sx)(?(DEFINE)(?P<block>\{(?:[^{}]|(?&block))*\}))
     (?P<head>\{\s*\w+\s*,\s*(?P<kind>plural|select)\s*,(?:\s*offset:\d+)?)(?:\s*(?P<key>=?\w+)\s*(?P<case>(?&block)))+\s*\}"""
 )
+_ADDRESS = regex.compile(ADDRESS, regex.VERBOSE | regex.ASCII)
 _TAG = re.compile(r"<(/?)([A-Za-z][\w:.-]*|\d+)[^<>]*?(/?)>")
 _END = regex.compile(r"(?:\s*+(?:\.{3}|[….:!?。：！？؟۔।։።;;]))?$")
 _ASCII_MARKS = str.maketrans({"…": "..."} | dict(zip("。۔।։።：！？؟;;", ".....:!????", strict=True)))
@@ -81,15 +82,16 @@ def pattern_of(flags: str) -> regex.Pattern:
 
 def problem(source: str, target: str, flags: str = "", codes: tuple[str, ...] = ()) -> str:
     """Return why a translation is not valid; empty if it is."""
-    target, find = target if _NUMBER.search(source) else _NUMBER.sub("%", target), pattern_of(flags).findall
-    wanted, there = (Counter(_generic(part, text, flags) for part in find(text)) for text in (source, target))
+    target = target if _NUMBER.search(source) else _NUMBER.sub("%", target)
+    find = lambda text: pattern_of(flags).findall(text) + (_ADDRESS.findall(text) if _kinds(flags) else [])  # noqa: E731
+    wanted, there = (Counter(_generic(part, text) for part in find(text)) for text in (source, target))
     for part in (wanted - there) | (there - wanted):
         return f"{part}: {wanted[part]} in the source, {there[part]} in the translation"
     return "its tags do not nest" if _is_nested(source, codes) and not _is_nested(target, codes) else ""
 
 
-def _generic(part: str, text: str, flags: str = "") -> str:
-    """Return a placeholder of a text, in any digits; `<file>`, which is no tag and may be translated, as `<>`."""
+def _generic(part: str, text: str) -> str:
+    """Return a placeholder of a text; `<file>`, which is no tag and may be translated, as `<>`."""
     name = re.fullmatch(r"<(?!%|(?:br|hr|img|li|p|wbr)\b)([^<>=/]+)>", part)
     return "<>" if name and f"</{name[1]}" not in text else part
 
@@ -116,14 +118,14 @@ def in_order(source: str, target: str, flags: str = "", may_number: bool = True)
     """
     if _without_doubled(f"{source}''", flags) != f"{source}''":
         target = re.sub("''?", "''", target)
-    places = [_generic(part, source, flags) for part in pattern_of(flags).findall(source) if _HAS_PLACE.match(part)]
+    places = [_generic(part, source) for part in pattern_of(flags).findall(source) if _HAS_PLACE.match(part)]
     left, numbers = dict(enumerate(places, 1)), []
 
     def numbered(match: regex.Match) -> str:
         part, number = _NUMBER.sub("%", match[0]), _NUMBER.match(match[0])
         if not _HAS_PLACE.match(part):
             return match[0]
-        plain = _generic(part, source, flags)
+        plain = _generic(part, source)
         number = int(number[1]) if number else next((number for number, other in left.items() if other == plain), 0)
         numbers.append(number if left.pop(number, "") == plain else 0)
         return f"%{number}${part[1:]}"
@@ -162,7 +164,7 @@ class Message:
         pattern, is_alone = pattern_of(entry.flags), not _GAPS.search(self.text.strip())
         for part in self.parts:
             joined, is_name = " ".join(" ".join(part[0]).split()), part[2].strip("\n") and part[0][0][:1] in " -"
-            if not (is_name or _NAME.fullmatch(self.text)) and any(map(str.isalpha, pattern.sub("", joined))):
+            if not (is_name or _NAME.fullmatch(self.text)) and has_words(pattern.sub("0", joined)):
                 part[1] = _Segment(joined, entry.flags, count, is_alone, entry.codes)
 
     def _remembered(self, label: str, count: int | None, entry: Entry, memory: Memory) -> str:

@@ -13,7 +13,6 @@ from .kept import INVISIBLE, STAND_IN, has_words, kept_places
 _DEEPEST = 50  # of spans; more are made to be slow
 _LINKS = {"a", "Link", "hyperlink"}
 _ID = re.compile(r"[\s:]id\s*=", re.IGNORECASE)
-_MARKS = {"sub", "sup"}
 _NOTE = re.compile(r"[\[(]*\d+(?:[,–-]\d+)*[\])]*")
 
 
@@ -89,10 +88,9 @@ def closes_of(pieces: list[Piece]) -> dict[Piece, Piece]:
 
 def _separated(run: list[Piece]) -> list[Piece]:
     """Return the pieces of a run, with empty fixed ones where the edge of an element separates words."""
-    links = [piece.name in _LINKS for piece in run]
     depths = accumulate((piece.name in _LINKS) * (1 if piece.kind is Kind.OPEN else -1) for piece in run)
     outside = "".join(piece.text for piece, depth in zip(run, depths, strict=True) if not depth)
-    is_list = sum(links) > 2 and not has_words(outside)
+    is_list = sum(piece.name in _LINKS for piece in run) > 2 and not has_words(outside)
     result: list[Piece] = []
     before, tags = " ", []  # the last character, and what is behind it
     for piece in run:
@@ -161,7 +159,7 @@ def _text_of_mark(name: str, inner: list[Piece], before: str, behind: list[Piece
     if name == "sup" and before.isnumeric() and re.fullmatch("st|nd|rd|th|er|e|ème|º|ª", text):
         return text
     rest = re.match(r"\S*", "".join(piece.text for piece in behind))[0]
-    if name in _MARKS:
+    if name in ("sub", "sup"):
         is_mark = not before.isspace() or rest or not any(map(str.isalpha, text))
     else:  # a note, or a figure in a name; Word's runs say nothing
         touches = (is_inner(before) and not before.isnumeric()) or (text[0] in "[(" and before in '.,;:!?…”’»")')

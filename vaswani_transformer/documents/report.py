@@ -21,7 +21,8 @@ class Row(NamedTuple):
     @property
     def difference(self) -> list[tuple[str, str]]:
         """Return the words of the near match's source and of this one: each `del`, `ins` or empty, and the text."""
-        before, after = (re.findall(r"\w+|\W", text) for text in (self.near[1], self.entry.sources[0]))
+        source = with_codes(self.entry.sources[0], self.entry.codes)
+        before, after = (re.findall(r"\w+|\W", text) for text in (self.near[1], source))
         parts = []
         for kind, start, end, first, last in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
             removed, added = "".join(before[start:end]), "".join(after[first:last])

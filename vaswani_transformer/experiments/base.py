@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..distributed import is_first_process
+from ..distributed import is_first_process, is_launched
 from ..durations import duration
 from ..errors import UserError, one_line, reading
 from ..evaluation.records import versions
@@ -121,8 +121,7 @@ def chosen_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
 def read_results(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) -> dict[str, dict]:
     """Return the results of all finished cells, by name.
 
-    Raises:
-        UserError: for a folder made with other settings (those newer than it do not count), and for a damaged result.
+    `UserError` for a folder made with other settings (those newer than it do not count), and for a damaged result.
     """
     results = {}
     for cell in cells:
@@ -149,6 +148,8 @@ def _run_cells(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) -> N
             else:
                 experiment.train(setup, cell, setup.folder(experiment.name) / cell.name)
         except (UserError, ArithmeticError, RuntimeError) as error:
+            if is_launched():  # the other processes would wait for this one
+                raise
             logger.warning("%s: failed: %s", cell.name, one_line(error))
             failed.append(cell.name)
     if failed:
@@ -160,9 +161,7 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> None:
     """Run one cell unless it is finished; its `result.json` is written last.
 
     Seconds are those of this session. After a `TrainingStopped` or `KeyboardInterrupt` the next call resumes the cell.
-
-    Raises:
-        UserError: as `read_results`, and for a cell that another process is running.
+    Errors as of `read_results`, and `UserError` for a cell that another process is running.
     """
     folder = setup.folder(experiment.name) / cell.name
     with locked(folder.parent, f".{cell.name}.lock"):  # a training locks the folder itself

@@ -15,11 +15,8 @@ say = partial(print, flush=True)  # so that lines stay in step with the progress
 def run_demo(folder: Path, seed: int) -> None:
     """Generate text, train on it, and print what was learned on combinations of words that training never saw.
 
-    An earlier demo in the folder is replaced.
-
-    Raises:
-        UserError: if the folder holds something else than a demo, or another process writes there.
-        TrainingStopped: when Ctrl-C ended training after a checkpoint.
+    An earlier demo in the folder is replaced; `UserError` if it holds something else, or another process writes there.
+    `TrainingStopped` when Ctrl-C ended training after a checkpoint.
     """
     with locked(folder):
         started, output, corpus = time.monotonic(), OutputFolder(folder), generate_corpus(seed=seed)

@@ -52,14 +52,13 @@ class Table4(Experiment):
 
     def cells(self, setup: Setup) -> list[Cell]:
         """Return the parsers of a scale."""
-        name, cells = SCALES[setup.scale][0], []
-        recipe = load_recipe(name, setup.changes | {"output": "runs"})
-        for name, (label, form) in PARSERS[setup.scale].items():
-            facts = facts_of(recipe)
-            settings = {key: value for key, value in facts["settings"].items() if key not in OWN_FIELDS}
-            facts["settings"] = settings | dataclasses.asdict(form)
-            cells.append(Cell(name, label, paper={"bracket_f1": TABLE4[4].f1}, **facts))
-        return cells
+        recipe = load_recipe(SCALES[setup.scale][0], setup.changes | {"output": "runs"})
+        settings = {name: x for name, x in facts_of(recipe)["settings"].items() if name not in OWN_FIELDS}
+        paper = {"bracket_f1": TABLE4[4].f1}
+        return [
+            Cell(name, label, settings | dataclasses.asdict(form), paper, recipe=recipe)
+            for name, (label, form) in PARSERS[setup.scale].items()
+        ]
 
     def check(self, setup: Setup, cells: Sequence[Cell]) -> None:
         """Check the files of trees."""

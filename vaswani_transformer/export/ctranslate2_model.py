@@ -103,10 +103,8 @@ class CTranslate2Model:
 
         An output ends with the end token if that was generated or forced; if forced, its log-probability counts as 0.
         One call of CTranslate2 has one longest length for all. Sources that are not settled within it are asked again
-        with a longer one, up to the limit of each (Section 6.1).
-
-        Raises:
-            UserError: for an option of the translator that is unknown or out of range, prefixes and terms.
+        with a longer one, up to the limit of each (Section 6.1). `UserError` for prefixes and terms, and for an option
+        of the translator that is unknown or out of range.
         """
         if any(piece.prefix or piece.terms for piece in pieces):
             raise UserError("prefixes and glossaries are not possible with an exported model: give the model itself")

@@ -92,9 +92,9 @@ def load_exported(
 
     from .ctranslate2_model import CTranslate2Model
 
-    if device == "auto":  # each of several processes its own GPU
+    if device in ("auto", "cuda"):  # each of several processes its own GPU
         count = ctranslate2.get_cuda_device_count()
-        device = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % count}" if count else "cpu"
+        device = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % count}" if count else device.replace("auto", "cpu")
     return CTranslate2Model(folder, device, precision or "default", **options), open_tokenizer(folder)
 
 
@@ -102,10 +102,7 @@ def int8_folder(folder: str | Path) -> Path:
     """Return the folder of a model exported to CTranslate2 in int8, made on first use.
 
     It is in `$XDG_CACHE_HOME`, by default `~/.cache`, named by the model's hash, and appears whole or not at all.
-
-    Raises:
-        UserError: as `export_model`.
-        NotExpressibleError: for a model that CTranslate2 has nothing for.
+    Errors as of `export_model`; `NotExpressibleError` for a model that CTranslate2 has nothing for.
     """
     final = cache_folder("int8") / model_sha256(folder)
     if not final.is_dir():

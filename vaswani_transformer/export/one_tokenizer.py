@@ -31,10 +31,8 @@ def with_one_tokenizer(model, tokenizer) -> PreTrainedTokenizerFast:
     """Return a tokenizer for both sides of a model, which is changed in place to have its ids.
 
     They are the model's own where one vocabulary serves both sides. Of two, the target's ids come after the source's,
-    and its tokens have names that no text can become.
-
-    Raises:
-        NotExpressibleError: for a tokenizer without `tokenizer.json`, or with Moses' rules.
+    and its tokens have names that no text can become. `NotExpressibleError` for a tokenizer that has Moses' rules
+    or no `tokenizer.json`.
     """
     if not tokenizer.is_fast or tokenizer.moses:
         raise NotExpressibleError("transformers.js reads a tokenizer.json and no more: give --format onnx")

@@ -80,10 +80,8 @@ class VaswaniLoader(BartLoader):
 def write(model, tokenizer, output: Path, quantization: str) -> None:
     """Write a model in CTranslate2's format into a folder.
 
-    The model is in float32 on the CPU; quantisation works in place and leaves it unusable.
-
-    Raises:
-        NotExpressibleError: for what CTranslate2 does not have, naming it.
+    The model is in float32 on the CPU; quantisation works in place and leaves it unusable. `NotExpressibleError` names
+    what CTranslate2 does not have.
     """
     for name, value in model.generation_config.to_diff_dict().items():
         check_setting(name, value, " in generation_config.json")

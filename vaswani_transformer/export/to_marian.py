@@ -31,11 +31,7 @@ _UNPRINTABLE = re.compile("[\x7f-\xa0\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 def type_of(model) -> str:
-    """Return Marian's `type` for a model.
-
-    Raises:
-        UserError: for a configuration that this type does not have, naming the field, its value and what Marian has.
-    """
+    """Return Marian's `type` for a model; `UserError` names a field that it does not have, and what Marian has."""
     config = model.config
     start = model.model.decoder.embed_tokens.weight[config.decoder_start_token_id]
     layout = config.position_encoding, config.position_offset, config.scale_embedding, config.layer_norm_eps

@@ -85,8 +85,7 @@ def _add_page(folder: Path, languages: tuple[str, str], positions: int, dtype: s
     site |= zip(("source", "target"), (language.replace("_", "-") for language in languages), strict=True)
     (folder / "site.json").write_text(json.dumps(site), "utf-8")
     serving, own = Path(__file__).parents[1] / "serving", Path(__file__).with_name("web")
-    page = (serving / "page.html").read_text("utf-8")
-    page = page.replace("<title>", f"{_HEAD}\n<title>")
+    page = (serving / "page.html").read_text("utf-8").replace("<title>", f"{_HEAD}\n<title>")
     page = page.replace('<script src="page.js"', '<script src="engine.js" defer></script>\n<script src="page.js"')
     (folder / "index.html").write_text(page.replace("from this server", "with this site"), "utf-8")
     files = [serving / "page.css", serving / "page.js", own / "manifest.json", own / "icon.svg"]

@@ -77,7 +77,8 @@ def read(source: Path, vocabularies: Sequence[Path] = (), bpe_codes: Path | None
     sizes = config.vocab_size, config.target_vocab_size
     dictionaries = read_dictionaries(path, vocabularies, languages, sizes)
     tokenizer, note = read_tokenizer(path, bpe_codes, settings, languages, dictionaries)
-    facts = Facts(toolkit="fairseq", languages=languages, notes=(note,) if note else ())
+    codes = tuple(name.replace("_", "-") for name in languages if re.match("[a-z]{2}(?![a-z])", name))  # not `src`
+    facts = Facts(toolkit="fairseq", languages=codes if len(codes) == 2 else (), notes=(note,) if note else ())
     # fairseq's own search: it divides a score by the number of tokens, end counted; never padding, never the end alone.
     generation = {"num_beams": 5, "length_normalization": "power", "length_penalty": 1.0, "suppress_tokens": [PAD]}
     generation["min_new_tokens"] = 1
@@ -131,13 +132,12 @@ def _renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         elif match := re.fullmatch(r"(.*_attn\.)in_proj_(weight|bias)", name):  # three in one, in old checkpoints
             for part, rows in zip("qkv", tensor.chunk(3), strict=False):
                 weights[f"model.{match[1]}{part}_proj.{match[2]}"] = rows
-        elif name.endswith(".embed_positions.weight"):  # row `PAD` and those above it are of no position
-            weights[f"model.{name}"] = tensor[PAD + 1 :]
         else:
             weights[f"model.{name}"] = tensor
     positions = [name for name in weights if name.endswith(".embed_positions.weight")]
     rows = min((len(weights[name]) for name in positions), default=0)
-    return weights | {name: weights[name][:rows] for name in positions}
+    # Row `PAD` and those above it are of no position.
+    return weights | {name: weights[name][PAD + 1 : rows] for name in positions}
 
 
 def _config(settings: dict[str, Any], weights: dict[str, torch.Tensor]) -> VaswaniConfig:

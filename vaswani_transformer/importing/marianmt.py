@@ -124,10 +124,7 @@ def _facts(folder: Path, toolkit: str, note: str) -> Facts:
     name = str(read_json(folder / "config.json").get("_name_or_path") or "")
     source = re.search(r"/(Helsinki-NLP/[\w.-]+)$", name)  # without a folder before it, of who trained it further
     path = folder / "README.md"
-    card = {}
-    if path.is_file():
-        with path.open(encoding="utf-8", errors="replace") as file:
-            card = metadata(file.read(1 << 22))
+    card = metadata(path.read_text("utf-8", errors="replace")) if path.is_file() else {}
     settings = _read_if_there(folder / "tokenizer_config.json")
     codes = tuple(filter(is_language, map(settings.get, ("source_lang", "target_lang"))))
     page = f"https://huggingface.co/{source[1]}" if source else ""
@@ -139,12 +136,10 @@ def _facts(folder: Path, toolkit: str, note: str) -> Facts:
 def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder: source.spm, target.spm, vocab.json, perhaps target_vocab.json.
 
-    Its ids are those of `MarianTokenizer`, but that "</s>" in a text is text, and so is a prefix such as ``>>Oh<<``
+    It is a `VaswaniTokenizer`, or a `MarianTokenizer` for SentencePiece models that `tokenizers` cannot follow. The ids
+    of the former are those of the latter, but that "</s>" in a text is text, and so is a prefix such as ``>>Oh<<``
     for models without language codes, as for Marian itself. Where two ways to cut a text have the same score, the other
     one may be taken: SentencePiece adds scores in float32 and `tokenizers` in float64.
-
-    Returns:
-        A `VaswaniTokenizer`; `MarianTokenizer` for SentencePiece models that `tokenizers` cannot follow.
 
     Raises:
         UserError: a file is missing or damaged, tokens were added to the vocabulary, the special tokens have different

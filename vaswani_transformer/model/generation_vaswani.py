@@ -28,7 +28,7 @@ from transformers.generation import (
     SuppressTokensLogitsProcessor,
 )
 
-from .incremental_decoding_vaswani import DecodingCache
+from .incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
 from .layers_vaswani import CACHE
 from .linear_vaswani import has_own_methods
 from .search_vaswani import ForwardSearch, OpenSearch, Search, SearchSettings, as_generated
@@ -37,7 +37,7 @@ from .settings_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, SETTING_R
 # Without effect unless tokens are drawn; transformers checks them then.
 _OF_SAMPLING = {"temperature", "top_k", "top_p"}
 # Our own entries of a generation configuration, with their defaults.
-_OWN_SETTINGS = {"length_normalization": LENGTH_NORMALIZATIONS[0], "max_extra_tokens": MAX_EXTRA_TOKENS}
+OWN_SETTINGS = {"length_normalization": LENGTH_NORMALIZATIONS[0], "max_extra_tokens": MAX_EXTRA_TOKENS}
 
 
 def of_each_row(values: torch.Tensor, hypotheses: torch.Tensor) -> torch.Tensor:
@@ -145,7 +145,11 @@ class VaswaniGenerationMixin:
         is_open = kwargs.get("use_cache") is not False and all(each is None for each in given)
         if is_open and callable(kwargs.get("custom_generate")):
             kwargs["cache_implementation"] = "dynamic"  # others can do more with it than with ours
-        return super().generate(*args, **kwargs)
+        outputs = super().generate(*args, **kwargs)
+        cache = None if isinstance(outputs, torch.Tensor) else getattr(outputs, CACHE, None)
+        if isinstance(cache, DecodingCache) and cache.decoder is not self._decoder:
+            cache.decoder = IncrementalDecoder(self)  # without the copies of the weights that outputs would keep
+        return outputs
 
     def open_search(self, **options) -> OpenSearch | None:
         """Return an empty search that sources may join at any time, each of which gets what it would alone.
@@ -190,10 +194,12 @@ class VaswaniGenerationMixin:
 
     def _prepare_generation_config(self, generation_config, **kwargs):
         # Since 5.0: an unknown setting is accepted only if the model's own generation configuration has it.
-        own = {name: kwargs.pop(name) for name in _OWN_SETTINGS if name in kwargs}
+        own = {name: kwargs.pop(name) for name in OWN_SETTINGS if name in kwargs}
         generation_config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
+        if generation_config.min_new_tokens == 1 and (generation_config.min_length or 0) > 1:
+            generation_config.min_new_tokens = None  # each trained model has it, and transformers would let it win
         generation_config.prefill_chunk_size = None  # transformers cuts the source's mask as if it were the prompt's
-        for name, default in _OWN_SETTINGS.items():
+        for name, default in OWN_SETTINGS.items():
             values = (own.get(name), getattr(generation_config, name, None), default)
             setattr(generation_config, name, next(value for value in values if value is not None))
         for name, (kind, *_) in {"length_normalization": [str], **SETTING_RANGES}.items():
@@ -266,11 +272,9 @@ class VaswaniGenerationMixin:
         # A class derived from the model's, or the object alone, may have methods that a `Search` would bypass.
         is_derived = VaswaniGenerationMixin not in type(self).__bases__ or has_own_methods(self)
         of_steps = config.return_dict_in_generate and (config.output_scores or config.output_logits)
-        synced, streamer = call.get("synced_gpus"), call.get("streamer")
-        others = (config.do_sample, config.is_assistant, of_steps, synced, is_derived)
-        if not is_new or any(others) or streamer is not None or config._pad_token_tensor is None:
-            return None
-        if _other_criteria(config, stopping_criteria):
+        has_streamer = call.get("streamer") is not None
+        others = (config.do_sample, config.is_assistant, of_steps, call.get("synced_gpus"), has_streamer, is_derived)
+        if not is_new or any(others) or config._pad_token_tensor is None or _other_criteria(config, stopping_criteria):
             return None
         min_tokens, forced, forbidden = 0, [], set()
         for processor in logits_processor:
@@ -306,26 +310,24 @@ class VaswaniGenerationMixin:
         outputs = [output for sentence in sentences for output in sentence.outputs()]
         return as_generated(outputs, prompts, settings, config, **{CACHE: search.cache})
 
-    def _sample(self, input_ids, **kwargs):
+    def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **call):
         # Since 4.42: greedy search is our own where nothing keeps it from that; limits are each sentence's own.
-        settings = None if kwargs["generation_config"].do_sample else self._own_search(input_ids, **kwargs)
+        settings = self._own_search(input_ids, logits_processor, stopping_criteria, generation_config, **call)
         if settings is not None:
-            return self._search(settings, input_ids, **kwargs)
-        names = ("logits_processor", "stopping_criteria")
-        limited = _limit_each_sentence(*(kwargs[name] for name in names), kwargs["generation_config"])
-        return super()._sample(input_ids, **kwargs | dict(zip(names, limited, strict=True)))
+            return self._search(settings, input_ids, generation_config, **call)
+        limited = _limit_each_sentence(logits_processor, stopping_criteria, generation_config)
+        return super()._sample(input_ids, *limited, generation_config, **call)
 
-    def _beam_search(
-        self, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, **model_kwargs
-    ):
+    def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, **call):
         # Since 4.50: beam search is our own, by the paper's rule for scores and each sentence's own limit.
-        config, call = generation_config, {"synced_gpus": synced_gpus, **model_kwargs}
+        config = generation_config
         settings = self._own_search(input_ids, logits_processor, stopping_criteria, config, **call)
         if settings is not None:
-            return self._search(settings, input_ids, config, **model_kwargs)
+            return self._search(settings, input_ids, config, **call)
+        synced_gpus = call.pop("synced_gpus", False)
         processors, _ = _limit_each_sentence(logits_processor, stopping_criteria, config)
         settings, criteria = _settings(config, do_sample=config.do_sample), _other_criteria(config, stopping_criteria)
-        search = ForwardSearch(self, settings, config, processors, criteria, model_kwargs)
+        search = ForwardSearch(self, settings, config, processors, criteria, call)
         prompts = input_ids[:: settings.num_beams]
         outputs = search.run(input_ids, _limits(config, prompts), synced_gpus)
         return as_generated(outputs, prompts, settings, config, **search.records())

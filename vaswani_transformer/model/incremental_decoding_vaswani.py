@@ -89,10 +89,9 @@ class IncrementalDecoder:
 
         The mask is 0 for padding. With `places` these join others from the next step on: in places of some, or behind.
         """
-        source = []
-        for layer in self.layers:
-            projected = layer.encoder_attn.keys_and_values(states.flatten(0, 1), states.shape[0])
-            source.append([part.contiguous() for part in projected])
+        rows = states.flatten(0, 1)
+        projected = (layer.encoder_attn.keys_and_values(rows, len(states)) for layer in self.layers)
+        source = [[part.contiguous() for part in parts] for parts in projected]
         if mask is not None:
             mask = mask.bool()
             is_full = mask.is_cpu and mask.all()  # other devices would have to be waited for
@@ -209,8 +208,7 @@ class DecodingCache(EncoderDecoderCache):
         if self.source_mask is not None or mask is not None or min(self.source_lengths) < longest:
             masks = [part[0][0].new_zeros(len(part[0][0]), 1, 1, part[0][0].shape[2]) for part in (self.source, source)]
             masks = [zeros if own is None else own for zeros, own in zip(masks, (self.source_mask, mask), strict=True)]
-            self.source_mask = _resized(masks[0], 3, longest)
-            self.source_mask = _resized(self.source_mask, 0, len(self.starts))
+            self.source_mask = _resized(_resized(masks[0], 3, longest), 0, len(self.starts))
             self.source_mask[index] = _resized(masks[1], 3, longest)
         if self.filled and self.past is None:
             self._see_by_mask(len(self.target[0][0]), self.target[0][0])
@@ -271,19 +269,15 @@ class DecodingCache(EncoderDecoderCache):
         if self.filled + more > self.room:
             self._make_room(rows, more, like)
         start, end = self.filled, self.filled + more
-        mask = self._mask(new, end, like)
+        mask = None
+        if self.past is not None:
+            self.past[:, :, start:end] = self.own
+            mask = self.past[:, None, :, :end]
+        elif new > 1:
+            seen = torch.ones(new, end, dtype=torch.bool, device=like.device).tril(self.length)
+            mask = additive(seen[None, None], like.dtype)
         self.length, self.filled = self.length + new, end
         return slice(start, end), mask
-
-    def _mask(self, new: int, end: int, like: torch.Tensor) -> torch.Tensor | None:
-        """Return the mask of what each row sees of the first `end` slots of its group."""
-        if self.past is not None:
-            self.past[:, :, self.filled : end] = self.own
-            return self.past[:, None, :, :end]
-        if new == 1:
-            return None
-        seen = torch.ones(new, end, dtype=torch.bool, device=like.device).tril(self.length)
-        return additive(seen[None, None], like.dtype)
 
     def _make_room(self, rows: int, more: int, like: torch.Tensor) -> None:
         """Make room for `more` slots in all buffers: first by dropping what no beam sees, then by larger buffers."""

@@ -55,8 +55,7 @@ def project_together(modules: list[nn.Module], states: torch.Tensor) -> tuple[to
     if dtype != weights[0].dtype:  # or the joined matrix would be written in float32 and then cast
         weights = [weight.to(dtype) for weight in weights]
     bias = None if biases[0] is None else torch.cat(biases)
-    widths = [len(weight) for weight in weights]
-    return linear(states, torch.cat(weights), bias).split(widths, dim=-1)
+    return linear(states, torch.cat(weights), bias).split([len(weight) for weight in weights], dim=-1)
 
 
 def is_plain(module: nn.Module) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import cross_entropy
 
 from .linear_vaswani import is_plain, product_dtype
 
@@ -44,10 +45,7 @@ def label_smoothed_cross_entropy(
     """
     labels, items = _flat(labels.to(logits.device), epsilon, num_items_in_batch)
     logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
-    total = nn.functional.cross_entropy(
-        logits, labels, ignore_index=IGNORE_INDEX, label_smoothing=epsilon, reduction="sum"
-    )
-    return total / items
+    return cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, label_smoothing=epsilon, reduction="sum") / items
 
 
 def projected_cross_entropy(

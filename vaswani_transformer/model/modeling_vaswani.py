@@ -26,7 +26,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .checkpoint_vaswani import VaswaniCheckpointMixin
 from .configuration_vaswani import VaswaniConfig
-from .generation_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, VaswaniGenerationMixin
+from .generation_vaswani import OWN_SETTINGS, VaswaniGenerationMixin
 from .incremental_decoding_vaswani import DecodingCache, IncrementalDecoder, can_decode_incrementally
 from .layers_vaswani import (
     CACHE,
@@ -148,7 +148,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
 
     def embed(self, embeddings: torch.Tensor, position_ids: torch.Tensor, end: int) -> torch.Tensor:
         """Scale `(batch_size, length, d_model)` embeddings, add those of positions below `end`, and apply dropout."""
-        positions = self.embed_positions(position_ids, end).to(embeddings.dtype)
+        positions = self.embed_positions(position_ids, end).to(embeddings)  # they may be on another device
         summed = embeddings * self.embed_scale + positions
         if self.training:  # layers pass states on in autocast's type: a norm ends each, so that roundings do not add up
             summed = summed.to(product_dtype(summed))
@@ -238,7 +238,7 @@ class VaswaniDecoder(VaswaniStack):
     """
 
     _can_record_outputs = {  # noqa: RUF012
-        "hidden_states": VaswaniDecoderLayer,
+        "hidden_states": OutputRecorder(VaswaniDecoderLayer, num_hidden_layers_key="decoder_layers"),
         "attentions": OutputRecorder(VaswaniAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(VaswaniAttention, index=1, layer_name="encoder_attn"),
     }
@@ -340,8 +340,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
         """Replace the shared matrix, or the source embeddings alone."""
         self.encoder.embed_tokens = value
         if self.config.shares_embeddings:
-            self.shared = value
-            self.decoder.embed_tokens = value
+            self.shared = self.decoder.embed_tokens = value
 
     @can_return_tuple
     def forward(
@@ -410,11 +409,9 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             ties |= {f"model.{stack}.embed_tokens.weight": target for stack in ("encoder", "decoder")}
         self._tied_weights_keys = ties or None
         self.post_init()
-        if self.generation_config is not None:
-            # Marked as made from the model's configuration, it would lose our own entries when it is loaded again.
-            self.generation_config._from_model_config = False
-            self.generation_config.max_extra_tokens = MAX_EXTRA_TOKENS
-            self.generation_config.length_normalization = LENGTH_NORMALIZATIONS[0]
+        # Marked as made from the model's configuration, it would lose our own entries when it is loaded again.
+        self.generation_config._from_model_config = False
+        vars(self.generation_config).update(OWN_SETTINGS)
 
     @can_return_tuple
     def forward(
@@ -471,13 +468,12 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         """
         cache = either_cache(cache, past_key_values)
         if isinstance(cache, DecodingCache):
-            decoder = cache.decoder
             if not cache.source:
                 once = slice(None, None, cache.copies)
                 mask = None if attention_mask is None else attention_mask[once]
-                decoder.read_source(encoder_outputs[0][once], mask, cache)
+                cache.decoder.read_source(encoder_outputs[0][once], mask, cache)
             return Seq2SeqLMOutput(
-                logits=decoder.logits(decoder_input_ids, cache),
+                logits=cache.decoder.logits(decoder_input_ids, cache),
                 **{CACHE: cache},
                 encoder_last_hidden_state=None if encoder_outputs is None else encoder_outputs[0],
             )

@@ -141,7 +141,6 @@ class TranslationPipeline(Pipeline):
         results = iter(super().__call__(sentences(), num_workers=0, batch_size=batch_size, **options))
         for first in results:
             parts = [first, *islice(results, counts.popleft() - 1)]
-            # First alternatives are joined with first ones and so on.
             yield [{key: join_translations(record[key] for record in records)} for records in zip(*parts, strict=True)]
 
     def _sanitize_parameters(self, truncation=None, src_lang=None, tgt_lang=None, **generate_options):

@@ -189,7 +189,7 @@ class _Search:
 
     def _first_values(self, sentences: int, device: torch.device) -> torch.Tensor:
         """Return the first `(sentences, beams)` log-probabilities: all beams begin alike, so only the first counts."""
-        values = torch.full((sentences, self.settings.num_beams), _EMPTY, device=device)
+        values = torch.full((sentences, self.settings.num_beams), _EMPTY, dtype=torch.float32, device=device)
         values[:, 0] = 0
         return values
 
@@ -347,8 +347,7 @@ class Search(_Search):
         for new, old in zip(free, moved, strict=True):
             self.sentences[new] = self.sentences[old]
         del self.sentences[running:]
-        beams = self.settings.num_beams
-        rows = self._input.view(-1, beams)
+        rows = self._input.view(-1, self.settings.num_beams)
         self._values[free], rows[free] = self._values[moved], rows[moved]
         self._values, self._input = self._values[:running], rows[:running].view(-1, 1)
         self.cache.move(moved, free, running)
@@ -449,8 +448,7 @@ class ForwardSearch(_Search):
             return continuations
         beams = self.settings.num_beams
         rows = [index * beams + int(beam) for index, own in enumerate(continuations) for beam in own[3]]
-        tokens = [[int(token)] for own in continuations for token in own[4]]
-        tokens = torch.tensor(tokens, device=self._sequences.device)
+        tokens = torch.tensor([[int(token)] for own in continuations for token in own[4]], device=log_probs.device)
         stops = self._criteria(torch.cat((self._sequences[rows], tokens), dim=1), self._records.get("scores"))
         stops = stops.view(len(continuations), -1).tolist()
         return [(*own, of_sentence) for own, of_sentence in zip(continuations, stops, strict=True)]

@@ -63,10 +63,10 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
     """A fast tokenizer that encodes sources by one backend and targets by another.
 
     ``tokenizer(texts)`` encodes sources and ``tokenizer(text_target=texts)`` targets; `decode`, `batch_decode` and
-    `convert_ids_to_tokens` read ids of targets. `get_vocab` is the target's, too, since generation compares its output
-    with it (``stop_strings``); `len`, `vocab_size`, `tokenize` and `convert_tokens_to_ids` are the source's. For all of
-    one side there is `side`. No call changes what another thread's call does, but for padding and truncation, which
-    fast tokenizers keep from their last call.
+    `convert_ids_to_tokens` read ids of targets. `get_vocab` is the target's, too; `len`, `vocab_size`, `tokenize` and
+    `convert_tokens_to_ids` are the source's. For all of one side there is `side`; `generate()` compares its output with
+    ``stop_strings`` by ``tokenizer=tokenizer.side("target")``. No call changes what another thread's call does, but for
+    padding and truncation, which fast tokenizers keep from their last call.
 
     Args:
         tokenizer_object: backend of the source.
@@ -203,9 +203,6 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
         """Return the text of tokens of the target."""
         return super(VaswaniTokenizer, self.side("target")).convert_tokens_to_string(tokens)
 
-    def _convert_id_to_token(self, index: int) -> str | None:
-        return super(VaswaniTokenizer, self.side("target"))._convert_id_to_token(index)
-
     def _decode(self, *args, **kwargs) -> str:
         target = self.side("target")
         text = super(VaswaniTokenizer, target)._decode(*args, **kwargs)
@@ -223,9 +220,10 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
 
     def _save_pretrained(self, save_directory, file_names, legacy_format=None, filename_prefix=None):
         names = super()._save_pretrained(save_directory, file_names, legacy_format, filename_prefix)
-        if self._target_backend is None:
-            return names
         path = Path(save_directory) / (f"{filename_prefix}-{_TARGET_FILE}" if filename_prefix else _TARGET_FILE)
+        if self._target_backend is None:
+            path.unlink(missing_ok=True)  # that of an earlier tokenizer would be read beside this one's
+            return names
         self._target_backend.save(str(path))
         return (*names, str(path))
 

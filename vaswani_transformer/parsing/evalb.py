@@ -60,14 +60,11 @@ def _brackets(tree: Tree, punctuation: Sequence[bool]) -> Counter:
 
 
 def count_brackets(gold: Tree, predicted: Tree, where: str = "the tree") -> Counter:
-    """Compare one predicted tree with the gold one, which is cleaned; `where` names the pair in the error message.
+    """Compare one predicted tree with the gold one, which is cleaned; `UserError`, with `where`, for different words.
 
     Returns:
         numbers of brackets: `gold`, `predicted`, `matched`; `words` that are not punctuation and their `tags_right`;
         `sentences`: 1 with such a word, and `exact`: 1 if all its brackets match.
-
-    Raises:
-        UserError: for trees over different words.
     """
     for number, words in enumerate(zip_longest(gold.words(), predicted.words()), 1):
         if words[0] != words[1]:

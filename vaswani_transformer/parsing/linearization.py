@@ -32,8 +32,7 @@ def linearize(tree: Tree, tags: bool = True) -> list[str]:
 def with_words(tokens: Iterable[str], words: Sequence[str]) -> list[str]:
     """Return the tokens of a tree with its words, each right after the tag of the word before it.
 
-    `(S (NP PRP )NP (VP VBP )VP . )S` becomes `We (S (NP PRP) agree )NP (VP VBP) . )VP .) )S`. A tag ends with a round
-    bracket, which no word, escaped as in trees, does.
+    `(S (NP PRP )NP (VP VBP )VP . )S` becomes `We (S (NP PRP) agree )NP (VP VBP) . )VP .) )S`.
     """
     waiting = iter(words)
     mixed = list(islice(waiting, 1))

@@ -130,13 +130,10 @@ def plain_label(label: str) -> str:
 
 
 def clean(tree: Tree) -> Tree | None:
-    """Return a tree in the form for training and scoring, with one outer bracket `ROOT`.
+    """Return a tree in the form for training and scoring, with one outer bracket `ROOT`; None if it has no word.
 
     Removes traces and the constituents that are empty without them, functional tags and indices (`plain_label`), and
     outer brackets labelled `ROOT`, `TOP`, `S1` or nothing.
-
-    Returns:
-        the tree; None if it has no word.
     """
     children = (tree,)
     while len(children) == 1 and children[0].word is None and children[0].label in ROOT_LABELS:

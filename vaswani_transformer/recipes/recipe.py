@@ -34,17 +34,19 @@ DEFAULT_AUGMENTATION = {
     "upper": 0.07, "title": 0.04, "lower": 0.03, "punctuation": 0.04, "typos": 0.08, "emoji": 0.05, "numbers": 0.03,
     "fragments": 0.03, "repeat": 0.02,
 }  # fmt: skip
-DATA, TOKENIZER, MODEL, BATCHES = "data", "tokenizer", "model", "batches"
-OPTIMIZER, CHECKS, DECODING, OUTPUT = "optimizer", "validation and checkpoints", "decoding", "output"
-# Fields of each of these groups.
-_data, _tokenizer, _model, _batches = (functools.partial(_option, group) for group in (DATA, TOKENIZER, MODEL, BATCHES))
-_optimizer, _checks = functools.partial(_option, OPTIMIZER), functools.partial(_option, CHECKS)
-_decoding, _output = functools.partial(_option, DECODING), functools.partial(_option, OUTPUT)
+DATA, TOKENIZER, MODEL = "data", "tokenizer", "model"
+_data, _tokenizer, _model, _batches, _optimizer, _checks, _decoding, _output = (  # fields of each of these groups
+    functools.partial(_option, group)
+    for group in (DATA, TOKENIZER, MODEL, "batches", "optimizer", "validation and checkpoints", "decoding", "output")
+)
 
 
 @dataclasses.dataclass
 class Recipe:
-    """All settings of one training run, which their help documents (Recipe fields). `check_recipe` checks values."""
+    """All settings of one training run, which their help documents (Recipe fields). `check_recipe` checks values.
+
+    Of a `preset` named here its label smoothing and vocabulary do not count, as they do by `load_recipe`.
+    """
 
     train_source: str | None = _data(None, "text file of training sources, pattern (a.*.en.gz) or URL (s3://b/a.en)")
     train_target: str | None = _data(None, "text file of training targets, aligned with train_source")
@@ -246,11 +248,7 @@ def recipe_names() -> list[str]:
 
 
 def read_recipe(name_or_path: str) -> tuple[str, str]:
-    """Return the text of a recipe, shipped or one's own, and a name for it.
-
-    Raises:
-        UserError: for a missing file or name, or a file that is no text of a recipe's size.
-    """
+    """Return text and name of a recipe, shipped or one's own; raises `UserError` if missing, too large or no text."""
     path, names = Path(name_or_path), recipe_names()
     if path.suffix in (".yaml", ".yml") or path.is_file() or (path.exists() and name_or_path not in names):
         return read_text(path, MOST_YAML), path.stem
@@ -324,25 +322,21 @@ def augmentation_shares(augmentation: str | None) -> dict[str, float]:
 
 
 def languages_of(recipe: Mapping) -> list[str]:
-    """Return source and target language if columns or files are named by codes of two characters; else empty."""
+    """Return source and target language if files or columns are named by codes of two characters; else empty."""
     columns = [recipe.get("source_column"), recipe.get("target_column")]
     files = [str(recipe.get(f"train_{side}")).removesuffix(".gz") for side in ("source", "target")]
     endings = [name.rpartition(".")[2] for name in files]
     if all(re.search(r"(^|[\\/])(distilled|back_translated)\.[^.]+$", name) for name in files):  # by what a teacher has
         codes = ["" if code in ("source", "target") else code for code in endings]
         return codes if codes[0] != codes[1] else []
-    for codes in (columns, endings):
+    for codes in (endings, columns):
         if codes[0] != codes[1] and all(re.fullmatch("[a-z]{2}", code or "") for code in codes):
             return codes
     return []
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Check ranges and choices, and that the model can be built.
-
-    Raises:
-        UserError: naming the field, its value and the rule.
-    """
+    """Check ranges, choices, and that the model can be built; raises `UserError` naming field, value and rule."""
     augmentation_shares(recipe.augmentation)
     for mistake in _mistakes(recipe):
         raise UserError(mistake)

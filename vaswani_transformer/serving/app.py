@@ -55,7 +55,9 @@ def make_app(
     def start(model: ServedModel) -> Engine:
         more = {"needs": [model.needs]} if model.needs else {}
         loaded, observe = load(model.folder, **more), metrics.batches.labels(model.name).observe
-        return Engine(*loaded, tokens_per_batch, observe, memory, longest_source(model.folder))
+        engine = Engine(*loaded, tokens_per_batch, observe, memory, longest_source(model.folder))
+        engine.translator.source_language = model.source
+        return engine
 
     models = Models(served, start, most_models)
 

@@ -215,11 +215,9 @@ class Engine:
     ) -> list[Piece]:
         """Return what `translate` takes, of sentences and the prefixes of their translations; for any thread.
 
-        `codes` has the one of the target language, which a memory's sources may be without.
-
-        Raises:
-            UserError: for a prefix that is too long for the output or that the model cannot follow, a sentence that
-                cannot be divided, or a term without tokens.
+        `codes` has the one of the target language, which a memory's sources may be without. `UserError` for a prefix
+        that is too long for the output or that the model cannot follow, a sentence that cannot be divided, or a term
+        without tokens.
         """
         with self._tokenizing:
             translator = self.with_options(options)

@@ -16,7 +16,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 
 from ..catalogues.formats import ENDINGS as CATALOGUES
 from ..catalogues.formats import open_catalogue
-from ..decoding.scoring import mean_confidence, word_confidences
+from ..decoding.scoring import confidences
 from ..documents.formats import ENDINGS as DOCUMENTS
 from ..documents.formats import aligner, translate_document, translate_parts
 from ..documents.messages import Messages
@@ -50,7 +50,7 @@ async def translate_file(request: Request) -> Any:
     served = service.model_for(str(fields.get("source", "auto")), str(fields["target"]))
     data = await fields["file"].read()
     service.note(request, served, [data.decode(errors="ignore")])
-    work = _FileWork(service, served)
+    work = _FileWork(service, served, str(fields["target"]))
     try:  # not in asyncio's own threads, of which there are few: the translations that this waits for need one
         result = await to_thread.run_sync(work.translate, data, name, ending, abandon_on_cancel=True)
     finally:
@@ -75,8 +75,9 @@ async def download_file(request: Request, token: str, name: str) -> Response:
 class _FileWork:
     """The translation of a file in a thread, which asks the event loop for translations of its sentences."""
 
-    def __init__(self, service: Service, served: ServedModel):
-        self.service, self.served, self.is_over, self.loop = service, served, False, asyncio.get_running_loop()
+    def __init__(self, service: Service, served: ServedModel, target: str):
+        self.service, self.served, self.target = service, served, target
+        self.is_over, self.loop = False, asyncio.get_running_loop()
 
     def translate(self, data: bytes, name: str, ending: str) -> bytes:
         """Return the file translated, whose name may have its language."""
@@ -86,12 +87,13 @@ class _FileWork:
             return translate_document(data, DOCUMENTS[ending], best, self._align, self.served.source)
         several = partial(self._in_parts, partial(self._translations, number=_CANDIDATES))
         place = partial(translate_parts, translate=best, align=self._align, language=self.served.source)
-        messages = Messages(several, place, self._confidence, self.served.name, self.service.memory, self.served.target)
+        sure = partial(self._in_parts, partial(self._call, confidences))
+        messages = Messages(several, place, sure, self.served.name, self.service.memory, self.served.target)
         with tempfile.TemporaryDirectory() as folder:
             stem = name[: -len(ending)][-50:].replace("\0", "") or "file"
             (path := Path(folder) / f"{stem}{ending}").write_bytes(data)
             try:
-                return open_catalogue(path, language=self.served.target).fill(messages)
+                return open_catalogue(path, language=self.target).fill(messages)
             except UserError as error:  # which names the file
                 raise HTTPException(400, f"Invalid request: {error}".replace(str(path), "the file")) from error
 
@@ -122,14 +124,10 @@ class _FileWork:
             return [distinct(*pair) for pair in zip(work.texts, await work.all(), strict=True)]
 
     def _align(self, sources: list[str], targets: list[str]) -> list:
-        links = lambda engine, *texts: aligner(engine.model, engine.tokenizer)(*texts)  # noqa: E731
+        links = lambda model, tokenizer, *texts: aligner(model, tokenizer)(*texts)  # noqa: E731
         return self._in_parts(partial(self._call, links), sources, targets)
-
-    def _confidence(self, sources: list[str], targets: list[str]) -> list[float]:
-        words = lambda engine, *texts: list(word_confidences(engine.model, engine.tokenizer, *texts))  # noqa: E731
-        return list(map(mean_confidence, self._in_parts(partial(self._call, words), sources, targets)))
 
     async def _call(self, function: Callable, sources: list[str], targets: list[str]) -> Any:
         async with self.service.models.engine(self.served) as engine:
             coded = list(map(engine.codes(self.served.target).coded, sources))
-            return await engine.call(function, engine, coded, targets)
+            return await engine.call(function, engine.model, engine.tokenizer, coded, targets)

@@ -149,8 +149,7 @@ class SplitText:
 class Translating:
     """A request at work: its texts, and the hypotheses of their sentences.
 
-    Raises:
-        UserError: for a prefix that is too long, or a glossary with empty terms or that the model cannot follow.
+    `UserError` for a prefix that is too long, or a glossary with empty terms or that the model cannot follow.
     """
 
     def __init__(self, engine: Engine, served: ServedModel, job: TranslationsRequest):

@@ -15,7 +15,7 @@ from ..model.checkpoint_vaswani import check_finite
 from ..output_folder import RECIPE, written_at_once
 from ..recipes.recipe import DROPOUTS
 from .checkpoints import WEIGHTS, check_contents, read_checkpoints, read_state, to_average
-from .run_folder import CHECKPOINTS, IMPORT, LOG, ORIGIN, VERDICT
+from .run_folder import CHECKPOINTS, DISTILLATION, IMPORT, LOG, ORIGIN, VERDICT
 
 # Of a configuration, what does not decide what a model computes from its weights.
 _NO_DIFFERENCE = {"_name_or_path", "transformers_version", "use_cache", "architectures", "auto_map", "custom_pipelines"}
@@ -75,7 +75,7 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
             finite, naming the weight, and for an output that is there.
     """
     folders = [Path(folder) for folder in items_of(folders)]
-    with written_at_once(output, overwrite, last=WEIGHTS, no=LOG) as staging:
+    with written_at_once(output, overwrite, last=WEIGHTS, no=(LOG,)) as staging:
         _check_same_model(folders)
         model, tokenizer = load_model(folders[0], "cpu")
         model.load_state_dict(average_checkpoints(folders), strict=False)  # a file holds one of tied weights
@@ -86,7 +86,8 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
         tokenizer.save_pretrained(staging)
         first = folders[0].resolve()
         run = first.parent.parent if first.parent.name == CHECKPOINTS else first
-        for name in (IMPORT, ORIGIN, RECIPE, "generation_config.json"):  # alpha, which a training chooses last
+        # `generation_config.json` has alpha, which a training chooses last.
+        for name in (IMPORT, ORIGIN, RECIPE, DISTILLATION, "generation_config.json"):
             if (run / name).is_file():
                 (staging / name).write_bytes((run / name).read_bytes())
         if (run / VERDICT).is_file() and (languages := read_json(run / VERDICT).get("languages")):  # of catalogues
@@ -96,11 +97,7 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
 
 
 def last_checkpoints(run: str | Path, count: int) -> list[Path]:
-    """Return the last `count` checkpoints in a training's output folder, as it would average them itself.
-
-    Raises:
-        UserError: for a folder with fewer of them than `count`.
-    """
+    """Return the last `count` checkpoints of a run, as it would average them; raises `UserError` if it has fewer."""
     checkpoints, chosen = read_checkpoints(Path(run) / CHECKPOINTS), []
     if checkpoints:
         state, end = read_state(checkpoints[-1].path), checkpoints[-1].step

@@ -1,5 +1,6 @@
 """Callbacks around training steps: progress, log file, early stopping, stops."""
 
+import contextlib
 import json
 import logging
 import math
@@ -249,11 +250,9 @@ class StopAndSaveCallback(TrainerCallback):
         """Install the signal handlers; resume the decline of the rate, of which the Trainer forgets the end."""
         if state.best_global_step is not None:
             self._end_by_the_clock(args, state)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
+        with contextlib.suppress(ValueError):  # outside the main thread the program around us handles signals
+            for number in (signal.SIGINT, signal.SIGTERM):
                 self._earlier_handlers[number] = signal.signal(number, self._receive)
-            except ValueError:  # outside the main thread the program around us handles signals
-                return
 
     def seconds_left(self) -> float:
         """Return the seconds until the limit."""

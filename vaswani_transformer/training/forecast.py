@@ -87,6 +87,7 @@ def _finished(recipe: Recipe) -> TrainingResult | None:
         return None
     made = load_recipe(str(folder / CHECKPOINTS / RECIPE))
     chosen = {name: getattr(made, name) for name in CHOSEN if getattr(recipe, name) == AUTO}
+    chosen |= {name: getattr(made, name) for name in ("output", "data_workers", "log_every", "report_to")}
     is_same = replace(recipe, overwrite=False, **chosen) == made
     if is_same and not (folder / PREPARED).exists():  # and so is the text
         tokenizer, *pairs, _, _ = tokenized_pairs(made, lambda _: load_tokenizer(folder))
@@ -110,5 +111,5 @@ def _write_parts(recipe: Recipe) -> list[Recipe]:
         for name, pairs in (("quarter", len(order) // 4), ("half", len(order) // 2)):
             texts[0].select(np.sort(order[:pairs])).to_parquet(staging / f"{name}.parquet")
             data["train_data"] = str(folder / f"{name}.parquet")
-            parts.append(replace(recipe, **data, output=str(folder / name)))
+            parts.append(replace(recipe, **data, overwrite=True, output=str(folder / name)))
     return parts

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,10 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     config: VaswaniConfig = model_config(recipe, len(tokenizer))
     if has_two_sides(tokenizer):
         config.vocab_size, config.decoder_vocab_size = vocabulary_sizes(tokenizer)
+        sides = [tokenizer.side(name).get_vocab().items() for name in ("source", "target")]
+        names = [{(re.sub("[<\ufff2-\ufff6]", "", token), number) for token, number in side} for side in sides]
+        if names[0] != names[1]:  # signs of `sentencepiece_vaswani` aside: a row of one matrix would be two words
+            config.share_encoder_decoder_embeddings = False
     for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
         setattr(config, name, getattr(tokenizer, name))
     # Marian's vocabularies have no beginning: its decoders start from padding.

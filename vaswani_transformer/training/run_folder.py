@@ -21,7 +21,7 @@ from ..files import remove_leftovers, written_whole
 from ..json_and_yaml import read_json, read_yaml
 from ..model import configuration_vaswani
 from ..output_folder import RECIPE, OutputFolder
-from ..recipes.recipe import AUTO, CHOSEN, Recipe
+from ..recipes.recipe import AUTO, CHOSEN, PATHS, Recipe
 from .callbacks import TENSORBOARD, read_training_log
 from .checkpoints import WEIGHTS, checkpoint_folders, checkpoint_to_resume, remove_checkpoint, remove_half_removed
 
@@ -55,10 +55,7 @@ FREE_ON_RESUME = {
     "prepared",  # wherever the folder lies; what is in it is compared by content
 }  # fmt: skip
 # Others that may, as the text itself is compared.
-_OF_TEXT = {
-    "train_data", "train_source", "train_target", "validation_data", "validation_source", "validation_target",
-    "data_dir",
-}  # fmt: skip
+_OF_TEXT = {"data_dir"} | {name for name in PATHS if name.startswith(("train", "validation"))}
 
 
 def check_output(recipe: Recipe) -> Path | None:
@@ -104,6 +101,7 @@ def changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
         # Fields that are newer than the run had no other value than their default.
         earlier = {field.name: field.default for field in fields(Recipe)} | read_yaml(earlier_recipe)
     free = FREE_ON_RESUME | {name for name in CHOSEN if getattr(recipe, name) == AUTO}
+    free -= {"max_minutes"} if recipe.overwrite else set()  # or a first try would be resumed
     if recipe.from_model:  # whose search, where none is given, the run no longer has
         free -= {name for name in ("num_beams", "length_penalty", "max_extra_tokens") if getattr(recipe, name) is None}
     if not (recipe.overwrite or recipe.prepared or (Path(recipe.output) / PREPARED).exists()):
@@ -167,7 +165,7 @@ def claim_output(
         for path in checkpoint_folders(checkpoints):
             remove_checkpoint(path)
         ours = [name for name in output.names if name.startswith(_OURS_WITHIN)]
-        output.remove([*ours, WEIGHTS, "config.json", *_OF_RUN])
+        output.remove([*ours, WEIGHTS, "config.json", "generation_config.json", *_OF_RUN])
     output.write_text(RECIPE, text)
     for name, content in origin.items():
         output.write_text(name, content)

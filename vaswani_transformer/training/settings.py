@@ -107,7 +107,10 @@ def choose_settings(recipe: Recipe) -> Recipe:
         earlier = read_yaml(Path(recipe.output) / CHECKPOINTS / RECIPE)
         if "max_steps" in left and (more := recipe.max_minutes / (earlier.get("max_minutes") or math.inf)) > 1:
             earlier |= {name: round(more * earlier.get(name, 0)) for name in ("max_steps", "decline_steps")}
-        return replace(recipe, **{name: earlier.get(name, getattr(Recipe, name)) for name in left})
+        chosen = {name: earlier.get(name, getattr(Recipe, name)) for name in left}
+        shown = ", ".join(f"{name} {value}" for name, value in chosen.items())
+        logger.info("resumed as it began, or --overwrite with other --max-minutes starts again: %s", shown)
+        return replace(recipe, **chosen)
     # By itself it needs no look at the text: `auto` is understood where pairs are held out.
     chosen_later = {"validation_size"} if recipe.prepared is None else set()
     return _Choice(recipe, left).recipe if {*left} - chosen_later else recipe

@@ -41,6 +41,7 @@ from .schedule import NoamSchedulerCallback
 logger = logging.getLogger(__name__)
 _FORWARD = VaswaniForConditionalGeneration.forward
 UNUSED = ("learning_rate", "lr_scheduler_type", "per_device_train_batch_size", "train_sampling_strategy", "data_seed")
+UNUSED += ("gradient_accumulation_steps",)
 
 
 @dataclass
@@ -385,6 +386,7 @@ class _StartCallback(TrainerCallback):
             torch.manual_seed(args.seed + args.process_index)  # or all would drop the same units
         state.compute_steps(args, state.max_steps)  # a state from a checkpoint has the intervals of then
         trainer = self.trainer
+        trainer.tokens_seen[:] = trainer.positions_seen[:] = 0
         if state.global_step and (stored := state.stateful_callbacks.get(type(trainer).__name__)):
             with reading(f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"):
                 trainer.tokens_seen[:] = stored["attributes"]["tokens_seen"]

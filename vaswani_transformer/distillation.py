@@ -42,6 +42,7 @@ from .loading import check_folder
 from .model.language_codes_vaswani import typed_code
 from .output_folder import RECIPE, OutputFolder, locked_together
 from .recipes.recipe import AUTO, CHOSEN, Recipe, languages_of, load_recipe
+from .training.checkpoints import WEIGHTS
 from .training.forecast import train_once
 from .training.initial_model import read_model_of
 from .training.run import TrainingResult, check_trainable, join_process_group, train
@@ -139,7 +140,7 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
             processes.share("parallel text", lambda: _write_parallel_text(recipe, languages))
         notes = [path for path in (folder / DISTILLATION, notes_path(folder / TRANSLATIONS)) if path.exists()]
         if not notes:  # the reverse model has not translated yet
-            anew = recipe.overwrite or recipe.max_minutes > 0
+            anew = recipe.overwrite or (recipe.max_minutes > 0 and (folder / REVERSE / WEIGHTS).exists())
             lines = train_once(replace(reverse, overwrite=anew), progress).verdict
             logger.info("reverse model: %s", "".join(each for each in lines if "BLEU" in each) or "trained")
         made = DistilledText([reverse.output], final, source, data_sources(parallel)[0])
@@ -307,7 +308,7 @@ class DistilledText:
         search["source_language"] = (languages_of_model(self.teachers[0]) or ["en"])[0]
         longest = self.recipe.max_length  # longer ones, which no student of this recipe learns, are split
         translator = Translator(model, tokenizer, max_source_tokens=longest, split_long=True, **search)
-        translator.is_repaired = bool(languages_of_model(self.teachers[0]))
+        translator.is_repaired = any(known_languages(self.teachers[0]))
         return FileTranslator(translator, partial(record, as_json=True))
 
     def _write(self, settings: dict[str, Any]) -> None:

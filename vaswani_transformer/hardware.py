@@ -36,7 +36,7 @@ def accelerator() -> "torch.device | None":  # noqa: F821 (it is imported where 
 
 
 def choose_device(name: "str | int | torch.device" = "auto") -> "torch.device":  # noqa: F821
-    """Return the device of this name or number; `"auto"`: an accelerator if any; each process has its own.
+    """Return the device of this name or number; `"auto"`: an accelerator if any; several processes have one each.
 
     Raises:
         UserError: for a device that torch does not know or that is not there.

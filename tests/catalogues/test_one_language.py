@@ -369,3 +369,5 @@ def test_new_texts_have_room_or_are_refused(tmp_path, target):
     assert taken == ["d\4[]"] if "Eins" in target else len(taken) == 5
     result = yaml.safe_load(catalogue.fill(echo))
     assert result["d"] == ["", "Five"] and (catalogue.language, len(result)) == ("de", 4)
+    path.write_bytes(catalogue.fill(echo))
+    assert all(entry.state != "untranslated" for entry in read(path, source=source) if entry.place)

@@ -178,11 +178,11 @@ def test_splits_and_slices_of_a_folder(tmp_path):
 
 def test_what_this_program_wrote_within_a_folder_is_not_its_text(tmp_path):
     write(tmp_path / "corpus.tsv", "a\tb\n")
-    (tmp_path / "cleaned").mkdir()
-    OutputFolder(tmp_path / "cleaned").note(["train.parquet"])
-    in_memory(SWAPPED).to_parquet(tmp_path / "cleaned" / "train.parquet")
-    assert f"holds {tmp_path / 'cleaned'}, which this program wrote" in read(data=tmp_path)
-    assert rows(load_pairs(data=tmp_path / "cleaned")) == SWAPPED
+    (cleaned := tmp_path / "cleaned").mkdir()
+    OutputFolder(cleaned).note(["train.parquet"])
+    in_memory(SWAPPED).to_parquet(cleaned / "train.parquet")
+    assert "train.parquet would be trained on, which this program wrote" in read(data=tmp_path)
+    assert rows(load_pairs(data=cleaned)) == SWAPPED
 
 
 def test_a_folder_is_read_again_after_an_edit(tmp_path):

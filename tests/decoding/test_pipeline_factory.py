@@ -46,7 +46,6 @@ class TestFactory:
             translator = pipeline("translation", model=saved, device="cpu", trust_remote_code=trust)
             assert type(translator.model) is vaswani_transformer.VaswaniForConditionalGeneration
             assert translator(TEXTS, **SHORT) == expected
-            assert translator.model._decoder  # the weights are packed once, not for each text
 
     def test_dtype_and_device(self, tokenizer, saved):
         for dtype in ({"dtype": "bfloat16"}, {"dtype": torch.bfloat16}, {"torch_dtype": torch.bfloat16}):

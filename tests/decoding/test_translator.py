@@ -144,11 +144,11 @@ def test_capitals_are_translated_as_small_letters_and_a_repeated_sentence_once(m
     for piece, ids in zip(translator.prepare(Window(0, 1, [*as_they_are.items()])).pieces, as_they_are, strict=True):
         assert piece.ids == tokenizer(ids).input_ids and piece.write("a") == "a"
     assert Translator(model, tokenizer).prepare(Window(0, 1, ["ა " * 8 + "Dog"])).pieces[0].write("a b") == "a b"
-    lines = ["The Dog Sees A DoG (IT) Is Old", "<2fr> THE DOG SEES"]  # tags stay
+    lines = ["The Dog-Dog Sees A DoG (IT) Is Old", "<2fr> THE DOG SEES"]  # tags stay
     piece, tagged = translator.prepare(Window(0, 1, lines)).pieces
-    assert piece.ids == tokenizer("The dog sees a DoG (IT) is old").input_ids
+    assert piece.ids == tokenizer("The dog-dog sees a DoG (IT) is old").input_ids
     assert tagged.ids == tokenizer("<2fr> The dog sees").input_ids and tagged.write("<2de> der") == "<2de> DER"
-    assert tagged.write("καλώς ήρθατε") == "ΚΑΛΩΣ ΗΡΘΑΤΕ" and tagged.write("ახალი") == "ახალი"
+    assert tagged.write("ώς á") == "ΩΣ Á" and tagged.write("ახალი") == "ახალი"
     shouted = Translator(model, tokenizer, glossary=Glossary({"Dog": ["Hund"]})).prepare(Window(0, 1, ["DOG SEES."]))
     assert shouted.pieces[0].terms is None  # a term in other letters
     turkish = Translator(model, tokenizer, source_language="tr").prepare(Window(0, 1, ["THE DOG SEES."])).pieces[0]
@@ -163,6 +163,7 @@ def test_capitals_are_translated_as_small_letters_and_a_repeated_sentence_once(m
     ("Dogs 📌🧽", "Hunde \ufffd🧽", "Hunde 📌🧽"), ("411 and 412", "41 und 42", "41 und 42"),
     ("1,000 m, 10000 m", "1.000 m, 10.000 m", "1.000 m, 10.000 m"), ("1000", "1 000", "1 000"),
     ("100 feet", "30 Meter", "30 Meter"), ("24 ☺", "Hunde", "Hunde"), ("12:34", "12.34", "12.34"),
+    ("250 * x ** 5", "1250 * x ** 4", "1250 * x ** 4"),  # a derivative
     ("10 dozen", "120", "120"),
     ("35000", "3만 5000", "3만 5000"), ("3万5000", "35000", "35000"),
     ("5000 €", "500 €", "5000 €"), ("35 billion", "350億", "350億"), ("3500亿", "350 billion", "350 billion"),

@@ -16,6 +16,7 @@ from model_folders import write_model
 from translating import run
 
 from vaswani_transformer import Translator, UserError, align, load_model
+from vaswani_transformer.decoding.translator import Hypothesis
 from vaswani_transformer.documents.formats import FORMATS, aligner, translate_document
 
 model = translating.model
@@ -58,11 +59,11 @@ def test_the_language_is_that_of_the_model(model, tmp_path, monkeypatch):
     (tmp_path / "in").write_text("Am 3. Oktober.")
     sentences = []
 
-    def translate(translator, texts, *rest, **options):
+    def hypotheses(translator, texts, *rest, **options):
         sentences[:] = texts
-        return texts
+        return [[Hypothesis(text)] for text in texts]
 
-    monkeypatch.setattr(Translator, "translate", translate)
+    monkeypatch.setattr(Translator, "hypotheses", hypotheses)
     command = ["--device", "cpu", "--format", "paragraphs", "--input", tmp_path / "in"]
     for options, expected in (([], ["Am 3.", "Oktober."]), (["--source-language", "de"], ["Am 3. Oktober."])):
         assert run("translate", model, *command, *options, "--output", tmp_path / "out") == 0

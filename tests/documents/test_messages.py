@@ -197,8 +197,8 @@ def test_names_in_angle_brackets_are_no_tags(source, target, is_valid):
 
 
 def test_addresses_stay_whatever_the_format():
-    source = "%s: see https://a.org/wiki/B_(c)."
-    assert not messages.problem(source, "https://a.org/wiki/B_(c): siehe %s.", "python-format")
+    source = "%s: see “https://a.org/wiki/B_(c)”."
+    assert not messages.problem(source, "„https://a.org/wiki/B_(c)“: siehe %s.", "python-format")
     assert messages.problem(source, "%s: siehe https://a.org/wiki/B_(c.", "python-format").startswith("https")
 
 

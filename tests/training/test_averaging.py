@@ -83,11 +83,12 @@ def test_where_a_model_is_from_is_kept(models, run, tmp_path):
     (models[0] / "import.json").write_text("{}")
     assert (average_models(models, tmp_path / "average") / "import.json").read_text() == "{}"
     (run / "import.json").write_text("[]")
+    (run / "distillation.json").write_text("[]")
     (run / "recipe.yaml").write_text("train_source: a.en\ntrain_target: a.de\n")
     (run / "generation_config.json").write_text('{"length_penalty": 1.4}')  # chosen behind all checkpoints
     for overwrite in (False, True):
         average_models(last_checkpoints(run, 2), tmp_path / "of a run", overwrite)
-    for name in ("import.json", "recipe.yaml", "generation_config.json"):
+    for name in ("import.json", "distillation.json", "recipe.yaml", "generation_config.json"):
         assert (tmp_path / "of a run" / name).read_bytes() == (run / name).read_bytes()
     assert known_languages(tmp_path / "of a run") == known_languages(run) == ["en", "de"]
     (run / "verdict.json").write_text('{"languages": ["en", "da"]}')  # of a catalogue's training

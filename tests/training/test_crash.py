@@ -42,7 +42,6 @@ def undisturbed(recipe, tmp_path_factory):
 
 
 def options(recipe, output) -> list[str]:
-    """The command line of a recipe."""
     path = Path(recipe.data_dir) / f"recipe-{abs(hash(str(recipe)))}.yaml"
     path.write_text(yaml.safe_dump(dataclasses.asdict(recipe)))
     return ["train", str(path), "--output", str(output), "--quiet"]
@@ -193,7 +192,6 @@ def test_another_tokenizer_or_other_data_is_refused_by_content(recipe, undisturb
 
 
 def start(recipe, folder, *more) -> subprocess.Popen:
-    """The real command."""
     words = [sys.executable, "-m", "vaswani_transformer", *options(recipe, folder), *more]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

@@ -18,8 +18,6 @@ folder = finetuning.folder
 
 
 class Recorder(TrainerCallback):
-    """Notes the gradient of each optimizer step."""
-
     def __init__(self):
         self.gradients = []
 

@@ -206,7 +206,6 @@ def assert_same_run(folder, other, rel=1e-5):
 
 @pytest.fixture
 def train_alone(recipe, tmp_path, monkeypatch):
-    """Trains the same recipe in this process, into a folder of its own."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", recipe.parent / "cache")
 
     def run(**changes):

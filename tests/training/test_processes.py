@@ -230,7 +230,6 @@ def run_all(folder):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, forked):
-    """The folder with what all runs leave."""
     folder = tmp_path_factory.mktemp("runs")
     done = forked.run(lambda: run_all(folder))
     assert done.status == 0, done.out + done.err
@@ -243,7 +242,6 @@ def reports(folder, name, world_size):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The same in this process, the batch as a whole."""
     found = {}
     for name, more in (("sgd", SGD), ("adam", ADAM)):
         trainer = make_trainer(tmp_path_factory.mktemp(name), make_pairs(PAIRS), **settings(1, more))

@@ -43,7 +43,6 @@ def make_recipe(text, output):
 
 @pytest.fixture(scope="module")
 def trained(without_pictures, tmp_path_factory, text):
-    """The folder of a run of `recipe` that was killed before model selection."""
     recipe = make_recipe(text, tmp_path_factory.mktemp("trained") / "run")
     kill_before_selection(recipe)
     return Path(recipe.output)
@@ -51,7 +50,6 @@ def trained(without_pictures, tmp_path_factory, text):
 
 @pytest.fixture(scope="module")
 def straight(without_pictures, tmp_path_factory, text):
-    """An uninterrupted run of `recipe`."""
     return train(make_recipe(text, tmp_path_factory.mktemp("straight") / "run"), progress=False)
 
 
@@ -159,6 +157,12 @@ def test_a_torn_recipe_is_no_proof_of_the_same_settings(recipe, trained):
     (Path(recipe.output) / "recipe.yaml").write_text("a: [b")  # another lies with the checkpoints
     assert "other settings (seed: 1, was 0)" in error_of(train, dataclasses.replace(recipe, seed=1), progress=False)
     assert train(recipe, progress=False).steps == STEPS
+
+
+def test_a_run_in_place_of_another_has_nothing_of_its_search(recipe, trained):
+    shutil.copytree(trained, recipe.output)
+    stop_after(2, dataclasses.replace(recipe, overwrite=True, seed=1))
+    assert not (Path(recipe.output) / "generation_config.json").exists()
 
 
 def test_stops_do_not_push_out_what_is_averaged(recipe):

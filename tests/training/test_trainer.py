@@ -78,7 +78,6 @@ def make_trainer(folder, pairs=None, model=None, trainer_options=None, **setting
 
 
 def trained(*args, **settings):
-    """A trainer that has trained."""
     trainer = make_trainer(*args, **settings)
     trainer.train()
     return trainer
@@ -117,6 +116,8 @@ def test_accumulated_parts_train_as_the_whole_batch_does(tmp_path, optimizer, pa
     assert_same_training(weights_of(whole), weights_of(dealt))
     assert logged(dealt, "loss") == pytest.approx(logged(whole, "loss"), rel=1e-5)
     assert dealt.tokens_of_steps == whole.tokens_of_steps and len(whole.tokens_of_steps) == 3
+    dealt.train()
+    assert dealt.tokens_seen.tolist() == whole.tokens_seen.tolist(), "a training of its own"
 
 
 @pytest.mark.parametrize("parts", [1, 4])

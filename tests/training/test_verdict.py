@@ -121,7 +121,7 @@ def test_a_forecast_is_of_nested_parts_and_the_same_validation_however_often_it_
     assert re.fullmatch(r"forecast: twice the pairs would bring about \+\S+ chrF, give or take 2\.5", gains[0])
     assert gains[1] == "forecast: none, since a model has learned nothing: give more minutes or text"
     assert scores[0] == scores[1] and scores[0].startswith("chrF with a quarter of them ")
-    assert main([*command, str(out)]) == 0  # nothing is left to do
+    assert main([*command, f"{out}/"]) == 0  # nothing is left to do
     assert json.loads((out / "verdict.json").read_text()) == again
 
     recipes = [load_recipe(str(out / folder / "recipe.yaml")) for folder in ("", "forecast/quarter", "forecast/half")]

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.parsers import expat
@@ -53,6 +53,8 @@ class Filling(NamedTuple):
     @property
     def note(self) -> str:
         """Return the comment that goes with it."""
+        if self.reason:
+            return f"{MARK}as in the source, since {self.reason}"
         origin = re.sub(r"--+|\*/|\s+", " ", self.origin)  # what would end a comment
         return f"{MARK}machine translation by {origin}, confidence {self.confidence:.2f}"
 
@@ -165,7 +167,8 @@ class Catalogue:
         """Return an entry of a format with one language."""
         is_own = self.source is None  # in the source language
         known, targets = (Entry(key, texts, codes=codes), ()) if is_own else (self.missing.pop(key, Entry(key)), texts)
-        state = state or ("kept" if not any(known.sources) else "translated" if all(targets or [0]) else "untranslated")
+        there = targets if is_plural else [t or not s for s, t in zip_longest(known.sources, targets, fillvalue="")]
+        state = state or ("kept" if not any(known.sources) else "translated" if all(there or [0]) else "untranslated")
         counts = tuple(self.plurals.values()) if is_plural else ()
         return replace(known, targets=targets, state=state, line=self.line, counts=counts, place=place)
 

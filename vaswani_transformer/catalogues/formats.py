@@ -1,11 +1,12 @@
 """Catalogues by the names of their formats: opened, read, and as pairs to train on."""
 
+import contextlib
 import logging
 import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import UserError, reading
+from ..errors import UserError
 from ..files import to_path
 from .catalogue import Catalogue, Entry, read_label, with_codes, without_mark
 
@@ -39,7 +40,7 @@ def open_catalogue(
     """
     path = to_path(path)
     if len(language or "") == 3:  # as OPUS-MT's models have it, where files have two letters
-        with reading("codes of languages (pip install 'vaswani_transformer[documents]')"):
+        with contextlib.suppress(ImportError):  # of an extra
             from babel.core import get_global
 
             language = get_global("language_aliases").get(language, language)

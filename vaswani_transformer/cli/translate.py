@@ -167,7 +167,7 @@ def _translate_document(model: str, request: Request) -> None:
         decode = functools.partial(translator().hypotheses, sentences, request.work.window)
         best = [ranked[0] for ranked in timed("translating", decode, len(sentences))[0]]
         if number := sum(each.repeats for each in best):
-            print(f"{number} sentences were cut where the model repeated itself without end", file=sys.stderr)
+            print(f"cut where the model repeated itself without end: {number} sentences", file=sys.stderr)
         return [each.text for each in best]
 
     def align(sources: list[str], targets: list[str]) -> list:

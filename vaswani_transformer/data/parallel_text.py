@@ -50,7 +50,7 @@ class PairSource:
     languages: Sequence[str] = ()  # source and target, as catalogues name them, or blank
 
     def load(self) -> datasets.Dataset:
-        """Return a memory-mapped dataset, see `load_pairs`; raises `UserError` for text that is missing or no pairs."""
+        """Return a memory-mapped dataset, see `load_pairs`; raises `UserError` if there is none."""
         with reading(self.where):
             if self.kind in READERS:
                 return _pairs_only(self._read(), DEFAULT_COLUMNS, self.where)
@@ -222,8 +222,9 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
         trained = [path for (path,) in shards.get("train", ()) if _is_held_out(path.name)]
         own = [path for path in files if not any(part[0] in "._" for part in path.relative_to(folder).parts)]
         outputs = {path.parent for path in files if path.name == RECORD} - {folder}
-        if outputs and any(suffix(path.name) in FORMATS and outputs.isdisjoint(path.parents) for path in own):
-            raise UserError(f"{folder} holds {min(outputs)}, which this program wrote: name the text by a pattern")
+        written = [path for path in taken if not outputs.isdisjoint(path.parents)]
+        if written and any(suffix(path.name) in FORMATS and outputs.isdisjoint(path.parents) for path in own):
+            raise UserError(f"{min(written)} would be trained on, which this program wrote: name files by a pattern")
         trained *= len(trained) < len(shards.get("train", ()))  # all of them: nothing is mixed
         tables = {*kinds, ".tsv", ".csv", ".jsonl", ".parquet", ".tmx"}
         left = trained + [path for path in own if suffix(path.name) in tables and path not in taken]

@@ -104,13 +104,13 @@ def decode_lines(stream: BinaryIO, where: str, digest: Any = None, errors: str =
     for number, line in enumerate(iter(lambda: stream.readline(_MOST_BYTES + 1), b""), 1):
         if digest is not None:
             digest.update(line)
+        if number == 1 and line.startswith((b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"BZh9", b"PK\x03\x04")):
+            raise UserError(f"{where} is compressed: unpack it, or pack it by gzip")
         text, is_too_long, problem = "", len(line) > _MOST_BYTES, None
         try:
             text = "" if is_too_long else line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors)
         except UnicodeDecodeError as error:
             problem = f"byte offset {error.start} of the line is not valid UTF-8 ({error.reason}): convert it"
-            if line.startswith((b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"BZh", b"PK\x03\x04")):  # xz, zstd, bz2, zip
-                raise UserError(f"{where} is compressed: unpack it, or pack it by gzip") from error
             problem += f" first, as by iconv -f {'UTF-16' if bytes([0]) in line else 'WINDOWS-1252'} -t UTF-8"
         text = text.removeprefix("\ufeff") if number == 1 else text
         if is_too_long or len(text) > LONGEST_LINE:

@@ -51,14 +51,11 @@ def pipeline(
     if kind not in ("translation", "text2text-generation"):
         raise UserError(f"task {task!r} is not translation, translation_XX_to_YY or text2text-generation")
     with reading(name or kind):
-        if is_named := isinstance(model, str | Path):
+        if isinstance(model, str | Path):
             refuse_exported(model)
             loading |= hub | (model_kwargs or {})
             model = transformers.AutoModelForSeq2SeqLM.from_pretrained(model, **loading)
         if not callable(tokenizer):
             with reading(f"tokenizer {tokenizer or name}"):
                 tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer or name, **hub)
-        translator = TranslationPipeline(model, tokenizer, task=task or kind, device=device, **options)
-        if is_named:  # so that nobody else trains it
-            model.keep_decoder()
-        return translator
+        return TranslationPipeline(model, tokenizer, task=task or kind, device=device, **options)

@@ -31,6 +31,7 @@ _COPIED = regex.compile(
     r"(?<!\d|\d[.,'’\s]|\d[万萬億亿만억]\s?)\d{2,}(?!\d|[.,'’\s]\d)"
     r"|(?:[\p{Extended_Pictographic}\p{Emoji_Modifier}\p{Regional_Indicator}\ufffd][\u200d\ufe0f]*)+"
 )
+_CAPITALISED = r"\p{Lu}[^\p{Lu}\s]*"
 _COUNTED = regex.compile(r"(?i)\d\s*(?:(?![\p{Latin}\p{Cyrillic}\p{Greek}])\p{L}|lakh|crore)")  # 35 billion are 350億
 _ROUNDS = 4  # times that an output has to end with the same tokens to be cut; a text may repeat a word twice
 
@@ -74,7 +75,8 @@ def _without_garbling(source: str, text: str) -> str:
     given, written = set(_COPIED.findall(source)), set(_COPIED.findall(text))
     if len(given - written) == len(written - given) == 1:
         [lacking], [wrong] = given - written, written - given
-        is_near = len(lacking) > 2 and SequenceMatcher(None, lacking, wrong).ratio() > 0.7  # not 10 dozen
+        is_near = len(lacking) > 2 and " * " not in source  # no coefficient, nor 10 dozen
+        is_near &= SequenceMatcher(None, lacking, wrong).ratio() > 0.7
         is_same = lacking.rstrip("0") == wrong.rstrip("0") and _COUNTED.search(source + text)
         if (is_near or not lacking.isdigit()) and lacking.isdigit() == wrong.isdigit() and not is_same:
             return _COPIED.sub(lambda match: lacking if match[0] == wrong else match[0], text)
@@ -82,10 +84,10 @@ def _without_garbling(source: str, text: str) -> str:
 
 
 def _upper(text: str) -> str:
-    if regex.search(r"\p{Georgian}", text):  # whose capitals few fonts have
+    if regex.search(r"\p{Georgian}", text):  # of which few fonts have capitals
         return text
-    if regex.search(r"\p{Greek}", text):  # whose capitals have no accents
-        text = normalize("NFC", normalize("NFD", text).replace("\u0301", ""))
+    if regex.search(r"\p{Greek}", text):  # of which capitals have no accents
+        text = normalize("NFC", regex.sub(r"(?<=\p{Greek}\p{M}*)\u0301", "", normalize("NFD", text)))
     return (text.replace("i", "İ") if len({*"ığş"} & {*text}) > 1 else text).upper()  # as Turkish has it
 
 
@@ -201,8 +203,8 @@ class Translator:
             source, times = source[: period - 1], (len(source) + 1) // period
         count = lambda text: len(self._own_tokenizer(text)["input_ids"])  # noqa: E731
         # In title case "NATO" and "GitHub" stay.
-        words = r"\S+" if source.isupper() else r"(?<!\S)[^\w\s]*\p{Lu}[^\p{Lu}\s]*(?!\S)"
-        small = source[:1] + regex.sub(words, lambda word: word[0].lower(), source[1:])
+        words = r"\S+" if source.isupper() else rf"(?<!\S)[^\w\s]*{_CAPITALISED}(?:-{_CAPITALISED})*(?!\S)"
+        small = regex.sub(words, lambda word: word[0].lower(), source, pos=1)
         is_title = not regex.search(r"(?<!\S)[^\w\s]*\p{Ll}", source)
         is_title &= source.count(" ") > 6 and source != small  # fewer are often names or menus
         case = str
@@ -247,7 +249,7 @@ class Translator:
         if not text.strip():
             return []
         ids = self._own_tokenizer(text_target=text.strip(), add_special_tokens=False)["input_ids"]
-        if self._own_tokenizer.unk_token_id in ids:
+        if getattr(self._own_tokenizer, "unk_token_id", None) in ids:
             raise UserError(f"line {number}: the vocabulary cannot write the prefix {text.strip()!r:.100}")
         _check_room(number, "of the prefixes has", len(ids), self.output_limit(source_length))
         return ids

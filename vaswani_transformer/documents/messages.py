@@ -83,10 +83,13 @@ def pattern_of(flags: str) -> regex.Pattern:
 def problem(source: str, target: str, flags: str = "", codes: tuple[str, ...] = ()) -> str:
     """Return why a translation is not valid; empty if it is."""
     target = target if _NUMBER.search(source) else _NUMBER.sub("%", target)
-    find = lambda text: pattern_of(flags).findall(text) + (_ADDRESS.findall(text) if _kinds(flags) else [])  # noqa: E731
+    find = pattern_of(flags).findall
     wanted, there = (Counter(_generic(part, text) for part in find(text)) for text in (source, target))
     for part in (wanted - there) | (there - wanted):
         return f"{part}: {wanted[part]} in the source, {there[part]} in the translation"
+    for address in _ADDRESS.findall(source) if _kinds(flags) else ():
+        if address not in target:
+            return f"{address} is not in the translation"
     return "its tags do not nest" if _is_nested(source, codes) and not _is_nested(target, codes) else ""
 
 

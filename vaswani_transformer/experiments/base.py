@@ -139,7 +139,7 @@ def read_results(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) ->
 
 
 def _run_cells(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) -> None:
-    """Run cells in turn; one that fails stops no other, and the error names it."""
+    """Run cells in turn; one that fails stops no other, unless processes were launched together; the error names it."""
     failed = []
     for cell in cells:
         try:

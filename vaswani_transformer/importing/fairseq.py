@@ -77,7 +77,8 @@ def read(source: Path, vocabularies: Sequence[Path] = (), bpe_codes: Path | None
     sizes = config.vocab_size, config.target_vocab_size
     dictionaries = read_dictionaries(path, vocabularies, languages, sizes)
     tokenizer, note = read_tokenizer(path, bpe_codes, settings, languages, dictionaries)
-    codes = tuple(name.replace("_", "-") for name in languages if re.match("[a-z]{2}(?![a-z])", name))  # not `src`
+    is_code = re.compile("(?!(src|tgt|trg|ref)$)[a-z]{2,3}(?![a-z])").match
+    codes = tuple(name.replace("_", "-") for name in languages if is_code(name))
     facts = Facts(toolkit="fairseq", languages=codes if len(codes) == 2 else (), notes=(note,) if note else ())
     # fairseq's own search: it divides a score by the number of tokens, end counted; never padding, never the end alone.
     generation = {"num_beams": 5, "length_normalization": "power", "length_penalty": 1.0, "suppress_tokens": [PAD]}

@@ -147,7 +147,8 @@ class VaswaniGenerationMixin:
             kwargs["cache_implementation"] = "dynamic"  # others can do more with it than with ours
         outputs = super().generate(*args, **kwargs)
         cache = None if isinstance(outputs, torch.Tensor) else getattr(outputs, CACHE, None)
-        if isinstance(cache, DecodingCache) and cache.decoder is not self._decoder:
+        is_draft = getattr(kwargs.get("generation_config"), "is_assistant", False)  # of which the next one uses them
+        if isinstance(cache, DecodingCache) and cache.decoder is not self._decoder and not is_draft:
             cache.decoder = IncrementalDecoder(self)  # without the copies of the weights that outputs would keep
         return outputs
 

@@ -64,8 +64,8 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
 
     ``tokenizer(texts)`` encodes sources and ``tokenizer(text_target=texts)`` targets; `decode`, `batch_decode` and
     `convert_ids_to_tokens` read ids of targets. `get_vocab` is the target's, too; `len`, `vocab_size`, `tokenize` and
-    `convert_tokens_to_ids` are the source's. For all of one side there is `side`; `generate()` compares its output with
-    ``stop_strings`` by ``tokenizer=tokenizer.side("target")``. No call changes what another thread's call does, but for
+    `convert_tokens_to_ids` are the source's. For all of one side there is `side`: for ``stop_strings``, give
+    `generate()` ``tokenizer=tokenizer.side("target")``. No call changes what another thread's call does, but for
     padding and truncation, which fast tokenizers keep from their last call.
 
     Args:

@@ -45,7 +45,7 @@ _data, _tokenizer, _model, _batches, _optimizer, _checks, _decoding, _output = (
 class Recipe:
     """All settings of one training run, which their help documents (Recipe fields). `check_recipe` checks values.
 
-    Of a `preset` named here its label smoothing and vocabulary do not count, as they do by `load_recipe`.
+    A `preset` given here leaves label smoothing and vocabulary alone; `load_recipe` takes those too.
     """
 
     train_source: str | None = _data(None, "text file of training sources, pattern (a.*.en.gz) or URL (s3://b/a.en)")

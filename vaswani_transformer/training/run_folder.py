@@ -61,7 +61,7 @@ _OF_TEXT = {"data_dir"} | {name for name in PATHS if name.startswith(("train", "
 def check_output(recipe: Recipe) -> Path | None:
     """Return the checkpoint to resume from, if an interrupted run of this recipe left one in its output folder.
 
-    An interrupted run of the same settings is resumed with `overwrite` too. Nothing is written.
+    An interrupted run of the same settings and minutes is resumed with `overwrite` too. Nothing is written.
 
     Raises:
         UserError: for a folder that is not ours, or holds another run, a model without `overwrite`, or others' files.

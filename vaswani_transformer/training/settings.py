@@ -109,7 +109,7 @@ def choose_settings(recipe: Recipe) -> Recipe:
             earlier |= {name: round(more * earlier.get(name, 0)) for name in ("max_steps", "decline_steps")}
         chosen = {name: earlier.get(name, getattr(Recipe, name)) for name in left}
         shown = ", ".join(f"{name} {value}" for name, value in chosen.items())
-        logger.info("resumed as it began, or --overwrite with other --max-minutes starts again: %s", shown)
+        logger.info("resuming with what was chosen before (with --overwrite, other minutes start again): %s", shown)
         return replace(recipe, **chosen)
     # By itself it needs no look at the text: `auto` is understood where pairs are held out.
     chosen_later = {"validation_size"} if recipe.prepared is None else set()

@@ -41,7 +41,6 @@ from .schedule import NoamSchedulerCallback
 logger = logging.getLogger(__name__)
 _FORWARD = VaswaniForConditionalGeneration.forward
 UNUSED = ("learning_rate", "lr_scheduler_type", "per_device_train_batch_size", "train_sampling_strategy", "data_seed")
-UNUSED += ("gradient_accumulation_steps",)
 
 
 @dataclass

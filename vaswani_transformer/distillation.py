@@ -135,8 +135,8 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
     join_process_group(recipe)
     with locked_together(recipe.output):
         with joined_processes() as processes:
-            processes.share("output", lambda: check_output(final))  # before hours are spent
-            processes.share("target text", lambda: _check_text(source))  # the same
+            processes.share("output", lambda: _check_output(final))
+            processes.share("target text", lambda: _check_text(source))  # before hours are spent
             processes.share("parallel text", lambda: _write_parallel_text(recipe, languages))
         notes = [path for path in (folder / DISTILLATION, notes_path(folder / TRANSLATIONS)) if path.exists()]
         if not notes:  # the reverse model has not translated yet
@@ -156,6 +156,13 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
         with joined_processes() as processes:
             processes.share("back-translated text", lambda: made.make(progress))
         return train(final, progress)
+
+
+def _check_output(recipe: Recipe) -> None:
+    """Find the mistakes that the training would find before hours are spent; it begins when its text is made."""
+    if check_output(recipe) is not None and not (Path(recipe.output) / DISTILLATION).exists():
+        problem = f"{recipe.output} holds an interrupted training on other text"
+        raise UserError(f"{problem}: give another --output, or --overwrite to start again")
 
 
 def _check_text(source: PairSource) -> None:
@@ -248,10 +255,7 @@ class DistilledText:
     def make(self, progress: bool = True, workers: int = 1) -> None:
         """Write the files, and `distillation.json` last, unless they are there."""
         recipe, translations = self.recipe, self.output.path / TRANSLATIONS
-        begun = check_output(recipe)  # mistakes that the training would find are found before hours are spent
-        if begun is not None and not (self.output.path / DISTILLATION).exists():
-            problem = f"{self.output.shown} holds an interrupted training on other text"
-            raise UserError(f"{problem}: give another --output, or --overwrite to start again")
+        _check_output(recipe)
         if recipe.from_model is not None:
             read_model_of(recipe.from_model)
         elif recipe.tokenizer is not None:

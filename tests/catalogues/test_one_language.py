@@ -94,6 +94,7 @@ def test_plural_forms_are_those_of_the_language_and_a_language_above_all_keys_ch
         "  text: |\n    Two\n      lines\n  # end\n  anchor: &a Shared\n  alias: *a\n"
         "  map: &m\n    a: b\n  other:\n    <<: *m\n"
     )
+    assert filled(path, language="ru-FR").count(b"many: ") == 1  # a region without rules of its own
     result = filled(path, language="ru").decode()
     form = '"%{count} errors"'
     assert loaded(result, "yaml")["ru"]["errors"] == {
@@ -370,4 +371,5 @@ def test_new_texts_have_room_or_are_refused(tmp_path, target):
     result = yaml.safe_load(catalogue.fill(echo))
     assert result["d"] == ["", "Five"] and (catalogue.language, len(result)) == ("de", 4)
     path.write_bytes(catalogue.fill(echo))
+    path.write_text(path.read_text().replace('"Five"', '"Five", Six').replace('c: "Four"', "c: []"))
     assert all(entry.state != "untranslated" for entry in read(path, source=source) if entry.place)

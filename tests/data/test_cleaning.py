@@ -199,7 +199,7 @@ def test_other_settings_and_changed_text_are_refused(text, tmp_path):
     assert "lacks a part" in error_of(make, recipe, tmp_path / "out")
     assert make(recipe, tmp_path / "out", overwrite=True)["counts"] == manifest["counts"]
     OutputFolder(tmp_path / "out").write_text("recipe.yaml", "of a training\n")
-    assert "more than cleaned text" in error_of(make, recipe, tmp_path / "out", overwrite=True)
+    assert "something else than cleaned text" in error_of(make, recipe, tmp_path / "out", overwrite=True)
 
 
 def test_tested_lines_are_found_behind_codes(tmp_path):

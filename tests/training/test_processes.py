@@ -257,7 +257,6 @@ def pairs_of_steps(batches, accumulation):
 
 
 def together(found):
-    """The targets of each optimizer step over all processes."""
     dealt = [pairs_of_steps(report["batches"], report["accumulation"]) for report in found]
     return [sorted(pair for part in step for pair in part) for step in zip(*dealt, strict=True)]
 

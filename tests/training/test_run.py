@@ -159,8 +159,8 @@ def test_a_torn_recipe_is_no_proof_of_the_same_settings(recipe, trained):
     assert train(recipe, progress=False).steps == STEPS
 
 
-def test_a_run_in_place_of_another_has_nothing_of_its_search(recipe, trained):
-    shutil.copytree(trained, recipe.output)
+def test_a_run_in_place_of_another_has_nothing_of_its_search(recipe, straight):
+    shutil.copytree(straight.folder, recipe.output)
     stop_after(2, dataclasses.replace(recipe, overwrite=True, seed=1))
     assert not (Path(recipe.output) / "generation_config.json").exists()
 

@@ -217,7 +217,6 @@ def steps_an_epoch(source_lengths, target_lengths, parts):
 
 
 def pairs_of_an_epoch(steps, parts):
-    """Data that makes so many optimizer steps an epoch."""
     pairs = make_pairs(120)
     lengths = list(pairs["source_length"]), list(pairs["target_length"])
     for number in range(4 * parts, 120):

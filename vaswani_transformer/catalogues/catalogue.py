@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import chain, zip_longest
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.parsers import expat
@@ -167,7 +167,7 @@ class Catalogue:
         """Return an entry of a format with one language."""
         is_own = self.source is None  # in the source language
         known, targets = (Entry(key, texts, codes=codes), ()) if is_own else (self.missing.pop(key, Entry(key)), texts)
-        there = targets if is_plural else [t or not s for s, t in zip_longest(known.sources, targets, fillvalue="")]
+        there = targets if is_plural else [t or not s for s, t in zip(known.sources, targets, strict=False)]
         state = state or ("kept" if not any(known.sources) else "translated" if all(there or [0]) else "untranslated")
         counts = tuple(self.plurals.values()) if is_plural else ()
         return replace(known, targets=targets, state=state, line=self.line, counts=counts, place=place)
@@ -179,9 +179,10 @@ class Catalogue:
 def plural_forms(language: str | None) -> dict[str, int]:
     """Return a language's plural categories with examples, 2 for those of fractions; `UserError` if it is unknown."""
     with reading("plural forms (pip install 'vaswani_transformer[documents]')"):
-        from babel import Locale
+        from babel import Locale, localedata
 
-        rule = Locale.parse((language or "en").replace("-", "_")).plural_form
+        code = (language or "en").replace("-", "_")  # of a region that may have no rules of its own
+        rule = Locale.parse(code if localedata.exists(code) else code.partition("_")[0]).plural_form
     examples = {rule(number): number for number in reversed(NUMBERS)}
     return {name: examples.get(name, 2) for name in CATEGORIES if name in {*rule.tags, "other"}}
 

@@ -32,7 +32,7 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
     check_files({"input": files.input}, {"report": written.report})
     language, target = languages[0], (written.target_language or "").strip("<2>") or [*languages, None][1]
     if target is None and files.source_catalogue:
-        print("plural forms are those of English: name the language by --target-language", file=sys.stderr)
+        print("plural forms, if any, will be those of English: name the language by --target-language", file=sys.stderr)
     given = {"format": written.format, "source": files.source_catalogue, "language": target}
     states, translated, asked = Counter(), [], []
     for entry in open_catalogue(files.input, **given).entries():

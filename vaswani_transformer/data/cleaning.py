@@ -75,7 +75,7 @@ def clean(
         output = OutputFolder(folder)
         output.check_ours()
         if output.names and (MANIFEST not in output.names or (overwrite and RECIPE in output.names)):
-            raise UserError(f"{folder} holds more than cleaned text: give another --output")
+            raise UserError(f"{folder} holds something else than cleaned text: give another --output")
         train, validation = data_sources(recipe)
         files = [*train.files, *(validation.files if validation else ()), *tests]
         settings = {"recipe": {name: getattr(recipe, name) for name in (*DATA_FIELDS, "seed")}, "rules": asdict(rules)}

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -104,7 +105,7 @@ def decode_lines(stream: BinaryIO, where: str, digest: Any = None, errors: str =
     for number, line in enumerate(iter(lambda: stream.readline(_MOST_BYTES + 1), b""), 1):
         if digest is not None:
             digest.update(line)
-        if number == 1 and line.startswith((b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"BZh9", b"PK\x03\x04")):
+        if number == 1 and re.match(rb"\xfd7zXZ|\x28\xb5\x2f\xfd|BZh[1-9]1AY&SY|PK\x03\x04", line):
             raise UserError(f"{where} is compressed: unpack it, or pack it by gzip")
         text, is_too_long, problem = "", len(line) > _MOST_BYTES, None
         try:

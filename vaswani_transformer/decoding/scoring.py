@@ -204,7 +204,7 @@ def mean_confidence(words: Words) -> float:
 
 
 def confidences(model, tokenizer, sources: Sequence[str], outputs: Sequence[str]) -> list[float]:
-    """Return the `mean_confidence` of each output of a source; 0 where one of them is too long for the model."""
+    """Return the `mean_confidence` of each output of a source; 0 where they cannot be scored, mostly as too long."""
     try:
         return list(map(mean_confidence, word_confidences(model, tokenizer, sources, outputs)))
     except UserError:

@@ -8,11 +8,11 @@ STAND_IN = "\ufffc" * 4  # for a point that is like a word, also where sentences
 #: Characters without a width: soft hyphens, zero-width spaces, marks of direction. Joiners are parts of words.
 INVISIBLE = regex.compile(r"(?V1)([\p{Default_Ignorable_Code_Point}--[\p{L}\p{M}\u200c\u200d]]+)")
 _LETTER = r"a-zA-Z\u00aa-\u1fff\u2c00-\u2fff\u3040-\ud7ff"  # all others of the patterns below are ASCII's
-_IN_URL = r"[^\s\xa0\u2000-\u200a\u202f\u3000-\u303f\uff00-\uff65<>“”„«»‹›‘’"
+_IN_URL = r"[^\s\xa0\u2000-\u200a\u202f\u3000-\u303f\uff00-\uff65<>“”„«»‹›"
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _OF_URL = rf"(?<![a-zA-Z\d])[{_CJK}]|[{_CJK}](?=[{_CJK}]{{0,40}}+[/&=#%])"  # others are glued to its last word
 _OWN_BRACKET = r"(?<=//[^\s()<>]{1,300}\w\([^\s()<>]{1,200})\)"  # as in `/wiki/Python_(language)`
-_URL = rf'(?:{_IN_URL}"{_CJK}]|{_OF_URL})*(?:{_IN_URL}"{_CJK}\'.,;:!?)\]}}*_]|{_OF_URL}|{_OWN_BRACKET})'
+_URL = rf'(?:{_IN_URL}"{_CJK}]|{_OF_URL})*(?:{_IN_URL}"{_CJK}\'‘’.,;:!?)\]}}*_]|{_OF_URL}|{_OWN_BRACKET})'
 ADDRESS = (  # of the web, of mail
     rf"""\b(?:[a-zA-Z][\w+.-]{{1,20}}+://|www\.|(?:mailto|tel):){_URL}
     | \b(?:[a-zA-Z\d-]{{1,63}}+\.){{1,8}}?(?:[a-z]{{2,24}}+/{_URL}|(?:com|org|net|edu|gov|io|dev)\b)

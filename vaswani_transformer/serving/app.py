@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
 from ..errors import UserError
-from ..hub.card_facts import known_languages, longest_source
+from ..hub.card_facts import longest_source
 from . import files, libretranslate, translations
 from .engine import Engine
 from .limiter import Metrics, RequestLimiter, error_response
@@ -57,7 +57,6 @@ def make_app(
         loaded, observe = load(model.folder, **more), metrics.batches.labels(model.name).observe
         engine = Engine(*loaded, tokens_per_batch, observe, memory, longest_source(model.folder))
         engine.translator.source_language = model.source
-        engine.translator.is_repaired = any(known_languages(model.folder))
         return engine
 
     models = Models(served, start, most_models)

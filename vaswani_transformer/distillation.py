@@ -80,7 +80,7 @@ def distill(
         teachers: a model folder, or several, which translate together.
         recipe: of the student. Its training sources are what is translated, its validation data stays as it is.
         text: a file, pattern or folder, whose lines are translated instead; relative to the recipe's `data_dir`.
-        beams, precision: how the teachers translate, as of `DistilledText`.
+        beams, precision: how the teachers translate, as in `DistilledText`.
         progress: whether to show progress bars on standard error.
         workers: processes of this machine that translate, each with the teachers loaded, and on its own GPU if there
             are any; what they write is what one writes.
@@ -115,7 +115,7 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
     Args:
         recipe: of both trainings.
         text: a file, a pattern or a folder of lines in the target language; relative to the recipe's `data_dir`.
-        progress: as of `distill`.
+        progress: as in `distill`.
 
     Raises:
         UserError, TrainingStopped: as `distill`, and where the minutes are few for the pairs alone.

@@ -108,6 +108,6 @@ _StrictLoader.add_constructor("tag:yaml.org,2002:float", _decimal)
 
 
 def read_yaml(path: str | Path) -> Any:
-    """Return the value in a YAML file of at most `MOST_YAML` bytes; errors as of `read_text`."""
+    """Return the value in a YAML file of at most `MOST_YAML` bytes; errors as in `read_text`."""
     with reading(path):
         return parse_yaml(read_text(path, MOST_YAML))

@@ -79,7 +79,7 @@ def read_vocabulary(path: Path) -> list[tuple[str, str]]:
     """Return the entries of a YAML (or JSON) file that holds one flat mapping, as texts, in their order in the file.
 
     A key may be there twice. In vocabularies `null`, `1.5` and `yes` are words: no value is built from them.
-    Errors as of `read_text`; of any kind for a file of another form.
+    Errors as in `read_text`; of any kind for a file of another form.
     """
     mapping = yaml.compose(read_text(path).translate(_STAND_INS), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return [(key.value.translate(_STOOD_FOR), value.value) for key, value in mapping.value]

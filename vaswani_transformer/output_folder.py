@@ -109,12 +109,12 @@ class OutputFolder:
         write_text(self.path / RECORD, json.dumps({"files": list(self.names)}, indent=1) + "\n")
 
     def claim(self, *names: str) -> None:
-        """Check and list names that are about to be written; errors as of `check`."""
+        """Check and list names that are about to be written; errors as in `check`."""
         self.check(names)
         self.note(names)
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a file, whole or not at all; errors as of `claim`."""
+        """Write a file, whole or not at all; errors as in `claim`."""
         self.claim(name)
         (self.path / name).parent.mkdir(parents=True, exist_ok=True)
         write_text(self.path / name, text)
@@ -124,7 +124,7 @@ class OutputFolder:
         """Yield a new folder for files, which move here, or `within` a folder here, when the body has written them all.
 
         The file `last` means that all are there. Before them those of `stale` that are listed are removed: what stays
-        of them would not fit the new files. Errors as of `claim`.
+        of them would not fit the new files. Errors as in `claim`.
         """
         final = self.path / within
         staging = (final.parent if within else final) / f"{WRITING}files"
@@ -161,7 +161,7 @@ def written_at_once(output: str | Path, overwrite: bool, last: str, kind="", no=
     """Yield a folder for the files of a model, which move to `output` at the end; `last` means that all are there.
 
     With `overwrite` they replace all that is listed, if `kind` is (by default `last`) and `no`, of a training, are not.
-    Errors as of `locked`; `UserError` for an output that holds something else, or something without `overwrite`.
+    Errors as in `locked`; `UserError` for an output that holds something else, or something without `overwrite`.
     """
     with locked(output):
         folder = OutputFolder(output)

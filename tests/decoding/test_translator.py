@@ -201,7 +201,7 @@ def test_long_sources_are_refused_or_split(tokenizer):
 
 @pytest.mark.parametrize("forced", [None, 2])
 def test_an_output_whose_end_is_forced_at_its_limit_is_cut_too(model, tokenizer, forced):
-    """As of Marian models of transformers."""
+    """As in Marian models of transformers."""
     model = copy.deepcopy(model)
     model.generation_config.update(forced_eos_token_id=forced, max_length=10)
     end, piece = model.generation_config.eos_token_id, Piece(0, [3])

@@ -153,7 +153,7 @@ def test_adapters_alone_are_trained_merged_and_saved(source, recipe, tmp_path, n
 
 
 def test_the_zero_vector_that_a_decoder_starts_from_stays_zero(source, recipe, tmp_path):
-    """As of Marian, whose `.npz` has no row for it; output projection and embeddings are one matrix."""
+    """As in Marian, whose `.npz` has no row for it; output projection and embeddings are one matrix."""
     _, tokenizer = vt.load_model(source, device="cpu")
     pad = tokenizer.pad_token_id
     base = tiny_model(vocab_size=len(tokenizer), decoder_start_token_id=pad)

@@ -134,7 +134,7 @@ def write_json(path: str | None, values: Mapping[str, Any]) -> None:
 
 
 def record_of(model: str, source: str, reference: str, translator, options: Mapping[str, Any], *more: Any) -> dict:
-    """Return how scores were obtained; `more` is as of `evaluation_record`."""
+    """Return how scores were obtained; `more` is as in `evaluation_record`."""
     generation = search_settings(translator.model.generation_config) | translator.generate_options
     options = {flag(name): value for name, value in options.items()}
     return evaluation_record(model, source, reference, generation, options, *more)

@@ -58,7 +58,7 @@ def clean(
     Args:
         recipe: data, and the seed of samples.
         folder: the folder to make, or to resume in.
-        workers: as of `run_tasks`, and so is `engine`; by default one per CPU.
+        workers: as in `run_tasks`, and so is `engine`; by default one per CPU.
         overwrite: replace what an earlier cleaning has written there, once all is done.
 
     Raises:

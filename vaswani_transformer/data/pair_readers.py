@@ -114,7 +114,7 @@ def column_position(column: str, available: list[str], where: str) -> int:
 
 
 def _read_catalogue(path: Path, columns: tuple[str, str]) -> Pairs:
-    """Read translated entries, of which line breaks become spaces, as of the segments of a TMX file."""
+    """Read translated entries, of which line breaks become spaces, like the segments of a TMX file."""
     sides = [column_position(column, [*DEFAULT_COLUMNS], str(path)) for column in columns]
     for pair in pairs(path):
         yield tuple(" ".join(filter(None, map(str.strip, pair[side].split("\n")))) for side in sides)

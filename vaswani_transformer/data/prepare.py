@@ -60,7 +60,7 @@ def prepare(
         recipe: data, tokenizer, limits and, for what is held out and a new tokenizer's sample of the text, seed.
         folder: the folder to make, or to resume in; also a URL such as `s3://bucket/folder`, where nothing is locked
             and nothing of an earlier preparation is removed.
-        workers: as of `run_tasks`; None: one per CPU, fewer for a short text.
+        workers: as in `run_tasks`; None: one per CPU, fewer for a short text.
         engine: `local`, or `ray` for a cluster whose machines share a disk: the folder and `HF_DATASETS_CACHE`, in
             which `datasets` has the text, are there.
 

@@ -59,7 +59,7 @@ def read_lines(path: Path, digest: Any = None, stamp: Stamp = None, errors: str 
     Args:
         digest: of `hashlib`, fed with all bytes, unpacked.
         stamp: the `file_stamp` of an earlier reading, which the file must still have.
-        errors: as of `decode_lines`.
+        errors: as in `decode_lines`.
 
     Raises:
         UserError: a file that cannot be read, is cut off, or is not UTF-8, with the number of the line; a line of more
@@ -94,7 +94,7 @@ def check_unchanged(path: Path, stamp: Stamp) -> None:
 
 
 def decode_lines(stream: BinaryIO, where: str, digest: Any = None, errors: str = "strict") -> Iterator[str]:
-    """Yield lines of UTF-8 bytes as text, without ends and byte order mark; `digest` as of `read_lines`.
+    """Yield lines of UTF-8 bytes as text, without ends and byte order mark; `digest` as in `read_lines`.
 
     Lines are yielded as soon as they have come; with `errors` "replace" bytes that are not UTF-8 become U+FFFD.
 

@@ -67,7 +67,7 @@ def write_in_parts(
         make: loads the model; a function that can be pickled.
         files: the input, and prefixes or targets if any, as they have been read through.
         window: lines that are sorted by length and written together.
-        workers: as of `run_tasks`, and so is `engine`.
+        workers: as in `run_tasks`, and so is `engine`.
 
     Raises:
         UserError: for a mistake in a line, and as `run_tasks`; what is written by then stays.

@@ -149,7 +149,7 @@ def score_tokens(
 ) -> list[PairScore]:
     """Score each token of each target, a text, given its source and the tokens before it.
 
-    `model`, `tokens_per_batch` and `numbers` are as of `score_ids`.
+    `model`, `tokens_per_batch` and `numbers` are as in `score_ids`.
 
     Raises:
         UserError: for a sentence too long for the model's positions, or with an unknown language code, naming its line.
@@ -173,7 +173,7 @@ def score_tokens(
 def score_pairs(
     model, tokenizer, sources: list[str], targets: list[str], tokens_per_batch: int = TOKENS_PER_BATCH
 ) -> tuple[list[float], list[int]]:
-    """Score each target as a whole; Args and Raises as of `score_tokens`.
+    """Score each target as a whole; Args and Raises as in `score_tokens`.
 
     Returns:
         for each pair the negative log-probability of its target in nats, and the target's tokens, `</s>` counted.
@@ -215,7 +215,7 @@ def confidences(model, tokenizer, sources: Sequence[str], outputs: Sequence[str]
 def word_confidences(
     model, tokenizer, sources: Sequence[str], outputs: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH
 ) -> list[Words]:
-    """Return the words of each output of a source and their probabilities; errors as of `score_tokens`."""
+    """Return the words of each output of a source and their probabilities; errors as in `score_tokens`."""
     return list(map(word_probabilities, score_tokens(model, tokenizer, sources, outputs, tokens_per_batch)))
 
 
@@ -232,7 +232,7 @@ class FileScorer(LineWorker):
     tokens: bool  # also write the log-probability of each token
     window: int
     tokens_per_batch: int = TOKENS_PER_BATCH
-    target_language: str | None = None  # as of `LanguageCodes`
+    target_language: str | None = None  # as in `LanguageCodes`
 
     def __post_init__(self):
         with reading("--target-language"):

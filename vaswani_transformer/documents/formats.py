@@ -59,7 +59,7 @@ def translate_document(
 def translate_parts(
     documents: list, translate: Translate, align: Align | None = None, language: str = "en", codes: Sequence[str] = ()
 ) -> list[str]:
-    """Return documents, as readers give them, translated; `codes` as of `Translation`."""
+    """Return documents, as readers give them, translated; `codes` as in `Translation`."""
     from .document import Translation
 
     work = Translation(documents, language, codes)

@@ -25,7 +25,7 @@ _MARKUP = (
     r" | \$t\([^()]*\) | @(?:\.\w+)?:(?:\([\w.]+\)|[\w.]+) | \$\{[^{}]*\} | \{\{.*?\}\}"
     r" | \{\s*\w+\s*,(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # ICU's
 )
-# As of C, Objective C, PHP, Perl, Python and Ruby; a sign alone, which programs may refuse, counts as one too.
+# As in C, Objective C, PHP, Perl, Python and Ruby; a sign alone, which programs may refuse, counts as one too.
 _PERCENT = (
     r"%(?:\{\w+\}|(?:\d+\$|\(\w+\)|<\w+>(?=[a-z]))?[-+\ \#0'Iq]*(?:\d+|\*(?:\d+\$)?)?(?:\.(?:\d+|\*(?:\d+\$)?)?)?"
     r"(?:<PRI\w+>|(?:hh|ll|[hljztLqw])?[a-zA-Z@%]))|%"

@@ -37,7 +37,7 @@ class TranslationMetric(evaluate.Metric):
     `TranslationMetric().compute(predictions=[...], references=[...])` takes one reference per prediction (strings) and
     returns `bleu` and `chrf` (0 to 100), `bleu_signature`, `chrf_signature` and `exact_match` (percent of predictions
     equal to their reference but for spaces around it, of what is not blank on both sides); `tokenizer` and `language`
-    are as of `bleu_metric`. It needs no network: `evaluate.load` would download a metric's code from the Hub.
+    are as in `bleu_metric`. It needs no network: `evaluate.load` would download a metric's code from the Hub.
 
     Raises:
         ValueError: from `compute`, for no predictions or a different number of references.

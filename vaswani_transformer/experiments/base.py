@@ -161,7 +161,7 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> None:
     """Run one cell unless it is finished; its `result.json` is written last.
 
     Seconds are those of this session. After a `TrainingStopped` or `KeyboardInterrupt` the next call resumes the cell.
-    Errors as of `read_results`, and `UserError` for a cell that another process is running.
+    Errors as in `read_results`, and `UserError` for a cell that another process is running.
     """
     folder = setup.folder(experiment.name) / cell.name
     with locked(folder.parent, f".{cell.name}.lock"):  # a training locks the folder itself

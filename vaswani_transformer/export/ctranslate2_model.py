@@ -51,7 +51,7 @@ def check_setting(name: str, value: Any, where: str = "") -> None:
 
 
 class CTranslate2Model:
-    """Takes a model's place where it only has to search and to score; arguments and errors as of `load_exported`."""
+    """Takes a model's place where it only has to search and to score; arguments and errors as in `load_exported`."""
 
     def __init__(
         self, folder: str | Path, device: str, compute_type: str, threads: int = 0, patience: float | None = None

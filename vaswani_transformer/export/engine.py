@@ -79,7 +79,7 @@ def load_exported(
     """Return a model exported to CTranslate2 and its tokenizer, for `Translator`.
 
     Args:
-        folder, device: as of `load_for_decoding`.
+        folder, device: as in `load_for_decoding`.
         precision: what CTranslate2 computes in; by default what the weights are stored in, or the nearest there is.
         **options: `threads` for one batch, 0 for CTranslate2's own choice; `patience`: a search ends when
             `patience * num_beams` hypotheses have ended, by default 1, and 2 for n-best lists. More is slower.
@@ -102,7 +102,7 @@ def int8_folder(folder: str | Path) -> Path:
     """Return the folder of a model exported to CTranslate2 in int8, made on first use.
 
     It is in `$XDG_CACHE_HOME`, by default `~/.cache`, named by the model's hash, and appears whole or not at all.
-    Errors as of `export_model`; `NotExpressibleError` for a model that CTranslate2 has nothing for.
+    Errors as in `export_model`; `NotExpressibleError` for a model that CTranslate2 has nothing for.
     """
     final = cache_folder("int8") / model_sha256(folder)
     if not final.is_dir():

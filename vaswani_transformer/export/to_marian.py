@@ -46,7 +46,7 @@ def type_of(model) -> str:
 
 
 def write(model, tokenizer, output: Path, quantization: str = "float32") -> None:
-    """Write a model in float32, the one quantization, and its tokenizer into a folder; errors as of `type_of`."""
+    """Write a model in float32, the one quantization, and its tokenizer into a folder; errors as in `type_of`."""
     type = type_of(model)
     with torch.no_grad():
         arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in _arrays(model, type).items()}

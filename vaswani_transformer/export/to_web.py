@@ -44,7 +44,7 @@ def export_site(
     """Write a folder of static files that any web server can serve, and compare the model in it with the original.
 
     Args:
-        model, output, overwrite: as of `export_model`.
+        model, output, overwrite: as in `export_model`.
         languages: codes of source and target.
         quantization: int8 (the default) or float32.
 

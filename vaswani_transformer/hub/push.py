@@ -152,7 +152,7 @@ def publish_site(
 ) -> Published:
     """Put a site, which `write` makes in a new folder, into a static Space of the Hub, in one commit.
 
-    Other arguments and errors as of `publish`. A Space that holds something else is not changed.
+    Other arguments and errors as in `publish`. A Space that holds something else is not changed.
     """
     _check_name(repo_id)
     token = None if dry_run else token or get_token()

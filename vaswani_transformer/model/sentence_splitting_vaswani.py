@@ -34,7 +34,7 @@ def sentence_parts(text: str, language: str = "en") -> list[str]:
 def split_into_sentences(text: str, language: str = "en") -> list[str]:
     """Split a text into sentences, without white space around them; an empty line ends one too.
 
-    Nothing but white space is lost, and a blank text has none. Language and errors are as of `sentence_parts`.
+    Nothing but white space is lost, and a blank text has none. Language and errors are as in `sentence_parts`.
     """
     paragraphs = re.split(r"\n[^\S\n]*\n", text)
     sentences = [part.strip() for paragraph in paragraphs for part in sentence_parts(paragraph, language)]

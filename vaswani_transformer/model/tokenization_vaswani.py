@@ -76,7 +76,7 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
         moses: how Moses' tokenizer cuts texts before the backend does: `languages` of source and target, and further
             arguments of `MosesText`. None: it does not. It needs the package sacremoses.
         tokenizer_file, target_tokenizer_file: files of the backends, for `from_pretrained`.
-        **kwargs: as of `PreTrainedTokenizerFast`: ``eos_token=``, ``pad_token=``, ``unk_token=``, ...
+        **kwargs: as in `PreTrainedTokenizerFast`: ``eos_token=``, ``pad_token=``, ``unk_token=``, ...
 
     Raises:
         ValueError: a special token of the model (beginning, padding, end) has another id in the target's vocabulary.

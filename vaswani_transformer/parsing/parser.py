@@ -48,7 +48,7 @@ class Parser(Translator):
         model: a model of `vaswani parse train` in evaluation mode, or an ensemble of such models.
         tokenizer: its tokenizer.
         constrained: restrict decoding to trees over the sentence's words; without it, other outputs are repaired.
-        **options: as of `Translator`: `tokens_per_batch`, and options of `generate()` in place of the model's own
+        **options: as in `Translator`: `tokens_per_batch`, and options of `generate()` in place of the model's own
             generation configuration, such as `num_beams`.
 
     Raises:
@@ -64,7 +64,7 @@ class Parser(Translator):
         self._word_starts = {number for token, number in tokenizer.get_vocab().items() if token.startswith(SPACE)}
 
     def parse(self, sentences: Iterable[Sequence[str]], window: int = WINDOW_LINES, progress=None) -> Iterator[Parse]:
-        """Yield the parses of sentences, in their order; `window` and `progress` as of `Translator.hypotheses`.
+        """Yield the parses of sentences, in their order; `window` and `progress` as in `Translator.hypotheses`.
 
         Sentences are lists of words, with brackets escaped (`-LRB-`) or not; an empty list has no tree.
 
@@ -215,7 +215,7 @@ class FileParser(FileTranslator):
     doing, repaired = "parsing", 0
 
     def run(self, lines: Iterable[str], *arguments, **options) -> None:
-        """Parse all lines with a `Parser`; arguments and errors as of `FileTranslator.run`."""
+        """Parse all lines with a `Parser`; arguments and errors as in `FileTranslator.run`."""
         super().run(checked(map(WORD.findall, lines)), *arguments, **options)
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:

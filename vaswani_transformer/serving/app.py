@@ -49,7 +49,7 @@ def make_app(
     """Return the application, which an ASGI server runs once.
 
     `load` gives the model and the tokenizer of a folder; a translation needs one of the API `keys`, if there are any;
-    `most_models` is as of `Models`, the others as of `Engine`.
+    `most_models` is as in `Models`, the others as of `Engine`.
     """
 
     def start(model: ServedModel) -> Engine:

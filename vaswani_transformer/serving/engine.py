@@ -156,7 +156,7 @@ class Engine:
     """A model, which may be an exported one, in a thread of its own.
 
     With 4 beams `tokens_per_batch` source tokens are searched at once, padding counted, with more beams fewer.
-    `note_batch` is called with the number of sentences of each step and batch; `memory` is as of `Translator`. A
+    `note_batch` is called with the number of sentences of each step and batch; `memory` is as in `Translator`. A
     sentence of more than `longest` tokens, which training had none of, is divided.
     """
 

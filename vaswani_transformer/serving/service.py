@@ -255,7 +255,7 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def translating(self, served: ServedModel, job: TranslationsRequest) -> AsyncIterator[Translating]:
-        """Tokenise what is to be translated, with the model loaded; errors as of `Translating`.
+        """Tokenise what is to be translated, with the model loaded; errors as in `Translating`.
 
         `HTTPException` for texts that are too long, a queue that is full, or a model that cannot be loaded.
         """

@@ -23,7 +23,7 @@ def noam_scheduler(
 ) -> torch.optim.lr_scheduler.LambdaLR:
     """Return a scheduler for a loop of your own; call its `step()` after each `optimizer.step()`.
 
-    The optimizer's own rate must be 1.0, since the schedule multiplies it; all else is as of `noam_learning_rate`. Do
+    The optimizer's own rate must be 1.0, since the schedule multiplies it; all else is as in `noam_learning_rate`. Do
     not hand the result to `accelerator.prepare`, which steps a scheduler once for each process.
     """
     return torch.optim.lr_scheduler.LambdaLR(
@@ -39,7 +39,7 @@ class NoamSchedulerCallback(TrainerCallback):
 
     Without a `d_model` it is read from the model's configuration. Over the last `decline_steps` of the training, fewer
     in proportion where a limit of time has lowered the trainer's `max_steps`, the rate is also multiplied by what falls
-    from 1 to 0. All else is as of `noam_learning_rate`.
+    from 1 to 0. All else is as in `noam_learning_rate`.
     """
 
     def __init__(

@@ -57,12 +57,11 @@ def train(
     settings = options.read_recipe(recipe, fields)
     train_trees, dev_trees = map(load_trees, (trees, dev))
     form = TextForm(tags, recipe != "parser" if words is None else words, augment)
-    if is_first_process():
-        print(f"trees are written {'with' if form.words else 'without'} their words", file=sys.stderr)
     with locked_together(settings.output):
         result = train_recipe(parsing_recipe(settings, train_trees, dev_trees, form), progress=not quiet)
     if is_first_process():
-        print(f"trained {result.steps:,} steps in {duration(result.seconds)}; kept the {result.kept}")
+        trees = f"trees {'with' if form.words else 'without'} their words"
+        print(f"trained {result.steps:,} steps in {duration(result.seconds)} on {trees}; kept the {result.kept}")
         print(f"model: {result.folder}")
         print(f"scores: vaswani parse evaluate {shlex.join([str(result.folder), '--trees', dev])}")
 

@@ -140,7 +140,8 @@ def tokenize_pairs(
 
 def kept_rows(tokenized: datasets.Dataset) -> np.ndarray:
     """Return which of the pairs that were read `tokenize_pairs` has kept, in order."""
-    return np.arange(len(tokenized)) if tokenized._indices is None else tokenized._indices.column(0).to_numpy()
+    rows = tokenized._indices
+    return np.arange(len(tokenized)) if rows is None else rows.column(0).to_numpy().astype(np.int64)
 
 
 def pair_lengths(tokenized: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:

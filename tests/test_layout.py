@@ -91,7 +91,7 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 3957, "data": 3175, "training": 2606, "importing": 1203, "cli": 2046, "decoding": 1931,
+    "model": 3957, "data": 3179, "training": 2606, "importing": 1203, "cli": 2046, "decoding": 1931,
     "experiments": 625, "serving": 1525, "hub": 687, "export": 1052, "parsing": 816, "documents": 1773,
     "attention": 378, "catalogues": 947, "recipes": 395, "evaluation": 322,
 }  # fmt: skip

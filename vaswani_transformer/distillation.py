@@ -159,7 +159,7 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
 
 
 def _check_output(recipe: Recipe) -> None:
-    """Find the mistakes that the training would find before hours are spent; it begins when its text is made."""
+    """Check the output before hours are spent: a run that has begun there must be on text that was made for it."""
     if check_output(recipe) is not None and not (Path(recipe.output) / DISTILLATION).exists():
         problem = f"{recipe.output} holds an interrupted training on other text"
         raise UserError(f"{problem}: give another --output, or --overwrite to start again")

@@ -50,7 +50,11 @@ class PairSource:
     languages: Sequence[str] = ()  # source and target, as catalogues name them, or blank
 
     def load(self) -> datasets.Dataset:
-        """Return a memory-mapped dataset, see `load_pairs`; raises `UserError` if there is none."""
+        """Return the pairs as a memory-mapped dataset; see `load_pairs`.
+
+        Raises:
+            UserError: for text that is missing, damaged, empty, or not pairs of strings.
+        """
         with reading(self.where):
             if self.kind in READERS:
                 return _pairs_only(self._read(), DEFAULT_COLUMNS, self.where)

@@ -14,9 +14,10 @@ PAGE = HERE.parent.parent / "docs" / "measurements.md"
 HEAD = """# Measurements
 
 Every figure of this project, with its command, commit and processor; `results_page.py` writes the page from
-`scripts/benchmarks/results/`. The machines are shared: ratios within a table mean something, single seconds do not.
-Where minutes are of processor time, `--max-minutes` counted that. Nothing has been trained at the paper's full size.
-"Of that commit" marks what is no longer kept. "EPYC" is an AMD EPYC: 2 virtual cores, AVX-512 with bf16, shared.
+`scripts/benchmarks/results/`. The machines are shared: compare within a table, and only rows of one machine. Where
+minutes are of processor time, the script replaced the clock that `--max-minutes` reads. Nothing has been trained at the
+paper's full size. "Of that commit" marks what is no longer kept. "EPYC" is an AMD EPYC: 2 virtual cores, AVX-512 with
+bf16, shared.
 """
 
 

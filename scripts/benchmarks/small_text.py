@@ -62,11 +62,12 @@ def run_cell(text: Path, pairs: int, system: str, cell: Path, minutes: float) ->
         score = [*TIMED, Path(__file__).with_name(f"small_text_{system}.py"), *data[1::2], *test, minutes]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with (cell / "log").open("a") as log:
-        for command in (score,) if system in PEERS else (train, score):
+        is_trained = system in PEERS or (model / "model.safetensors").exists()  # by itself, or before an interruption
+        for command in (score,) if is_trained else (train, score):
             subprocess.run(list(map(str, command)), env=environment, stdout=log, stderr=log, check=True)
     scores = json.loads((cell / "scores.json").read_text())
     result = {"text": text.name, "pairs": pairs, "system": system}
-    result |= {name: scores[name] for name in ("bleu", "chrf") if name in scores}
+    result |= {name: scores[name] for name in ("bleu", "chrf", "perplexity") if name in scores}
     (cell / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result), flush=True)
 

@@ -54,7 +54,7 @@ def main(train: str, valid: str, output: str, source: str, target: str, minutes:
     texts = {"train": load_pairs(data=train), "dev": load_pairs(data=valid)}
     rows = {name: [(row["source"], row["target"]) for row in text] for name, text in texts.items()}
     rows["test"] = list(zip(*(Path(path).read_text("utf-8").splitlines() for path in (source, target)), strict=True))
-    (folder / "model").mkdir(parents=True)
+    (folder / "model").mkdir(parents=True, exist_ok=True)
     for name, pairs in rows.items():
         for side, lines in zip(("src", "trg"), zip(*pairs, strict=True), strict=True):
             (folder / f"{name}.{side}").write_text("".join(" ".join(line.split()) + "\n" for line in lines), "utf-8")

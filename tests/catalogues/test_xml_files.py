@@ -22,7 +22,7 @@ HEAD = {
 }
 END = {"1.2": "</body></file></xliff>", "2.0": "</file></xliff>\n", "ts": "</context></TS>"}
 STATES = {
-    "1.2": {"untranslated": "", "fuzzy": " state='needs-adaptation'", "translated": " state='final'"},
+    "1.2": {"untranslated": "", "fuzzy": " state='needs-adaptation'", "translated": " state='needs-review-l10n'"},
     "2.0": {"untranslated": "", "fuzzy": " state='initial'", "translated": " state='final'"},
     "ts": {"untranslated": " type='unfinished'", "fuzzy": " type='unfinished'", "translated": ""},
 }

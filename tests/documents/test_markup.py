@@ -76,6 +76,7 @@ def test_in_any_order_each_word_keeps_its_spans(translate, align, sentence):
         ("a <b>big {na</b>me}, ({x}) dog", "A <b>BIG {na</b>me}, ({x}) DOG", "DOG <b>BIG {na</b>me}, ({x}) A"),
         ("on %(x)d%% of %1$s %lu", "ON %(x)d%% OF %1$s %lu", "OF ON %(x)d%% %1$s %lu"),
         ("A <b0>big dog</b0><g1/> runs", "A <b0>BIG DOG</b0><g1/> RUNS", "RUNS <b0>DOG<g1/> BIG</b0> A"),
+        ("done (<a href=u>#12</a>).", "DONE (<a href=u>#12</a>).", "DONE (<a href=u>#12</a>)."),
         ("ask @node/x a <button>Do</button>", "ASK @node/x A <button>DO</button>", "A ASK @node/x <button>DO</button>"),
     ],
 )  # fmt: skip
@@ -97,6 +98,9 @@ def test_where_markup_goes(text, forwards, reverse):
             "Ask @ann or #cats on 1️⃣ b.org/x? http://c.de/d_(e) :tada: ${x}%{y} {n, plural, one {# x} other {y}} %5.1f",
             ["Ask or on?"],
         ),
+        ("It is.<sup>[1]</sup><sup>[2]</sup> A", ["It is.", "A"]),
+        ("彼は<ruby>漢字<rt>かん</rt></ruby>だ", ["彼は漢字だ"]),
+        ("<label><input> A dog</label> <label><input> A cat</label>", ["A dog", "A cat"]),
         ("12 — 5 → 🎉", []),
         ('The <i class="material-icons">home</i> here<p class="x-material-icons">\\cite{a} it', ["The here", "it"]),
         ("The .NET kit. Use torch.nn.Layer! No.Way", ["The .NET kit.", "Use torch.nn.Layer!", "No.Way"]),
@@ -306,6 +310,10 @@ def test_runs_links_figures_and_references_of_word_files():
     data = word_file(f"<w:p>{run('Click ')}{link}{run(' now.')}</w:p>")
     result = translate_document(data, "docx", lambda _: ["Jetzt klicken."], lambda *pairs: [[(0, 0), (2, 1)]])
     assert body(result) == f"<w:p>{run('Jetzt ')}{link.replace('here', 'klicken')}{run('.')}</w:p>"
+    linked = run("it", True).replace("</w:rPr>", "<w:hlinkClick/></w:rPr>")  # as on slides
+    slide = f"<w:p>{run('Read ')}{linked}{run(' now')}</w:p>"
+    result = translate_document(word_file(slide), "docx", lambda _: ["Jetzt lies"], lambda *pairs: [[(0, 1), (2, 0)]])
+    assert "hlinkClick" in body(result)
     low = '<w:r><w:rPr><w:vertAlign w:val="subscript"/></w:rPr><w:t>2</w:t></w:r>'
     data = word_file(f"<w:p>{run('the H')}{low}{run('O of 20')}{run('25')}{low}{run(' sees')}</w:p>")
     seen = []

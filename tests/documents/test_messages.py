@@ -67,6 +67,7 @@ def words_as_they_are(texts):
         ("", "{user}'s, %s'in, https://a.de/hを, https://a.de/日本", "{user} %s https://a.de/h https://a.de/日本"),
         ("", "%#@files@ in %2$#@n_x@, 5#@a@", "%#@files@ %2$#@n_x@"),  # Apple's
         ("", "See @.lower:a.b <%= n %>, %1%2", "@.lower:a.b <%= n %> %1 %2"),  # of Vue, ERB, Qt
+        ("", "Run `a b` <!-- c --> <code>git push</code> <b>", "`a b` <!-- c --> <code>git push</code> <b>"),
         ("", "{n, plural, one {# file} other {#s}} in {place}", "{n, plural, one {# file} other {#s}} {place}"),
     ],
 )  # fmt: skip
@@ -106,6 +107,8 @@ def test_arguments_in_another_order(source, target, flags, expected):
         ("&Save", "保存", "保存(&S)"),
         ("&Save", "احفظ", "&احفظ"),
         ("Is it?", "هل؟", "هل؟"),
+        ("It is.", "ကောင်း\u104b", "ကောင်း\u104b"),
+        ("It is.", "ดี", "ดี"),
         ("Is it?", "هل", "هل؟"),
         ("It is.", "完了しました", "完了しました。"),
         ("Name: %s", "Nom\xa0: %s", "Nom\xa0: %s"),
@@ -118,6 +121,7 @@ def test_arguments_in_another_order(source, target, flags, expected):
         ("_Start/Stop:", "Start", "_Start:"),
         ("Done", "Fertig.", "Fertig"),
         ("Is it?", "Ja。", "Ja?"),
+        ("  This is a long line of a help text, that\n  is on.\n", "abcd " * 9, "  " + "abcd " * 7 + "abcd\n  abcd.\n"),
         ("This is a long line of a help text, that goes\non in others.\n", "abcd " * 10, "abcd " * 8 + "abcd\nabcd.\n"),
     ],
 )  # fmt: skip
@@ -315,6 +319,8 @@ def test_plural_forms_are_translated_with_their_numbers():
     messages = filler(translate)
     [filling] = messages([Entry("x", ("%d file", "%d files"), flags="c-format", counts=(1, 5))])
     assert filling.targets == ("%d Datei", "%d Dateis") and set(shown) == {"1 file", "5 files"}
+    [filling] = messages([Entry("x", ("{name} likes it", "{name} likes {n} file"), counts=(1, 5))])
+    assert filling.targets == ("{name} likes it", "{name} likes {n} Datei") and "1 likes it" not in shown
     shown.clear()
     messages.language = "ru"
     texts = "{n, plural, one {One} other {# files}}", "{g, select, other {of {x}}}"

@@ -124,7 +124,7 @@ class XliffFile(_XmlFile):
             target = _child(segment, "target")
             sources.append(self._text(_child(segment, "source"), codes))
             targets.append(self._text(target, codes, is_target=True))
-            is_fuzzy = re.match(r"new|initial|needs-", _attribute(target if is_old else segment, "state"))
+            is_fuzzy = re.match(r"new|initial|needs-(?!review)", _attribute(target if is_old else segment, "state"))
             has_text = re.sub(r"</?(?:g|mrk|pc)\b[^<>]*>", "", with_codes(targets[-1], tuple(codes))).strip()
             state = "untranslated" if not has_text else "fuzzy" if is_fuzzy else "translated"
             segments.append((segment, target, state))

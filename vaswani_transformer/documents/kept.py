@@ -20,7 +20,7 @@ ADDRESS = (  # of the web, of mail
 )
 # Addresses; handles and tags; Apple's variables; templates, ICU; printf; variables; Pandoc's marks; shortcodes.
 UNTRANSLATED = (
-    rf"""(?:{ADDRESS} | (?<![\w@/&\#.])(?:@\w[\w-]*+(?:[.@/]\w[\w-]*+)*|\#[{_LETTER}][{_LETTER}\w]*+)"""
+    rf"""(?:{ADDRESS} | (?<![\w@/&\#.])(?:@\w[\w-]*+(?:[.@/]\w[\w-]*+)*|\#(?:[{_LETTER}][{_LETTER}\w]*+|\d+\b))"""
     r"""
     | %(?:\d\$)?\#@\w+@ | \{\{.{0,1000}?\}\} | [{<]%[\s\S]{0,1000}?%[}>] | \[\[[^\[\]\n]{1,200}\]\]
     | \\(?:begin\{.{1,2000}?\\end|\w{0,9}ref|cite\w{0,9}|label)\{[^{}]{1,100}\}

@@ -55,12 +55,12 @@ def project(
     present = {span for stack in (*chain(*stacks), *(point.spans for *_, point in points)) for span in stack}
     empty: list[Fragment] = []  # spans around nothing, which Markdown's signs cannot be
     for span, (number, stack) in starts.items():
-        if span in present or span.again:
+        if span in present or (span.again and span.name != "a"):
             continue
         free = [t for t, parts in enumerate(stacks) if all(other.name != span.name for other in parts[1])]
         if free:
             word = stacks[min(free, key=lambda t: (abs(sources[t] - number), abs(t - number)))]
-            word[1] = (*(other for other in word[1] if not other.again), span, *runs_of(stack))
+            word[1] = (*(other for other in word[1] if not other.again), *dict.fromkeys((span, *runs_of(stack))))
         elif span.raw[:1] in "<[" and span not in outside:
             empty.append(Fragment("", (*(s for s in stack if s in outside and not s.again), span)))
     first_of = {source: target for target, source in reversed([*enumerate(sources)])}

@@ -21,7 +21,9 @@ from .pieces import Document, Kind, Piece, text_piece
 
 NO_WORDS = "it has no words"
 _MARKUP = (
-    rf"[{chr(CODE)}-\U0010fffd] | </?(?:\d+\s*/?|[A-Za-z\xaa-\uffff][^<>]*)> | <%[-=@\s].*?%> | < | &\#?\w+;"
+    rf"[{chr(CODE)}-\U0010fffd] | <!(?:--.*?--|[^<>]*)> | `[^`\n]+`"
+    r" | <(?:code|kbd|samp|script|style)\b(?s:.*?)</(?:code|kbd|samp|script|style)\s*>"
+    r" | </?(?:\d+\s*/?|[A-Za-z\xaa-\uffff][^<>]*)> | <%[-=@\s].*?%> | < | &\#?\w+;"
     r" | \$t\([^()]*\) | @(?:\.\w+)?:(?:\([\w.]+\)|[\w.]+) | \$\{[^{}]*\} | \{\{.*?\}\}"
     r" | \{\s*\w+\s*,(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # ICU's
 )
@@ -48,14 +50,17 @@ _CHOICE = regex.compile(
 )
 _ADDRESS = regex.compile(ADDRESS, regex.VERBOSE | regex.ASCII)
 _TAG = re.compile(r"<(/?)([A-Za-z][\w:.-]*|\d+)[^<>]*?(/?)>")
-_END = regex.compile(r"(?:\s*+(?:\.{3}|[….:!?。：！？؟۔।։።;;]))?$")
-_ASCII_MARKS = str.maketrans({"…": "..."} | dict(zip("。۔।։።：！？؟;;", ".....:!????", strict=True)))
+_FULL_STOPS = "。۔।։።\u104b\u0f0d\u17d4\u1c7e\uabeb"  # Chinese to Ethiopic; Burmese, Tibetan, Khmer, Santali, Meitei
+_END = regex.compile(rf"(?:\s*+(?:\.{{3}}|[….:!?：！？؟;\u037e{_FULL_STOPS}]))?$")
+_ASCII_MARKS = {"…": "...", "：": ":", "！": "!"} | dict.fromkeys(_FULL_STOPS, ".") | dict.fromkeys("？؟;\u037e", "?")
 # Behind letters of these scripts the mark of their own, where the source's would be added.
-_OWN_MARKS = {(r"[\p{Han}\p{Hiragana}\p{Katakana}ー]$", "."): "。", (r"\p{Arabic}$", "?"): "؟"}
+_OWN_MARKS = {
+    (r"[\p{Han}\p{Hiragana}\p{Katakana}ー]$", "."): "。", (r"\p{Arabic}$", "?"): "؟", (r"[\p{Thai}\p{Lao}]$", "."): "",
+}  # fmt: skip
 _NAME = re.compile(r"\w+(_\w+)+|translator-credits|Your (?:names|emails)")  # for whoever translates, and programs
 # Letters that have accelerators on them, and what is between lines or columns.
 _LETTERS = regex.compile(r"(?V1)[\pL\pN--[\p{Lo}--[\p{Arabic}\p{Hebrew}\p{Thai}]]]")
-_GAPS = re.compile(r"(\n|(?<=[^\s.!?:;,])(?: {2,}|\t+)(?=\S))")
+_GAPS = regex.compile(r"(?s:<style\b.*?</style>)(*SKIP)(*FAIL)|(\n|(?<=[^\s.!?:;,])(?: {2,}|\t+)(?=\S))")
 
 
 class _Segment(NamedTuple):
@@ -143,7 +148,7 @@ def in_order(source: str, target: str, flags: str = "", may_number: bool = True)
 def _with_end(source: str, target: str) -> str:
     """Return a translation that ends with the punctuation of its source, in its own script if it has it."""
     wanted, there = _END.search(source)[0], _END.search(target)[0]
-    is_same = wanted.strip().translate(_ASCII_MARKS) == there.strip().translate(_ASCII_MARKS)
+    is_same = len({_ASCII_MARKS.get(mark.strip(), mark.strip()) for mark in (wanted, there)}) == 1
     text = target.removesuffix(there)
     own = (mark for (letters, other), mark in _OWN_MARKS.items() if wanted == other and regex.search(letters, text))
     return target if is_same else text + next(own, wanted)
@@ -159,7 +164,7 @@ class Message:
         pieces, width = [] if self.remembered else _GAPS.split(self.text), max(map(len, self.text.split("\n")))
         for line, behind in zip(pieces[::2], [*pieces[1::2], ""], strict=False):
             lines, _, gap = self.parts[-1] if self.parts else ([""], None, "")
-            is_sentence = gap == "\n" and re.search(r"[\w,)]$", lines[-1]) and line[:1].islower()
+            is_sentence = gap == "\n" and re.search(r"[\w,)]$", lines[-1]) and line.lstrip()[:1].islower()
             if is_sentence and len(lines[-1]) > 40 and len(f"{lines[-1]} {line.split()[0]}") > width - 10:
                 self.parts[-1] = [[*lines, line], None, behind]  # it was broken, as its next word had no room
             else:
@@ -190,8 +195,9 @@ class Message:
             target = "\n".join(lines)
             if segment:
                 [target], width, last = found[segment].targets, max(map(len, lines)), lines[-1]
-                target = textwrap.fill(target, width, break_long_words=False) if len(lines) > 1 else target
-                target = re.match(r"\s*", lines[0])[0] + target + last[len(last.rstrip()) :]
+                first, indent = (re.match(r"\s*", line)[0] for line in (lines[0], last))
+                wrap = partial(textwrap.fill, width=width, break_long_words=False, subsequent_indent=indent)
+                target = first + (wrap(target) if len(lines) > 1 else target) + last[len(last.rstrip()) :]
             text += target + behind
         text = text if self.remembered or "'{" in self.text else re.sub(r"(?<=\w)'(?=\{\w)", "’", text)  # or ICU quotes
         taken.update("" if self.mark else self.letter.lower())
@@ -310,7 +316,8 @@ class Messages:
 def _with_number(segment: _Segment) -> tuple[str, Callable[[str], str]] | None:
     """Return the text with a number for its one placeholder of such, and what gives a translation this one again."""
     places = [match for match in pattern_of(segment.flags).finditer(segment.text) if _NUMERIC.fullmatch(match[0])]
-    places = [match for match in places if re.search(r"#|%n|\bcount\b", match[0])] or places  # not a file's name
+    sure = [match for match in places if re.search(r"#|%n|\bcount\b", match[0])]  # not a file's name
+    places = sure or [match for match in places if segment.count not in (0, 1) or re.search(r"\d|d$", match[0])]
     if segment.count is None or len(places) != 1:
         return None
 

@@ -27,6 +27,7 @@ _SPANS = {"hyperlink", "ins", "smartTag"}
 _POINTS = {"bookmarkStart", "bookmarkEnd", "commentRangeStart", "commentRangeEnd", "proofErr", "permStart", "permEnd"}
 _FIELD, _TEXT_FIELD = re.compile('fldCharType="(begin|end)"'), re.compile("HYPERLINK|FORMTEXT")
 _CITATION = re.compile(r"instrText[^<>]*>\s*(?:CITATION|ADDIN)\b|<w:tag [^<>]*CITATION|<w:citation/>")
+_UNSEEN = re.compile("bookmark|page-break|mark-|change|annotation-end")
 _RAISED = re.compile(r'vertAlign [^<>]*"su(?:b|per)script"')
 # A run of one of them is a point, of pictures if no text box is in it.
 _REFERENCES = {"footnoteReference", "endnoteReference", "commentReference", "noBreakHyphen", "softHyphen", "sym"}
@@ -141,7 +142,7 @@ def _open_document(events: list[_Event], aside: list[list[_Event]]) -> list[Piec
         elif end > number and not inner & _INNER:
             raw, name = _raw(events[number : end + 1]), event.name
             kind = Kind.FIXED if name in ("tab", "line-break") else Kind.POINT
-            other = Piece(raw, kind, STAND_IN * (kind is Kind.POINT and not re.search("bookmark|page-break", name)))
+            other = Piece(raw, kind, STAND_IN * (kind is Kind.POINT and not _UNSEEN.search(name)))
             pieces.append(text_piece(raw, " ") if name == "s" else other)  # spaces, which are one in a translation
         else:
             end = number
@@ -229,7 +230,7 @@ def _run(events: list[_Event], number: int) -> list[Piece]:
     before = _raw(events[number:first])
     tag = events[first].raw
     kept = tag if "xml:space" in tag or tag.endswith("/>") else f'{tag[:-1]} xml:space="preserve">'
-    name = "sup" if _RAISED.search(before) else "r"
+    name = "a" if "hlinkClick" in before else "sup" if _RAISED.search(before) else "r"
     opening = Piece(before + tag, Kind.OPEN, name=name, again=before + kept)
     inner = []
     for text, following in zip(shown[::2], [*shown[2::2], None], strict=True):

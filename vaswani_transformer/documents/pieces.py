@@ -164,7 +164,7 @@ def _text_of_mark(name: str, inner: list[Piece], before: str, behind: list[Piece
     else:  # a note, or a figure in a name; Word's runs say nothing
         touches = (is_inner(before) and not before.isnumeric()) or (text[0] in "[(" and before in '.,;:!?…”’»")')
         is_mark = touches and name != "r" and _NOTE.fullmatch(text)
-    return (STAND_IN if any(map(is_inner, rest)) else "") if is_mark else None
+    return (STAND_IN if rest[:1] != "[" and any(map(str.isalpha, rest)) else "") if is_mark else None
 
 
 def cut(pieces: list[Piece], places: list[int]) -> list[list[Piece]]:

@@ -9,9 +9,9 @@ from .pieces import Document, Kind, Piece, text_piece
 from .web_page import characters_of
 
 _TIME = re.compile(r"\s*(?:\d+:)?\d\d?:\d\d[,.]\d{1,3}\s*-->\s*(?:\d+:)?\d\d?:\d\d[,.]\d{1,3}")
-_TAG = re.compile(r"(</?(?:b|i|u|s|c|v|font|lang|ruby|rt)\b[^<>]*>|<[\d:.]+>)", re.IGNORECASE)
+_TAG = re.compile(r"(?i)(<rt>[^<>]*</rt>|</?(?:b|i|u|s|c|v|font|lang|ruby|rt)\b[^<>]*>|<[\d:.]+>|\{\\[^{}]*\})")
 # A dash at the start of a line, perhaps after tags or positions on the screen.
-_DASH = re.compile(rf"(?i)(?:(?:\s|{_TAG.pattern}|\{{\\[^{{}}]*\}})*(?:[-‐‑–—]+|(?:>|&gt;){{2,3}}(?![\w-]+<<))\s*)?")
+_DASH = re.compile(rf"(?i)(?:(?:\s|{_TAG.pattern[4:]})*(?:[-‐‑–—]+|(?:>|&gt;){{2,3}}(?![\w-]+<<))\s*)?")
 
 
 def read_paragraphs(text: str) -> Document:
@@ -47,13 +47,13 @@ def read_subtitles(text: str) -> Document:
             pieces.append(text_piece(pieces.pop().raw, LINE_BREAK))
         pieces += [Piece(dash)] if dash else []
         for part in filter(None, _TAG.split(inner[len(dash) :])):
-            name = re.match(r"</?(\w*)", part)
+            name = re.match(r"</?([a-z]*)|", part.lower())[1]
             if not _TAG.fullmatch(part):
                 pieces += characters_of(part) if is_vtt else [text_piece(part)]
-            elif part[1].isdigit() or name[1].lower() == "v":  # of two voices no sentence is made
-                pieces.append(Piece(part, Kind.POINT) if part[1].isdigit() else Piece(part))
+            elif name in ("", None, "rt", "v"):  # of two voices no sentence is made
+                pieces.append(Piece(part) if name == "v" else Piece(part, Kind.POINT))
             else:
-                pieces.append(Piece(part, Kind.CLOSE if part[1] == "/" else Kind.OPEN, name=name[1].lower()))
+                pieces.append(Piece(part, Kind.CLOSE if part[1] == "/" else Kind.OPEN, name=name))
         pieces.append(Piece(line[len(inner) :]))
         in_text = True
     return Document(pieces, escape=(lambda part: html.escape(part, quote=False)) if is_vtt else str)

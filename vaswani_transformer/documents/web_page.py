@@ -13,11 +13,11 @@ from .pieces import Document, Kind, Piece, text_piece
 
 # Elements that are spans in a sentence; those that are points, with all that is in them; those that are left alone.
 SPANS = {
-    "a", "abbr", "b", "bdi", "bdo", "big", "cite", "del", "dfn", "em", "font", "i", "ins", "label", "mark", "q", "s",
+    "a", "abbr", "b", "bdi", "bdo", "big", "cite", "del", "dfn", "em", "font", "i", "ins", "mark", "q", "ruby", "s",
     "small", "span", "strike", "strong", "sub", "sup", "time", "u",
 }  # fmt: skip
 _PICTURES = {"img", "input", "svg", "meter", "progress"}
-_POINTS = {"code", "kbd", "samp", "var", "tt", "math", "data", "output", "wbr", *_PICTURES}
+_POINTS = {"code", "kbd", "samp", "var", "tt", "math", "data", "output", "rp", "rt", "wbr", *_PICTURES}
 _OPAQUE = {
     "script", "style", "pre", "textarea", "iframe", "noembed", "noframes", "noscript", "xmp", "plaintext", "template",
     "object", "audio", "video", "canvas", "applet", "listing", *_POINTS,
@@ -31,7 +31,7 @@ _ENDED_BY = {
         "ol", "p", "pre", "search", "section", "table", "ul",
     },
     "li": {"li"}, "dt": {"dt", "dd"}, "dd": {"dt", "dd"}, "option": {"option", "optgroup"}, "tr": _TABLE - {"td", "th"},
-    "td": _TABLE, "th": _TABLE,
+    "td": _TABLE, "th": _TABLE, "rt": {"rt", "rp"}, "rp": {"rt", "rp"},
 }  # fmt: skip
 _CONTAINERS = {"ul", "ol", "menu", "dl", "table", "select", "datalist", "button", "object"}
 _CHARACTERS = re.compile(r"&#?\w+;?|[^&]+|&")
@@ -90,7 +90,7 @@ def read_web_page(source: str) -> Document:
         if kind == "text":
             pieces += characters_of(raw)
         elif kind in ("comment", "alone") or (kind == "start" and name in _POINTS) or (is_opaque and name in SPANS):
-            is_seen = kind != "comment" and name != "wbr" and not _is_omegat(name)
+            is_seen = kind != "comment" and name not in ("rp", "rt", "wbr") and not _is_omegat(name)
             pieces.append(Piece(raw, Kind.POINT, is_seen * (" " if name in _PICTURES else STAND_IN)))
         elif name in SPANS or _is_omegat(name):
             pieces.append(Piece(raw, Kind.OPEN if kind == "start" else Kind.CLOSE, name=name))
@@ -113,7 +113,7 @@ def _end_of_opaque(events: list, number: int) -> int:
             opened[other] -= 1
             if not opened[name]:
                 return place
-        elif kind == "end" and name in _ENDED_BY and other not in SPANS | {"p", "br"}:
+        elif kind == "end" and name in _ENDED_BY and other not in SPANS - {"ruby"} | {"p", "br"}:
             return place - 1
     return len(events) - 1
 

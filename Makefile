@@ -13,6 +13,7 @@ help:  ## this list
 	@echo "setting up .venv, once (minutes)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --quiet --no-deps opustrainer==0.5 typo==0.1.5  # wants an old sentencepiece
 	@touch $@
 
 demo: .venv/installed  ## set up, train on a generated corpus (minutes), show what was learned

@@ -91,11 +91,11 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 3957, "data": 3179, "training": 2606, "importing": 1203, "cli": 2046, "decoding": 1931,
-    "experiments": 625, "serving": 1525, "hub": 687, "export": 1052, "parsing": 816, "documents": 1773,
-    "attention": 378, "catalogues": 947, "recipes": 395, "evaluation": 322,
+    "model": 3948, "data": 3168, "training": 2604, "importing": 1192, "cli": 2048, "decoding": 1932,
+    "experiments": 628, "serving": 1527, "hub": 687, "export": 1055, "parsing": 816, "documents": 1781,
+    "attention": 374, "catalogues": 947, "recipes": 398, "evaluation": 322,
 }  # fmt: skip
-TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1541, 25000, 11.8
+TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1545, 25000, 11.8
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19997
 
 

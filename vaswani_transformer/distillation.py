@@ -150,6 +150,7 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
         open_fields = [name for name in CHOSEN if name in Row._fields and getattr(final, name) == AUTO]
         final = replace(final, **{name: getattr(size, name) for name in open_fields})
         if notes:  # other minutes do not change what is translated
+            logger.info("back-translated text: as it was made before; another --output makes it again")
             made.step = (facts := read_json(notes[0])).get("settings", facts).get("lines", 1)
         elif recipe.max_minutes:
             made.step = _step(final, reverse, made)
@@ -178,7 +179,7 @@ def _step(final: Recipe, reverse: Recipe, made: "DistilledText") -> int:
     if passes < ENOUGH:
         left = f"the {minutes:g} minutes that the reverse model leaves"
         problem = f"in {left} a training goes through the pairs alone {passes:.1f} times"
-        needed = math.ceil(ENOUGH / passes * minutes / (1 - REVERSE_MINUTES))
+        needed = math.ceil(1.1 * ENOUGH / passes * minutes / (1 - REVERSE_MINUTES))
         raise UserError(f"{problem}: for more text give --max-minutes {needed} or more, or leave --target-text out")
     room = max(passes / PASSES / 1.5, passes / PASSES - MOST_REPEATS)  # times the pairs, which are repeated
     step = max(1, round(lines / (pairs * room)))
@@ -276,7 +277,8 @@ class DistilledText:
             return False
         with reading(path):
             earlier = dict(read_json(path)["settings"])
-        if changed := ", ".join(name for name, value in settings.items() if earlier.get(name) != value):
+        free = () if all(Path(teacher).exists() for teacher in self.teachers) else ("teachers",)  # not needed any more
+        if changed := ", ".join(name for name, x in settings.items() if earlier.get(name) != x and name not in free):
             problem = f"{self.output.shown} holds text that was distilled with other settings ({changed})"
             raise UserError(f"{problem}: give the same ones, or another --output")
         return True

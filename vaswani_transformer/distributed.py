@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from .errors import one_line
+
 RESUME = "the same command resumes from the last complete checkpoint"
 _FAILED = "failed"  # the store's count of processes that have asked whether to report an error
 
@@ -114,8 +116,8 @@ def joined_processes() -> Iterator[Processes]:
         if not (is_named or isinstance(error, distributed.DistError)):
             raise
         earlier_handler = signal.SIG_IGN  # the launcher is about to send it
-        lost = f"one of the {distributed.get_world_size()} processes was lost"
-        raise ProcessLostError(f"{lost}: the connection to it is closed; {RESUME}") from error
+        lost = f"one of the {distributed.get_world_size()} processes was lost or cannot be reached"
+        raise ProcessLostError(f"{lost}: {one_line(error, 200)}; {RESUME}") from error
     finally:
         _on_sigterm(earlier_handler)
 

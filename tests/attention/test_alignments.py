@@ -1,10 +1,11 @@
 """Word alignments against the attention they are read from; what a trained model's are worth: `test_demo.py`."""
 
 import unicodedata
+from itertools import product
 
+import numpy as np
 import pytest
 import test_attention_weights
-import torch
 from conftest import tiny_model
 from sentencepiece_models import trained
 from test_attention_weights import TEXT
@@ -19,32 +20,34 @@ from vaswani_transformer.importing.sentencepiece import backend
 model, tokenizer = test_attention_weights.model, test_attention_weights.tokenizer
 
 
-def words_of_tokens(tokenizer, text: str) -> list[int]:
-    """For each token the word it is a piece of, found by decoding ever longer beginnings; -1 for the end token."""
+def words_of_tokens(tokenizer, text: str) -> list[set[int]]:
+    """For each token the word it is a piece of, found by decoding ever longer beginnings; none for the end token."""
     ids = tokenizer(text)["input_ids"]
     words = []
     for number in range(1, len(ids)):
         # A space, and a character that is not whole yet, belong to the word that follows.
         so_far = tokenizer.decode(ids[:number])
-        words.append(len(so_far.split()) - (so_far == so_far.rstrip() != ""))
-    return [*words, -1]
+        words.append({len(so_far.split()) - (so_far == so_far.rstrip() != "")})
+    return [*words, set()]
+
+
+def largest_sums(weights, of_source: list[set[int]], of_target: list[set[int]]) -> list[tuple[int, int]]:
+    """Links by weights `(target, source)` and the words, or letters, that each token has a part in."""
+    sums = {}
+    for row, column in np.ndindex(*weights.shape):
+        for link in product(of_source[column], of_target[row]):
+            sums[link] = sums.get(link, 0.0) + float(weights[row, column])
+    sources, targets = (range(1 + max(words)) for words in zip(*sums, strict=True))
+    return [(max(sources, key=lambda source: round(sums[source, word], 5)), word) for word in targets]
 
 
 @pytest.mark.parametrize("layer", [-1, 0, 1])
 def test_links_are_the_largest_sums_of_attention(model, tokenizer, layer):
     source, target = TEXT[0], TEXT[1]
     weights = attend(model, tokenizer, source, target).encoder_decoder[layer].mean(axis=0)  # (target, source) lengths
-    source_words, target_words = words_of_tokens(tokenizer, source), words_of_tokens(tokenizer, target)
-    assert len(source_words) == weights.shape[1] > len(source.split()) + 1
-    expected = []
-    for target_word in range(len(target.split())):
-        sums = [0.0] * len(source.split())
-        for row, word in enumerate(target_words):
-            for column, source_word in enumerate(source_words):
-                if word == target_word and source_word >= 0:
-                    sums[source_word] += float(weights[row, column])
-        expected.append((sums.index(max(sums)), target_word))
-    assert align(model, tokenizer, [source], [target], layer=layer) == [expected]
+    words = [words_of_tokens(tokenizer, text) for text in (source, target)]
+    assert len(words[0]) == weights.shape[1] > len(source.split()) + 1
+    assert align(model, tokenizer, [source], [target], layer=layer) == [largest_sums(weights, *words)]
 
 
 def letters_of_tokens(tokenizer, text: str) -> list[set[int]]:
@@ -62,15 +65,9 @@ def test_without_spaces_letters_are_linked():
     tokenizer = train_tokenizer([source, target] * 3, vocab_size=280)
     model = tiny_model(seed=1, scale=2.0, vocab_size=len(tokenizer))
     weights = attend(model, tokenizer, source, target).encoder_decoder[-1].mean(axis=0)
-    of_source, of_target = (letters_of_tokens(tokenizer, text) for text in (source, target))
-    assert any(len(one) > 1 for one in of_source) and any(len(one) > 1 for one in of_target)
-    links = []
-    for letter in range(len(target)):
-        rows = [row for row, letters in enumerate(of_target) if letter in letters]
-        columns = [[column for column, own in enumerate(of_source) if other in own] for other in range(len(source))]
-        sums = [float(weights[rows][:, own].sum()) for own in columns]
-        links.append((max(range(len(source)), key=lambda place: round(sums[place], 5)), letter))
-    assert align(model, tokenizer, [source], [target]) == [links]
+    letters = [letters_of_tokens(tokenizer, text) for text in (source, target)]
+    assert all(any(len(one) > 1 for one in side) for side in letters)
+    assert align(model, tokenizer, [source], [target]) == [largest_sums(weights, *letters)]
 
 
 def test_every_word_of_a_target_has_one_link_whatever_the_batch(model, tokenizer):
@@ -98,10 +95,7 @@ def test_of_an_ensemble_is_from_the_mean_of_its_members(model, tokenizer):
     twice = align(Ensemble([model, model]), tokenizer, [pair[0]], [pair[1]])
     assert twice == align(model, tokenizer, [pair[0]], [pair[1]])
     means = [attend(one, tokenizer, *pair).encoder_decoder[-1].mean(axis=0) for one in (model, other)]
-    words = [torch.tensor(words_of_tokens(tokenizer, text)) for text in pair]
-    together = torch.tensor(sum(means) / 2)
-    sums = [[together[words[1] == row][:, words[0] == column].sum() for column in range(7)] for row in range(7)]
-    expected = [(source, target) for target, source in enumerate(torch.tensor(sums).argmax(dim=1).tolist())]
+    expected = largest_sums(sum(means) / 2, *(words_of_tokens(tokenizer, text) for text in pair))
     assert align(Ensemble([model, other]), tokenizer, [pair[0]], [pair[1]]) == [expected]
 
 

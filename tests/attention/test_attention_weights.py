@@ -55,6 +55,7 @@ def weights_by_hand(attention, queries, keys, kind: str) -> np.ndarray:
 def test_all_layers_are_those_of_the_pass_that_the_model_runs(tokenizer, changes):
     """That pass, with sdpa, forms no weights: they are made again from what it projects."""
     model = tiny_model(seed=4, scale=1.5, vocab_size=len(tokenizer), attention_bias=True, **changes)
+    found = attend(model, tokenizer, SOURCE, TARGET)
     stacks = {"encoder": model.model.encoder, "decoder": model.model.decoder, "encoder-decoder": model.model.decoder}
     seen = {}
     for kind, stack in stacks.items():
@@ -66,17 +67,12 @@ def test_all_layers_are_those_of_the_pass_that_the_model_runs(tokenizer, changes
                 )
     source, target = ([tokenizer(text)["input_ids"]] for text in (SOURCE, TARGET))
     model(input_ids=torch.tensor(source), decoder_input_ids=torch.tensor([[0, *target[0][:-1]]]), use_cache=False)
-    expected = {
-        kind: [
-            weights_by_hand(one.self_attn, *(seen[kind, layer, name] for name in ("q_proj", "k_proj")), kind)
-            for layer, one in enumerate(stack.layers)
-        ]
-        for kind, stack in stacks.items()
-    }
-    found = attend(model, tokenizer, SOURCE, TARGET)
-    for kind, arrays in expected.items():
-        np.testing.assert_allclose(found.of(kind)[0], np.stack(arrays), atol=1e-5)
-        assert ((found.of(kind)[0] == 0) == (np.stack(arrays) == 0)).all()  # drawn as what is not seen
+    for kind, stack in stacks.items():
+        for layer, (array, one) in enumerate(zip(found.of(kind)[0], stack.layers, strict=True)):
+            projected = (seen[kind, layer, name] for name in ("q_proj", "k_proj"))
+            expected = weights_by_hand(one.self_attn, *projected, kind)
+            np.testing.assert_allclose(array, expected, atol=1e-5)
+            assert ((array == 0) == (expected == 0)).all()  # drawn as what is not seen
 
 
 def test_tokens_are_those_that_are_read_and_predicted(weights):

@@ -43,8 +43,7 @@ def model(tmp_path_factory, recipe):
 
 
 def test_training_leaves_a_complete_folder_that_stock_classes_load(model):
-    names = {path.name for path in model.iterdir()}
-    assert names >= {
+    assert {path.name for path in model.iterdir()} >= {
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
         "training_log.jsonl", "learning_curve.png", "recipe.yaml",
     }  # fmt: skip
@@ -123,11 +122,9 @@ def test_sentences_before_and_behind_options(words, sentences, monkeypatch):
     assert [call[:2] for call in calls] == [("MODEL", tuple(sentences))] and calls[0][2].files.input in (None, "- b")
 
 
-def test_misspelt_option_and_recipe(fails):
+def test_misspelt_options(fails):
     assert "Did you mean --beams?" in fails("translate", "MODEL", "A.", "--beems", "2", "B.")
     assert "--warmup-steps" in fails("train", "demo", "--warmup-step", "3")
-    assert "multi30k-en-de" in fails("train", "multi30k-de-en")
-    assert "did you mean" not in fails("train", "zzzzzzzz")
 
 
 def test_output_is_not_touched_before_the_input_is_known_to_be_there(model, tmp_path, fails):

@@ -45,8 +45,7 @@ def test_evaluate_may_write_to_devices_and_through_links(evaluate, tmp_path, cap
 def test_a_reference_may_have_its_accents_as_signs_of_their_own(evaluate, tmp_path):
     found = []
     for form in ("NFC", "NFD"):
-        text = unicodedata.normalize(form, "Über die Brücke läuft eine Kuh.\n")
-        (tmp_path / "test.de").write_text(text * 3)
+        (tmp_path / "test.de").write_text(unicodedata.normalize(form, "Über die Brücke läuft eine Kuh.\n") * 3)
         (tmp_path / "other.de").write_text("Über die Brücke läuft ein Hund.\n" * 3)
         names = ["bleu", "chrf", "perplexity"]
         assert evaluate("--json", tmp_path / "scores.json", "--stress") == 0
@@ -152,6 +151,8 @@ def test_models_and_files_are_compared_and_checked(model, evaluate, tmp_path, ca
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["checked"] == {"german": 1.0} and "--checker my_check:german" in scores["command"]
     assert results_of_record(scores, "a")[-1].metric_name == "checked german"
+    assert evaluate("scores.json") == 2
+    assert "scores.json holds pairs, not lines: give translations, one a line" in capsys.readouterr().err
     assert evaluate("out", write_model(tmp_path / "other", seed=1), "--json", "scores.json") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{model}: BLEU ") and len(lines) == 6 + 4 + 2

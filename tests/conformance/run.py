@@ -93,12 +93,6 @@ class SetupError(Exception):
     """The tests cannot be fetched or set up: one line that says why and what to do."""
 
 
-def error_message(report) -> str:
-    """What the exception of a failed test says, without the source lines that pytest shows beside it."""
-    crash = getattr(report.longrepr, "reprcrash", None)
-    return crash.message if crash else str(report.longrepr)
-
-
 @dataclass
 class Recorder:
     """A plugin of pytest: the outcome of every test by its name, and why it was skipped or failed."""
@@ -118,8 +112,9 @@ class Recorder:
         # skipped a test still passes, as it does upstream.
         part = type(report).__name__ == "SubtestReport"
         if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)  # without the source lines that pytest shows
             self.outcomes[name] = "failed"
-            self.reasons.setdefault(name, []).append(error_message(report))
+            self.reasons.setdefault(name, []).append(crash.message if crash else str(report.longrepr))
         elif part and report.skipped:
             self.skipped_parts.setdefault(name, []).append(str(report.longrepr[-1]).removeprefix("Skipped: "))
         elif part or self.outcomes.get(name) == "failed":
@@ -158,7 +153,7 @@ def find_sources(version: str, cache: Path) -> Path:
     )
 
 
-def assemble(archive: Path, folder: Path) -> Path:
+def assemble(archive: Path, folder: Path) -> None:
     """Lay out a package `tests` in `folder`: the common tests, our testers beside them, what upstream leaves out."""
     tests = folder / "tests"
     tests.mkdir()
@@ -180,7 +175,6 @@ def assemble(archive: Path, folder: Path) -> Path:
         shutil.copy(HERE / "suite" / "stand_ins.py", target)
         (target.parent / "__init__.py").touch()
     (folder / "pytest.ini").write_text("[pytest]\n")
-    return tests
 
 
 def run_tests(folder: Path) -> Recorder:
@@ -254,10 +248,8 @@ def make_table(recorder: Recorder) -> list[str]:
     for title, suite in SUITES.items():
         marian = describe(recorder.of(suite.marians), recorder) if suite.marians else "has none"
         lines.append(f"| {title} | {describe(recorder.of(suite.ours), recorder)} | {marian} |")
-    design = [
-        f"- {name}: {BY_DESIGN[name][1]}" for name in sorted(BY_DESIGN) if recorder.outcomes.get(name) == "failed"
-    ]
-    return [*lines, "", "Fail by design:", "", *design]
+    failed = [name for name in sorted(BY_DESIGN) if recorder.outcomes.get(name) == "failed"]
+    return [*lines, "", "Fail by design:", "", *(f"- {name}: {BY_DESIGN[name][1]}" for name in failed)]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -273,8 +265,7 @@ def main(arguments: list[str] | None = None) -> int:
     except SetupError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    title = f"Common tests of transformers {version}"
-    print("\n".join([title, "", *make_table(recorder)]))
+    print("\n".join([f"Common tests of transformers {version}", "", *make_table(recorder)]))
     faults = find_faults(recorder)
     for fault in faults:
         print(f"error: {fault}", file=sys.stderr)

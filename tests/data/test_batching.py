@@ -52,8 +52,7 @@ def check_epoch(sampler, problem):
         for batch in joined(sampler):
             assert sum(lengths[pair] for pair in batch) <= limit
             assert max(lengths[pair] for pair in batch) * len(batch) <= 1.5 * limit
-        tokens = [sum(lengths[pair] for pair in part) for part in parts]
-        assert max(tokens) <= sampler.part_tokens
+        assert max(sum(lengths[pair] for pair in part) for part in parts) <= sampler.part_tokens
 
 
 def lines(number, length, limit):

@@ -155,8 +155,7 @@ def test_broken_rows_of_tables_are_dropped(tmp_path, name, mark):
     rows = ["en@de", "good@gut", "alone", "b\udcffd@schlecht", "one@two@three", "fine@fein"]
     (tmp_path / name).write_bytes("\n".join(rows).replace("@", mark).encode("utf-8", "surrogateescape"))
     recipe = Recipe(train_data=str(tmp_path / name), source_column="en", target_column="de")
-    counts = make(recipe, tmp_path / "out", length_ratio=0)["counts"]
-    assert counts == {"kept": 2, "undecodable": 1, "empty": 2}
+    assert make(recipe, tmp_path / "out", length_ratio=0)["counts"] == {"kept": 2, "undecodable": 1, "empty": 2}
     assert rows_of(tmp_path / "out") == [("good", "gut"), ("fine", "fein")]
     assert "    pair 4: the target\n    one two three\n" in (tmp_path / "out" / "report.md").read_text("utf-8")
 

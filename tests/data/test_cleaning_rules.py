@@ -35,10 +35,8 @@ def deviations(lengths, number_of_groups):
         start = stop
     xs = [statistics.median(length for length, _ in group) for group in groups]
     medians = [statistics.median(ratio for _, ratio in group) for group in groups]
-    spreads = [
-        max(0.05, 1.4826 * statistics.median(abs(ratio - median) for _, ratio in group))
-        for group, median in zip(groups, medians, strict=True)
-    ]
+    off = [[abs(ratio - median) for _, ratio in group] for group, median in zip(groups, medians, strict=True)]
+    spreads = [max(0.05, 1.4826 * statistics.median(distances)) for distances in off]
     return [(ratio - np.interp(length, xs, medians)) / np.interp(length, xs, spreads) for length, ratio in values]
 
 
@@ -123,9 +121,8 @@ def test_rules_drop_what_plain_python_drops(tmp_path_factory, pairs, data):
 
 def test_deviations_of_a_length_ratio_are_those_of_the_formula():
     chance = random.Random(0)
-    lengths = [
-        (n, max(1, round(n * math.exp(chance.gauss(0.1, 0.2))))) for n in (chance.randint(1, 200) for _ in range(3500))
-    ]
+    sources = [chance.randint(1, 200) for _ in range(3500)]
+    lengths = [(n, max(1, round(n * math.exp(chance.gauss(0.1, 0.2))))) for n in sources]
     ratio = LengthRatio.of(np.array(lengths))
     assert len(ratio.medians) == 3
     assert np.allclose(ratio.deviation(np.array(lengths)), deviations(lengths, 3))
@@ -172,8 +169,7 @@ def test_lines_of_another_language_are_dropped(tmp_path):
     pairs = [(english, german), (german, english), (english, french), (english + "!", german), ("<2en> a", "a")]
     recipe, counts = recipe_of(tmp_path, pairs), {"kept": 2, "language": 2, "identical": 1}
     assert make(recipe, tmp_path / "out", languages=("en", "de"))["counts"] == counts
-    report = (tmp_path / "out" / "report.md").read_text("utf-8")
-    assert "pair 3: the target is fr" in report
+    assert "pair 3: the target is fr" in (tmp_path / "out" / "report.md").read_text("utf-8")
     message = error_of(make, recipe, tmp_path / "other", languages=("en", "xx"))
     assert "'xx'" in message and ", en, " in message
     other = "The house has a garden, many old trees with Blue Weather Station"

@@ -49,15 +49,13 @@ def test_of_many_entries_with_the_same_words_those_with_most_are_compared(monkey
 
 def test_an_exact_match_is_the_same_but_for_white_space_and_forms_of_characters():
     pairs = [("Cafe\u0301  now\n", " one "), ("a b", "old"), (" ", "blank"), ("blank", ""), ("a  b", "new")]
-    known = Memory(pairs)
-    assert [*map(known.exact, ["Caf\u00e9 now", "a b", "A b", "a", "blank", ""])] == ["one", "new", *[None] * 4]
+    assert [*map(Memory(pairs).exact, ["Caf\u00e9 now", "a b", "A b", "a", "blank", ""])] == ["one", "new", *[None] * 4]
     assert Memory([]).exact("a") is None and next(Memory([]).near(["a"])) == []
 
 
 def test_matches_are_of_the_same_language():
     texts = [("<2fr> the dog runs", "F"), ("<2de> the dog runs", "D"), ("<2fr> the cat runs", "G"), ("<2fr> stop", "S")]
-    matches = _with_matches(in_memory(texts))["source"][4:]
-    assert matches == ["<2fr> the dog runs <TM> G", "<2fr> the cat runs <TM> F"]
+    assert _with_matches(in_memory(texts))["source"][4:] == ["<2fr> the dog runs <TM> G", "<2fr> the cat runs <TM> F"]
 
 
 def test_each_pair_with_a_near_one_is_trained_on_with_and_without_its_translation(tmp_path):

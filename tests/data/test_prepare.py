@@ -197,9 +197,8 @@ def test_a_start_over_removes_what_was_written_and_nothing_else(recipe, tmp_path
 
 
 def test_nothing_left_and_nonsense_are_refused(recipe, tmp_path):
-    assert "train data: no pair is left after filtering (195 pairs read, 0 kept" in error_of(
-        make, dataclasses.replace(recipe, max_length=2), tmp_path / "p"
-    )
+    cut = dataclasses.replace(recipe, max_length=2)
+    assert "train data: no pair is left after filtering (195 pairs read, 0 kept" in error_of(make, cut, tmp_path / "p")
     (tmp_path / "blank").write_text("\n\n")
     (tmp_path / "empty").write_text("\n\n")
     blank = {"validation_source": str(tmp_path / "blank"), "validation_target": str(tmp_path / "empty")}
@@ -225,6 +224,5 @@ def test_the_command_prepares_checks_and_trains(text, tmp_path, capsys, fails):
     assert main(train_it) == 0
     assert (tmp_path / "m" / "model.safetensors").exists()
     (tmp_path / "p" / "train-00001.arrow").unlink()
-    missing = f"error: {tmp_path / 'p' / 'train-00001.arrow'}: No such file"
-    assert missing in fails(*train_it, "--overwrite")
+    assert f"error: {tmp_path / 'p' / 'train-00001.arrow'}: No such file" in fails(*train_it, "--overwrite")
     assert "--output" in fails("prepare", recipe)

@@ -105,6 +105,12 @@ def test_a_training_stopped_while_it_prepares_or_trains_is_resumed(large, tmp_pa
     assert equal(trained(large), straight) and shards_of(large) == shards
 
 
+def test_what_was_prepared_for_an_interrupted_training_may_go(large):
+    kill_before_selection(large)
+    shutil.rmtree(Path(large.output) / "prepared")
+    assert train(large, progress=False).steps == 4
+
+
 def test_of_several_processes_the_first_prepares(large, monkeypatch):
     folder, store = Path(large.output) / "prepared", distributed.HashStore()
     prepare_if_large(large, folder, progress=False)
@@ -139,8 +145,7 @@ def test_a_folder_of_another_version_is_refused(prepared_copy):
 
 def test_another_tokenizer_in_the_folder_is_refused(prepared_copy):
     train_tokenizer(["another text", "andere"], vocab_size=300).save_pretrained(prepared_copy / "tokenizer")
-    message = "tokenizer is not the tokenizer that the pairs were prepared with"
-    assert message in error_of(open_prepared, prepared_copy)
+    assert "tokenizer is not the tokenizer that the pairs were prepared with" in error_of(open_prepared, prepared_copy)
 
 
 def test_the_check_finds_what_has_changed_and_reading_what_is_no_arrow_file(prepared_copy):

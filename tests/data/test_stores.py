@@ -41,10 +41,7 @@ def send(folder: Path, url: str) -> str:
 def fetched(url: str, folder: Path) -> Path:
     """Copy a folder of the store to the disk."""
     root = to_path(url)
-    for name in root.fs.find(root.path):
-        copy = folder / name.removeprefix(f"{root.path}/")
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(root.fs.cat_file(name))
+    root.fs.get(root.path, str(folder), recursive=True)
     return folder
 
 
@@ -129,10 +126,9 @@ def test_a_store_that_refuses_or_lacks_a_file_is_named_in_one_line(recipe, store
     with stores.web_server(stores.refuse(403)) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         stores.forget()
-        data_dir = dataclasses.replace(recipe, data_dir="s3://secret/text")
         for action in (
             lambda: load_pairs(data="s3://secret/a.tsv"),
-            lambda: make(data_dir, tmp_path / "p"),
+            lambda: make(dataclasses.replace(recipe, data_dir="s3://secret/text"), tmp_path / "p"),
             lambda: make(recipe, "s3://secret/p"),
             lambda: open_prepared("s3://secret/p"),
         ):

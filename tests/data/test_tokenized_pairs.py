@@ -129,8 +129,7 @@ def test_filters_equal_a_plain_reference(tokenizer, pairs, max_length, max_lengt
 
 
 def test_lengths_of_filtered_sliced_and_plain_pairs(tokenizer):
-    pairs = in_memory([*PAIRS, ("", "leer"), *PAIRS, *PAIRS])
-    tokenized, _ = tokenize_pairs(pairs, tokenizer)
+    tokenized, _ = tokenize_pairs(in_memory([*PAIRS, ("", "leer"), *PAIRS, *PAIRS]), tokenizer)
     plain, _ = tokenize_pairs(in_memory(PAIRS), tokenizer)
     parts = tokenized.select(range(2, 6)), tokenized.select([5, 0, 3]), plain.select(range(1, 3))
     for some in (tokenized, plain, *parts):

@@ -40,8 +40,7 @@ def test_with_spaces_a_word_is_what_stands_between_them(text):
 @given(st.text(LETTERS, max_size=20))
 def test_words_are_all_of_a_text_but_its_spaces(text):
     assert "".join(words_of(text)) == "".join(text.split())
-    places = word_places(text)
-    assert all(before[1] <= behind[0] for before, behind in pairwise(places))
+    assert all(before[1] <= behind[0] for before, behind in pairwise(word_places(text)))
     # Each word by itself is one, whatever stands around it, and no letter without spaces has another beside it.
     assert all(len(words_of(word)) == 1 for word in words_of(text))
     assert all(sum(letter in "中文にカไท" for letter in word) <= 1 for word in words_of(text))

@@ -21,10 +21,8 @@ def members(**changes):
 def common_log_probs(models, source: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Log-probabilities `(rows, length, vocab_size)` of the next token by the definition, in double precision."""
     sources = source.expand(len(targets), -1)
-    each = [
-        model(sources, decoder_input_ids=targets, use_cache=False).logits.double().softmax(dim=-1) for model in models
-    ]
-    return (sum(each) / len(each)).log()
+    logits = [model(sources, decoder_input_ids=targets, use_cache=False).logits for model in models]
+    return torch.stack(logits).double().softmax(dim=-1).mean(dim=0).log()
 
 
 def test_one_member_samples_as_the_model():

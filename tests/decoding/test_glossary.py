@@ -197,9 +197,8 @@ def test_texts_in_batches_and_alone(model):
     loaded, tokenizer = load_model(model, "cpu")
     options = {"num_beams": 2, "max_new_tokens": 12}
     glossary = Glossary({"dog": ["Hund", "Tier"], "bird": ["bird"]})
-    with_terms = [
-        list(Translator(loaded, tokenizer, size, glossary=glossary, **options).translate(LINES)) for size in (64, 2048)
-    ]
+    translators = (Translator(loaded, tokenizer, size, glossary=glossary, **options) for size in (64, 2048))
+    with_terms = [list(translator.translate(LINES)) for translator in translators]
     without = list(Translator(loaded, tokenizer, **options).translate(LINES))
     assert with_terms[0] == with_terms[1]
     number = 0

@@ -33,10 +33,6 @@ def expected(model, tokenizer):
     return [{TRANSLATION: text} for text in texts_by_hand(model, tokenizer)]
 
 
-def tiny_gpt2(vocab_size: int):
-    return GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, n_embd=8, n_layer=1, n_head=1, n_positions=40))
-
-
 class TestFactory:
     def test_folders_with_the_tokenizer_in_them(self, expected, saved):
         loaded = AutoModelForSeq2SeqLM.from_pretrained(saved)
@@ -61,7 +57,8 @@ class TestFactory:
         assert mapped.device.type == "cpu" and mapped("red", **SHORT)
 
     def test_mistakes_end_in_one_line(self, model, tokenizer, saved, tmp_path):
-        save(tmp_path / "gpt2", tiny_gpt2(len(tokenizer)), tokenizer)
+        gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=8, n_layer=1, n_head=1, n_positions=40))
+        save(tmp_path / "gpt2", gpt2, tokenizer)
         sizes = {"d_model": 8, "d_kv": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1}
         t5 = T5ForConditionalGeneration(T5Config(vocab_size=len(tokenizer), decoder_start_token_id=1, **sizes))
         save(tmp_path / "t5", t5, tokenizer)

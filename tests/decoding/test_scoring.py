@@ -73,18 +73,19 @@ def test_one_string_is_one_text_and_what_is_no_text_is_refused(loaded):
             assert "source 1 is " in error_of(function, *loaded, [wrong], [target])
 
 
+@pytest.mark.usefixtures("whole_outputs")
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("rule", ["gnmt", "power"])
-def test_a_searchs_own_output_scores_as_in_the_search(loaded, rule, alpha):
+def test_an_nbest_list_is_that_of_the_search_with_its_scores(loaded, rule, alpha):
     model, tokenizer = loaded
-    inputs = tokenizer(SOURCES[:5], return_tensors="pt", padding=True)
-    options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 12, "length_penalty": alpha}
+    inputs = tokenizer(SOURCES[:12], return_tensors="pt", padding=True)
+    options = {"num_beams": 4, "num_return_sequences": 3, "max_new_tokens": 12, "length_penalty": alpha}
     if rule == "power":
         options["length_normalization"] = rule
     found = model.generate(**inputs, **options, return_dict_in_generate=True, output_scores=True)
-    options.pop("max_new_tokens")
-    translator = Translator(model, tokenizer, scores=True, max_new_tokens=12, **options)
-    ours = list(translator.hypotheses(SOURCES[:5]))
+    ours = list(Translator(model, tokenizer, 60, scores=True, **options).hypotheses(SOURCES[:12], window=5))
+    texts = tokenizer.batch_decode(found.sequences, skip_special_tokens=True)
+    assert [one.text for line in ours for one in line] == [" ".join(text.strip().splitlines()) for text in texts]
     assert [one.score for line in ours for one in line] == pytest.approx(found.sequences_scores.tolist(), abs=1e-4)
     for hypothesis in (hypothesis for line in ours for hypothesis in line):
         divisor = ((5 + hypothesis.tokens) / 6) ** alpha if rule == "gnmt" else hypothesis.tokens**alpha

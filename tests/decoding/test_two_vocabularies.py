@@ -126,9 +126,8 @@ def test_scored(world):
     model, tokenizer = load_model(world.folder, device="cpu")
     losses, counts = score_pairs(model, tokenizer, SOURCES, TARGETS)
     for source, target, loss, count in zip(SOURCES, TARGETS, losses, counts, strict=True):
-        source_ids, target_ids = (torch.tensor(ids_of(side, [text])) for side, text in (
-            (world.source, source), (world.target, target)
-        ))  # fmt: skip
+        sides = (world.source, [source]), (world.target, [target])
+        source_ids, target_ids = (torch.tensor(ids_of(*side)) for side in sides)
         with torch.no_grad():
             expected = model(input_ids=source_ids, labels=target_ids, return_dict=True).logits.log_softmax(-1)
         assert count == target_ids.shape[1]

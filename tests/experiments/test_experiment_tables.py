@@ -147,6 +147,7 @@ def test_a_trained_cell_without_its_log(tmp_path):
         (["table3", "--only", "c-dmodel-2048"], "there are base, base-seed-1"),
         (["table3"], "train.en.gz: No such file"),
         (["table3", "--set", "max_stepz=3"], "did you mean 'max_steps'?"),
+        (["table3", "--set", "max_steps=auto"], "max_steps is auto, which `vaswani train` alone chooses"),
         (["table3", "--set", "output=there"], "--set 'output=there' is not a setting of a cell"),
         (["table4", "--data-dir", "."], "gum.train.trees.gz: No such file"),
     ],

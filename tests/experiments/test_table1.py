@@ -113,8 +113,7 @@ def test_memory_grows_as_the_table_says(few_rounds):
 
 
 def test_the_whole_table(few_rounds, monkeypatch):
-    sizes = {"lengths": [16, 32, 64], "width": 4, "widths": [4, 8], "length": 16}
-    monkeypatch.setitem(table1.SCALES, "laptop", sizes)
+    monkeypatch.setitem(table1.SCALES, "laptop", {"lengths": [16, 32, 64], "width": 4, "widths": [4, 8], "length": 16})
     text = table1.report("laptop")
     assert "| recurrent (LSTM) | O(n·d²) | O(n) | O(n) | 32 |" in text
     row = next(line for line in text.splitlines() if line.startswith("| recurrent (LSTM)") and "O(" not in line)

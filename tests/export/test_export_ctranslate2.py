@@ -138,6 +138,12 @@ def test_a_search_that_waits_is_the_papers(trained, tokenizer, options):
             assert theirs == pytest.approx(scores[:number], abs=1e-4)
 
 
+def test_without_cublas_it_computes_on_the_cpu(monkeypatch, exported, caplog):
+    monkeypatch.setattr("ctranslate2.get_cuda_device_count", lambda: 1)
+    model, _ = load_exported(exported)
+    assert model.engine.device == "cpu" and "finds no cuBLAS 12" in caplog.text
+
+
 def test_the_least_length_is_the_models(trained, tokenizer):
     folder, exported = trained
     options, model = {"num_beams": 1, "min_new_tokens": 45}, load_model(folder, "cpu")[0]
@@ -233,9 +239,7 @@ def test_every_quantization(tmp_path, folder, exported, without_overflow, quanti
 
 def test_javascript_is_told_that_spaces_stay(tmp_path, folder):
     """Of a tokenizer of one's own, whose settings may lack it: transformers.js then takes them away."""
-    (source := tmp_path / "model").mkdir()
-    for path in folder.iterdir():
-        shutil.copy(path, source) if path.is_file() else None
+    source = shutil.copytree(folder, tmp_path / "model")
     settings = json.loads((source / "tokenizer_config.json").read_text())
     own = {name: settings[name] for name in ("eos_token", "pad_token", "unk_token") if name in settings}
     own["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -260,7 +264,9 @@ def test_ctranslate2s_own_converter_knows_our_models(tmp_path, folder):
 def test_the_command_and_what_it_leaves_alone(tmp_path, folder, fails, capsys):
     output = tmp_path / "a new" / "exported"
     words = ["--quantization", "int8", "--languages", "en", "de"]
-    (folder / "recipe.yaml").write_text("max_length: 70\n")
+    (folder / "recipe.yaml").write_text("max_length: 70\nsource_column: fr\ntarget_column: en\n")
+    assert known_languages(export_model(folder, tmp_path / "from Python").folder) == ["fr", "en"]
+    shutil.rmtree(tmp_path / "from Python")
     assert main(["export", str(folder), "--output", str(output), *words]) == 0
     (folder / "recipe.yaml").unlink()
     assert known_languages(output) == ["en", "de"] and longest_source(output) == 70

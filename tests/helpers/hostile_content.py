@@ -106,10 +106,6 @@ def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _changed_line_of_json(line: bytes):
-    return changed_value(json.loads(line), json.dumps).map(_encode)
-
-
 def _changed_header(content: bytes):
     """A safetensors file with something changed in its header."""
     end = 8 + int.from_bytes(content[:8], "little")
@@ -130,7 +126,7 @@ def damaged(form: str, content: bytes):
         changes = [changed_value(value, dump).map(_encode) for dump in (_yaml, _json)]  # JSON is YAML too
         return st.one_of(anything, st.sampled_from(own), VALUES.map(_json).map(_encode), *changes, *changes)
     if form == "lines of json":
-        return anything | changed_lines(content, _changed_line_of_json)
+        return anything | changed_lines(content, lambda line: changed_value(json.loads(line), json.dumps).map(_encode))
     if form == "text":
         return anything | changed_lines(content)
     if form == "safetensors":

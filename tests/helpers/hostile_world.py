@@ -15,15 +15,14 @@ import yaml
 from conftest import TESTS, TINY_RECIPE
 from experimenting import write_gum
 from hostile_targets import EXPERIMENT, HAS_CTRANSLATE2
+from model_folders import in_shards, pickle_weights
 from random_trees import TINY
-from safetensors.torch import load_file
 from training_runs import stop_after
 
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data import prepare
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.decoding.output import ResumableOutput, notes_path
-from vaswani_transformer.model.modeling_vaswani import VaswaniForConditionalGeneration
 from vaswani_transformer.recipes.recipe import load_recipe
 
 SETTINGS = {"data_dir": "text", "max_steps": 4, "evaluate_every": 2, "average_checkpoints": 1, "num_beams": 2}
@@ -77,15 +76,12 @@ def _train() -> None:
 def _use_the_model() -> None:
     """Scores, an output whose translation was killed, and weights in shards."""
     _run("evaluate", "model", "--source", "in.txt", "--reference", "reference.txt", "--json", "scores.json")
-    finish, ResumableOutput.finish = ResumableOutput.finish, lambda self: None
-    _run("translate", "model", "--input", "in.txt", "--output", "out.txt")
-    ResumableOutput.finish = finish
+    with patch.object(ResumableOutput, "finish"):
+        _run("translate", "model", "--input", "in.txt", "--output", "out.txt")
     assert notes_path(Path("out.txt")).exists()
     Path("out.txt").write_text(Path("out.txt").read_text().partition("\n")[0] + "\n")  # as if killed in the second line
-    shutil.copytree("model", "shards", ignore=shutil.ignore_patterns("*.safetensors"))
-    model = VaswaniForConditionalGeneration.from_pretrained("model")
-    model.save_pretrained("shards", max_shard_size="20KB")
-    for path in Path("shards").glob("*.py"):
+    in_shards(shards := Path(shutil.copytree("model", "shards")))
+    for path in shards.glob("*.py"):
         path.unlink()
 
 
@@ -93,8 +89,7 @@ def _bring_others() -> None:
     """Models of other toolkits, one of them imported, one pickled, and a translation memory."""
     for make in (import_differences.marianmt, import_differences.fairseq):
         make(Path(make.__name__), torch.float32)
-    shutil.copytree("marianmt", "pickled", ignore=shutil.ignore_patterns("*.safetensors"))
-    torch.save(load_file("marianmt/model.safetensors"), "pickled/pytorch_model.bin")
+    pickle_weights(Path(shutil.copytree("marianmt", "pickled")))
     for name in ("relu-two", "src-spm"):
         shutil.copytree(TESTS / "fixtures/marian" / name, name)
     _run("import", "marianmt", "--output", "imported-marianmt")

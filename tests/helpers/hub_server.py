@@ -195,9 +195,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _dispatch(self):
         method = "GET" if self.command == "HEAD" else self.command
         for verb, pattern, action in _ROUTES:
-            match = re.fullmatch(pattern, self.route)
-            if verb == method and match:
-                return action(self, *match.groups())
+            if verb == method and (match := re.fullmatch(pattern, self.route)):
+                return action(self, *filter(None, match.groups()))
         raise Refusal(404, "Not found", "EntryNotFound")
 
     # Who asks, and for what
@@ -356,10 +355,8 @@ _ROUTES = [
     ("POST", r"/api/validate-yaml", _Handler.validate_yaml),
     ("POST", r"/api/repos/create", _Handler.create),
     ("POST", rf"{_API}/branch/(.+)", _Handler.branch),
-    ("GET", rf"{_API}", _Handler.info),
-    ("GET", rf"{_API}/revision/(.+)", _Handler.info),
-    ("GET", rf"{_API}/tree/([^/]+)", _Handler.tree),
-    ("GET", rf"{_API}/tree/([^/]+)/(.+)", _Handler.tree),
+    ("GET", rf"{_API}(?:/revision/(.+))?", _Handler.info),
+    ("GET", rf"{_API}/tree/([^/]+)(?:/(.+))?", _Handler.tree),
     ("POST", rf"{_API}/preupload/(.+)", _Handler.preupload),
     ("POST", rf"/{_NAME}\.git/info/lfs/objects/batch", _Handler.lfs_batch),
     ("PUT", r"/lfs/([0-9a-f]{64})", _Handler.lfs_put),

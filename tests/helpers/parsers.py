@@ -40,8 +40,7 @@ def model(trees, tmp_path_factory):
 @pytest.fixture(scope="session")
 def wordy_model(trees, tmp_path_factory):
     """Another, which writes words too, and whose tags are all `XX`."""
-    folder = tmp_path_factory.mktemp("wordy_model") / "run"
-    return train(trees, folder, "--no-tags", "--vocab-size", "500")
+    return train(trees, tmp_path_factory.mktemp("wordy_model") / "run", "--no-tags", "--vocab-size", "500")
 
 
 @pytest.fixture

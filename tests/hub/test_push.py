@@ -167,8 +167,7 @@ def test_a_push_without_the_options_keeps_what_they_said_but_no_scores(push_mode
 
 def test_the_default_card_of_transformers_makes_way(forked, push, hub, model):
     assert forked.run(lambda: AutoTokenizer.from_pretrained(model).push_to_hub(REPO)).status == 0
-    card = hub.files(REPO)["README.md"]
-    assert b"Model Card for Model ID" in card
+    assert b"Model Card for Model ID" in hub.files(REPO)["README.md"]
     assert push().err == "" and is_sealed(hub.files(REPO)["README.md"].decode())
 
 

@@ -102,8 +102,7 @@ def test_a_repository_that_ignores_the_weights_is_named(push, hub):
 )
 def test_a_push_that_broke_can_be_repeated(push, hub, model, fault):
     hub.faults.append(Fault(**vars(fault)))
-    line = push(status=1).err
-    assert "push again, which is safe to repeat" in line
+    assert "push again, which is safe to repeat" in push(status=1).err
     assert REPO not in hub.repositories or len(hub.repositories[REPO].branches["main"]) == 1  # the empty one
     hub.faults.clear()
     push()

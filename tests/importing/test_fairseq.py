@@ -171,10 +171,12 @@ def test_texts_are_tokenised_by_moses_where_the_dictionary_was(tmp_path):
     sacremoses = pytest.importorskip("sacremoses")
     words = ["well", "@-@", "known", "dog", "&apos;s", "&quot;", ",", "Hund", "."]
     state = fairseq_state(fsmt(tgt_vocab_size=SIZES[0]))
-    english = {**OPTIONS, "source_lang": "en", "target_lang": "en"}
+    english = {**OPTIONS, "source_lang": "complex", "target_lang": "en"}
     path = write(tmp_path, state, english, (words, words))
     (tmp_path / "bpecodes").unlink()
+    (tmp_path / "dict.de.txt").rename(tmp_path / "dict.complex.txt")
     tokenizer = fairseq.read(path).tokenizer
+    assert tokenizer.moses["languages"] == ["en", "en"]  # as words of a user's own are not published
     text = 'known dog\'s, "well-known" Hund.'
     # As fairseq's data/encoders/moses_tokenizer.py calls it.
     pieces = sacremoses.MosesTokenizer("en").tokenize(text, aggressive_dash_splits=True)
@@ -185,7 +187,7 @@ def test_texts_are_tokenised_by_moses_where_the_dictionary_was(tmp_path):
         assert loaded.decode(ids, skip_special_tokens=True) == text
         assert loaded.batch_decode([ids, ids[4:]], skip_special_tokens=True)[0] == text
     words = ["well-known", "hund", "dog", "&apos;s", *"abcde"]  # Moses without -a, and a dictionary without capitals
-    path = write(tmp_path, state, english, (words, words))
+    path = write(tmp_path, state, english | {"source_lang": "en"}, (words, words))
     (tmp_path / "bpecodes").unlink()
     assert fairseq.read(path).tokenizer("Well-known dog's Hund")["input_ids"] == [4, 6, 7, 5, 2]
 

@@ -36,10 +36,9 @@ def target_ids(tokenizer, pair: dict) -> list[int]:
 @torch.no_grad()
 def log_probabilities(model, tokenizer, source: str, target: list[int]) -> torch.Tensor:
     """Of each token of a target, `(length,)`."""
-    encoded = tokenizer(source, return_tensors="pt")
-    inputs = torch.tensor([[model.config.decoder_start_token_id, *target[:-1]]])
-    logits = model(input_ids=encoded.input_ids, attention_mask=encoded.attention_mask, decoder_input_ids=inputs).logits
-    return logits.log_softmax(-1)[0].gather(-1, torch.tensor(target)[:, None])[:, 0]
+    encoded, labels = tokenizer(source, return_tensors="pt"), torch.tensor([target])
+    logits = model(input_ids=encoded.input_ids, attention_mask=encoded.attention_mask, labels=labels).logits
+    return logits.log_softmax(-1).gather(-1, labels[..., None])[0, :, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -83,8 +82,7 @@ def changed(folder: Path, name: str = "relu-two", options: dict | None = None, a
     """A copy of a model with other options (None: left out) and arrays (likewise)."""
     shutil.copytree(FIXTURES / name, folder)
     path = folder / "model.npz"
-    with np.load(path) as archive:
-        content = dict(archive)
+    content = dict(np.load(path))
     settings = yaml.safe_load(content[CONFIG].tobytes().rstrip(b"\0")) | (options or {})
     text = yaml.safe_dump({name: value for name, value in settings.items() if value is not None})
     content[CONFIG] = np.frombuffer(text.encode() + bytes(300), dtype=np.int8)
@@ -162,8 +160,7 @@ def test_the_imported_folder_scores_as_marian(tmp_path, name):
 
 def test_damaged_files(tmp_path):
     path = tmp_path / "model.npz"
-    with np.load(FIXTURES / "relu-two" / "model.npz") as archive:
-        arrays = dict(archive)
+    arrays = dict(np.load(FIXTURES / "relu-two" / "model.npz"))
     np.savez(path, **arrays, pickled=np.array([{}], dtype=object))
     assert "Object arrays cannot be loaded when allow_pickle=False" in error_of(read, path)
     np.savez_compressed(path, **arrays)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import error_of
 from import_differences import compare, marian_positions, marianmt, separate_marianmt
-from model_folders import change
+from model_folders import change, pickle_weights
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -58,8 +58,7 @@ def test_pickled_weights_of_an_older_folder(folder, tmp_path):
     for name in ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head"):
         weights[f"{name}.weight"] = shared
     weights |= {f"model.{stack}.embed_positions.weight": torch.zeros(64, 32) for stack in ("encoder", "decoder")}
-    torch.save(weights, folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
+    pickle_weights(folder, lambda _: weights)
     (folder / "generation_config.json").unlink()
     change(folder, "config.json", num_beams=4, max_length=20, bad_words_ids=[[60]], renormalize_logits=True)
     import_model(folder, tmp_path / "out")

@@ -255,13 +255,11 @@ def test_several_tokens_at_once_and_some_taken_back():
     with torch.no_grad():
         encoded = model.model.encoder(ids, mask)
         cache = DecodingCache(IncrementalDecoder(model))
-        for number, tokens in enumerate((first, second)):
-            found = model(
-                encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=tokens, past_key_values=cache
-            ).logits
-            if number == 0:
-                cache.crop(0)
-                cache.crop(-2)
+        inputs = {"encoder_outputs": encoded, "attention_mask": mask, "past_key_values": cache}
+        model(**inputs, decoder_input_ids=first)
+        cache.crop(0)
+        cache.crop(-2)
+        found = model(**inputs, decoder_input_ids=second).logits
         assert cache.get_seq_length() == 7
         whole = torch.cat((first[:, :4], second), dim=1)
         expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=whole).logits[:, -3:]

@@ -20,9 +20,8 @@ def test_a_padded_row_equals_the_row_alone(attn_implementation, with_decoder_mas
     together = model(input_ids, attention_mask, decoder_input_ids, decoder_mask if with_decoder_mask else None).logits
     for row in range(3):
         source_length, target_length = int(attention_mask[row].sum()), int(decoder_mask[row].sum())
-        alone = model(
-            input_ids[row : row + 1, :source_length], decoder_input_ids=decoder_input_ids[row : row + 1, :target_length]
-        ).logits
+        source, target = input_ids[row : row + 1, :source_length], decoder_input_ids[row : row + 1, :target_length]
+        alone = model(source, decoder_input_ids=target).logits
         torch.testing.assert_close(together[row : row + 1, :target_length], alone, rtol=1e-4, atol=1e-5)
 
 

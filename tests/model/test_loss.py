@@ -5,6 +5,7 @@ import torch
 from conftest import random_ids, tiny_model
 from passes import batch_of_three
 from test_loss_kernel import check_projected
+from test_packed_sentences import pass_through
 from torch.nn.functional import cross_entropy, linear
 from transformers.trainer_pt_utils import LabelSmoother
 
@@ -12,14 +13,14 @@ from vaswani_transformer.model import loss_vaswani as loss_module
 from vaswani_transformer.model import modeling_vaswani
 from vaswani_transformer.model.loss_vaswani import can_be_fused, label_smoothed_cross_entropy, projected_cross_entropy
 
-VOCABULARY = 30
+TOKENS, WIDTH, ENTRIES = 37, 6, 23
 
 
 def example(dtype=torch.float32):
-    """Logits `(3, 5, 30)` that need a gradient, and labels with padding at the ends of rows."""
+    """Logits `(3, 5, ENTRIES)` that need a gradient, and labels with padding at the ends of rows."""
     generator = torch.Generator().manual_seed(0)
-    logits = (3 * torch.randn(3, 5, VOCABULARY, generator=generator)).to(dtype)
-    labels = torch.randint(0, VOCABULARY, (3, 5), generator=generator)
+    logits = (3 * torch.randn(3, 5, ENTRIES, generator=generator)).to(dtype)
+    labels = torch.randint(0, ENTRIES, (3, 5), generator=generator)
     labels[0, 3:] = -100
     labels[-1, 1:] = -100
     return logits.requires_grad_(), labels
@@ -47,9 +48,6 @@ def test_smoothing_out_of_range(epsilon):
     for loss, inputs in ((label_smoothed_cross_entropy, example()), (projected_cross_entropy, projection_example())):
         with pytest.raises(ValueError, match="at least 0 and below 1"):
             loss(*inputs, epsilon)
-
-
-TOKENS, WIDTH, ENTRIES = 37, 6, 23
 
 
 def projection_example(dtype=torch.float32):
@@ -112,11 +110,8 @@ def test_no_whole_logits_exist(monkeypatch):
 
 
 def losses_and_gradients(model, labels, **options):
-    model.zero_grad()
     input_ids, attention_mask, *_ = batch_of_three()
-    outputs = model(input_ids, attention_mask, labels=labels, **options)
-    outputs.loss.backward()
-    return outputs, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    return pass_through(model, {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}, **options)
 
 
 def some_labels():
@@ -131,14 +126,13 @@ def some_labels():
 def test_a_model_smooths_its_loss_in_training_mode_only(training, items, smoothing):
     model, labels = tiny_model(label_smoothing=smoothing).train(training), some_labels()
     outputs, gradients = losses_and_gradients(model, labels, num_items_in_batch=items)
-    logits = outputs.logits.detach().requires_grad_()
-    expected = cross_entropy(
-        logits.flatten(0, 1), labels.flatten(), label_smoothing=smoothing if training else 0.0, reduction="sum"
-    ) / (labels.ne(-100).sum() if items is None else 50)
-    torch.testing.assert_close(outputs.loss, expected.detach())
+    logits, epsilon = outputs.logits.detach().flatten(0, 1), smoothing if training else 0.0
+    expected = cross_entropy(logits, labels.flatten(), label_smoothing=epsilon, reduction="sum")
+    expected /= labels.ne(-100).sum() if items is None else 50
+    torch.testing.assert_close(outputs.loss, expected)
     fused, fused_gradients = losses_and_gradients(model, labels, num_items_in_batch=items, skip_logits=True)
     assert fused.logits is None and "logits" not in fused
-    torch.testing.assert_close(fused.loss, expected.detach())
+    torch.testing.assert_close(fused.loss, expected)
     torch.testing.assert_close(fused_gradients, gradients, rtol=1e-4, atol=1e-6)
 
 

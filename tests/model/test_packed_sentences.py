@@ -7,6 +7,7 @@ import torch
 from conftest import random_ids, tiny_config, tiny_model
 from passes import IMPLEMENTATIONS, OTHER_TOOLKITS, relative_difference
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from vaswani_transformer import VaswaniForConditionalGeneration
@@ -20,10 +21,6 @@ def sentences(lengths, seed: int, vocab_size: int = 29) -> list[torch.Tensor]:
     return [random_ids(length, seed=seed + row, vocab_size=vocab_size) for row, length in enumerate(lengths)]
 
 
-def padded(rows: list[torch.Tensor], filling: int) -> torch.Tensor:
-    return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=filling)
-
-
 def offsets_of(lengths) -> torch.Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
 
@@ -32,7 +29,7 @@ def both_batches(with_filling: bool, target_vocabulary: int = 29) -> tuple[dict,
     """The same sentences padded, and one after the other: with filling, two sentences of it and two empty ones."""
     sources, targets = sentences(SOURCES, 0), sentences(TARGETS, 50, target_vocabulary)
     targets[0][2] = -100  # a label may be left out in the middle of a sentence too
-    input_ids, labels = padded(sources, 1), padded(targets, -100)
+    input_ids, labels = pad_sequence(sources, True, 1), pad_sequence(targets, True, -100)
     filling = ((3, 2), (4, 1)) if with_filling else ((), ())
     empty = (0, 0) if with_filling else ()
     packed = {

@@ -112,7 +112,7 @@ def test_the_models_own_generation_configuration_wins(tokenizer):
         for name, value in settings.items():
             setattr(model.generation_config, name, value)
         outputs.append(model.generate(**tokenizer(TEXTS[0], return_tensors="pt"))[0].tolist())
-        (record,) = TranslationPipeline(model, tokenizer, device="cpu")(TEXTS[0])
+        (record,) = TranslationPipeline(model, tokenizer, device="cpu")(TEXTS[0], clean_up_tokenization_spaces=True)
         assert record[TRANSLATION] == tokenizer.decode(outputs[-1], skip_special_tokens=True)
     assert len(outputs[1]) <= len(tokenizer(TEXTS[0])["input_ids"]) + 5 < len(outputs[0])
 

@@ -67,73 +67,45 @@ def test_exactly_the_trees_can_be_written(words, limit, run):
 
 
 PIECES = ["w0", "w1", "w2"]  # tokens that words are made of
-
-
-def all_ids(words: bool = False) -> dict[str, int]:
-    tags = [tag + ")" for tag in TAGS] if words else TAGS
-    tokens = [*("(" + label for label in LABELS), *(")" + label for label in LABELS), *tags]
-    return {token: 3 + 2 * at for at, token in enumerate(tokens)}
+SPELLINGS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3)
 
 
 def grammar_with_words() -> tuple[BracketGrammar, dict[int, str], dict[str, int]]:
     """With ids of `PIECES` too, one below and two above those of the brackets and tags."""
-    grammar, names = grammar_of(ids := all_ids(words=True))
-    pieces = dict(zip(PIECES, (4, 1 + max(ids.values()), 900), strict=True))
+    tokens = [*("(" + label for label in LABELS), *(")" + label for label in LABELS), *(tag + ")" for tag in TAGS)]
+    grammar, names = grammar_of({token: 3 + 2 * at for at, token in enumerate(tokens)})
+    pieces = dict(zip(PIECES, (4, 1 + max(names), 900), strict=True))
     return grammar, names | {number: piece for piece, number in pieces.items()}, pieces
 
 
-@given(constituents(st.just("w")))
-def test_every_tree_can_be_written(tree):
-    grammar, names = grammar_of(all_ids())
-    tokens = linearize(tree)
-    processor = BracketProcessor(grammar, unwritten(len(tree.words())), [len(tokens) + 1])  # to the last token
-    for at, token in enumerate([*tokens, "</s>"]):
-        assert token in may_follow(processor, names, [tokens[:at]])[0]
-
-
-SPELLINGS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3)
-
-
+@pytest.mark.parametrize("is_written", [False, True])  # whether words are part of the output
 @given(constituents(st.just("w")), st.data())
-def test_every_tree_can_be_written_with_its_words(tree, data):
+def test_every_tree_can_be_written(is_written, tree, data):
     grammar, names, pieces = grammar_with_words()
-    spelled = [data.draw(SPELLINGS) for _ in tree.words()]
+    spelled = [data.draw(SPELLINGS) if is_written else [] for _ in tree.words()]
     tokens = " ".join(with_words(linearize(tree), list(map(" ".join, spelled)))).split()
     processor = BracketProcessor(grammar, [[[pieces[one] for one in word] for word in spelled]], [len(tokens) + 1])
-    for at, token in enumerate([*tokens, "</s>"]):
+    for at, token in enumerate([*tokens, "</s>"]):  # to the last token
         follows = may_follow(processor, names, [tokens[:at]])[0]
         assert follows == {token} if token in PIECES else token in follows and not follows & set(PIECES)
 
 
-def any_way(processor: BracketProcessor, names: dict[int, str], random) -> list[str]:
-    """An output of tokens that are allowed, picked by chance."""
-    row: list[str] = []
-    while True:
-        token = random.choice(sorted(may_follow(processor, names, [row])[0]))
-        if token == "</s>":
-            return row
-        row.append(token)
-
-
-@given(st.integers(1, 6), st.integers(0, 14), st.integers(1, 4), st.randoms(use_true_random=False))
-def test_any_way_ends_in_a_tree(words, spare, run, random):
-    grammar, names = grammar_of(all_ids())
-    processor = BracketProcessor(grammar, unwritten(words), [words + 1 + spare])
-    processor.max_open_run = run
-    row = any_way(processor, names, random)
-    assert len(row) <= words + spare
-    assert top_nodes(row, words) == 1 or (spare < 2 and top_nodes(row, words))
-
-
-@given(st.lists(SPELLINGS, min_size=1, max_size=5), st.integers(0, 14), st.randoms(use_true_random=False))
-def test_any_way_with_words_ends_in_a_tree_over_them(spelled, spare, random):
+@pytest.mark.parametrize("is_written", [False, True])
+@given(st.lists(SPELLINGS, min_size=1, max_size=6), st.integers(0, 14), st.integers(1, 4), st.randoms())
+def test_any_way_ends_in_a_tree_over_the_words(is_written, spelled, spare, run, random):
+    """Of the tokens that are allowed, one picked by chance at each step."""
     grammar, names, pieces = grammar_with_words()
+    spelled = spelled if is_written else [[] for _ in spelled]
     least = sum(map(len, spelled)) + len(spelled)
-    words = [[[pieces[piece] for piece in word] for word in spelled]]
-    row = any_way(BracketProcessor(grammar, words, [least + 1 + spare]), names, random)
+    processor = BracketProcessor(grammar, [[[pieces[one] for one in word] for word in spelled]], [least + 1 + spare])
+    processor.max_open_run = run
+    row: list[str] = []
+    while row[-1:] != ["</s>"]:
+        row.append(random.choice(sorted(may_follow(processor, names, [row])[0])))
+    row.pop()
     assert len(row) <= least + spare
     plain = without_words(row)
-    assert " ".join(row) == " ".join(with_words(plain, list(map(" ".join, spelled))))
+    assert row == " ".join(with_words(plain, list(map(" ".join, spelled)))).split()
     assert top_nodes(plain, len(spelled)) == 1 or (spare < 2 and top_nodes(plain, len(spelled)))
 
 
@@ -142,11 +114,9 @@ def test_rows_of_a_batch_do_not_see_each_other():
     rows = [["(S", "NN"], ["(NP", "DT"], ["(S", "(NP"], ["NN", "NN"]]
     words, limits = [2, 3], [9, 4]
     together = may_follow(BracketProcessor(grammar, unwritten(*words), limits), names, rows)  # two beams of each
-    alone = [
-        may_follow(BracketProcessor(grammar, unwritten(words[at // 2]), [limits[at // 2]]), names, [row])[0]
-        for at, row in enumerate(rows)
-    ]
-    assert together == alone
+    for at, (row, found) in enumerate(zip(rows, together, strict=True)):
+        alone = BracketProcessor(grammar, unwritten(words[at // 2]), [limits[at // 2]])
+        assert may_follow(alone, names, [row]) == [found]
 
 
 @pytest.mark.parametrize("beams", [1, 2, 21])

@@ -1,17 +1,12 @@
 """Trees to tokens and back."""
 
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 from random_trees import TOKENS, clean_trees, top_nodes, tree_of
 
 from vaswani_transformer.parsing.linearization import delinearize, linearize, with_words, without_words
-from vaswani_transformer.parsing.trees import Tree
-
-
-def with_tag(tree: Tree, tag: str) -> Tree:
-    if tree.word is not None:
-        return Tree(tag, word=tree.word)
-    return Tree(tree.label, tuple(with_tag(child, tag) for child in tree.children))
 
 
 def test_the_examples_of_the_docstrings():
@@ -36,7 +31,7 @@ def test_words_come_in_and_go_out(tree, tags):
 def test_the_way_back_gives_the_same_tree(tree):
     words = tree.words()
     assert delinearize(linearize(tree), words) == tree
-    assert delinearize(linearize(tree, tags=False), words) == with_tag(tree, "XX")
+    assert str(delinearize(linearize(tree, tags=False), words)) == re.sub(r"\(\S+ (?!\()", "(XX ", str(tree))
 
 
 @given(TOKENS, st.lists(st.sampled_from("abc"), min_size=1))

@@ -132,8 +132,7 @@ def test_a_configuration_fetches_and_runs_nothing(folder, entries, no_network, m
     monkeypatch.setattr(modeling_utils, "is_kernels_available", lambda *_, **__: True)
     change(folder, "config.json", **entries)
     capsys.readouterr()
-    models = load_model(folder, "cpu")[0], AutoModelForSeq2SeqLM.from_pretrained(folder)
-    for model in models:
+    for model in (load_model(folder, "cpu")[0], AutoModelForSeq2SeqLM.from_pretrained(folder)):
         assert model.config._attn_implementation == "sdpa" and model.config.d_model == 24
     main(["translate", str(folder), "words"])
     assert "[transformers]" not in capsys.readouterr().err

@@ -287,8 +287,7 @@ def test_outputs_that_are_no_folders(recipe, tmp_path, fails, monkeypatch):
 
 
 def test_a_file_system_without_locks(models, tmp_path, monkeypatch, caplog):
-    error = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-    monkeypatch.setattr("fcntl.flock", Mock(side_effect=error))
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
     (tmp_path / "in.txt").write_text("A dog.\n")
     words = ["--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt", "--max-new-tokens", "3"]
     assert main([str(word) for word in ["translate", models[0], *words]]) == 0

@@ -91,14 +91,11 @@ def test_pairs_from_a_pipe_are_refused_and_not_waited_for(tmp_path):
     assert "is a pipe or a device" in read(**{**files, "target": tmp_path / "pipe"})
 
 
-def change(path, how):
-    if how == "grows":
-        with path.open("a") as file:
-            file.write("one more\n")
-    elif how == "shrinks":
-        os.truncate(path, 4)
-    else:
-        path.unlink()
+CHANGES = {
+    "grows": lambda path: write(path, path.read_text() + "one more\n"),
+    "shrinks": lambda path: os.truncate(path, 4),
+    "vanishes": os.unlink,
+}
 
 
 @pytest.mark.parametrize("how", ["grows", "shrinks"])
@@ -106,7 +103,7 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path, how):
     path = write(tmp_path / "a", "".join(f"line {number}\n" for number in range(100_000)))
     lines = read_lines(path)
     assert next(lines) == "line 0"
-    change(path, how)
+    CHANGES[how](path)
     assert f"{path} has changed while it was read" in error_of(list, lines)
 
 
@@ -116,7 +113,7 @@ def test_translate_notices_a_change_after_it_has_counted_the_lines(refused, mode
     load = options.Computing.load
 
     def change_before_loading():
-        options.Computing.load = lambda *given, **more: change(path, how) or load(*given, **more)
+        options.Computing.load = lambda *given, **more: (CHANGES[how](path), load(*given, **more))[1]
 
     problem = ": No such file" if how == "vanishes" else " has changed while it was read"
     line = refused("translate", model, "--input", path, "--output", output, before=change_before_loading)

@@ -290,7 +290,6 @@ asyncio.run(ask())
 print(*sorted({{"torch", "transformers", "datasets"}} & set(sys.modules)))
 print(psutil.Process().memory_info().rss)
 """
-    imported, size = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=100
-    ).stdout.splitlines()
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=100)
+    imported, size = done.stdout.splitlines()
     assert imported == "" and int(size) < 200e6

@@ -4,14 +4,17 @@ import asyncio
 import json
 import shutil
 import weakref
+from unittest.mock import Mock
 
 import pytest
 import served
 from conftest import error_of
+from model_folders import save
 from served import SENTENCES, all_at_once, ask, client_of, find_models, load_in_double, translated
 
 from vaswani_transformer import Translator, load_model, score_tokens
 from vaswani_transformer.data.memory import Memory
+from vaswani_transformer.serving.models import Models
 
 folder, loaded, make = served.folder, served.loaded, served.make
 
@@ -113,14 +116,26 @@ def test_the_least_recently_used_is_unloaded(make, folder, loaded):
     assert len(loads) >= 5
 
 
+def test_what_ctranslate2_cannot_follow_goes_to_the_float32_engine_that_is_there(folder):
+    loads = []
+    load = lambda model: loads.append(model.needs) or Mock(is_ours=model.needs)  # noqa: E731
+    models = Models(find_models([f"en-de={folder}"]), load, most=1)
+
+    async def run():
+        for _ in range(3):
+            async with models.engine(models.served[0], "alignments"):
+                pass
+
+    asyncio.run(run())
+    assert loads == ["", "some requests"]
+
+
 def coded_model(folder, tmp_path):
     """A model that has codes of two target languages."""
     model, tokenizer = load_model(folder, "cpu")
     tokenizer.add_tokens([">>fra<<", ">>pt_BR<<"])
     model.resize_token_embeddings(len(tokenizer))
-    for part in (model, tokenizer):
-        part.save_pretrained(tmp_path)
-    return load_in_double(tmp_path)
+    return load_in_double(save(tmp_path, model, tokenizer))
 
 
 def test_codes_are_not_what_a_memory_looks_up(make, folder, tmp_path):
@@ -191,15 +206,11 @@ def test_two_that_share_one_place_are_both_answered(make, folder):
 
 
 def test_by_default_they_are_unloaded_when_memory_is_short(make, folder, monkeypatch):
-    class Memory:
-        total = 1
-
     app = make(f"en-de={folder}", f"de-en={folder}")
     size = app.state.service.models.served[0].bytes
     assert size > 2 * (folder / "model.safetensors").stat().st_size
-    monkeypatch.setattr("psutil.virtual_memory", Memory)
     for total, expected in ((4 * size, ["en-de", "de-en"]), (4 * size - 1, ["de-en"])):
-        Memory.total = total
+        monkeypatch.setattr("psutil.virtual_memory", Mock(return_value=Mock(total=total)))
         for source, target in (("en", "de"), ("de", "en")):
             assert ask(app, "POST", "/translate", json={"q": "A.", "source": source, "target": target})[0] == 200
         assert [place.name for place in app.state.service.models.loaded] == expected

@@ -43,9 +43,8 @@ def test_is_the_mean_of_float64_rounded_once(tmp_path, dtype, number):
 
 def test_other_names_and_shapes(tmp_path):
     """Shapes that torch would broadcast, too."""
-    folders = write_all(
-        tmp_path, [{"w": torch.ones(2, 3)}, {"w": torch.ones(1, 3)}, {"w": torch.ones(2, 3), "b": torch.ones(1)}]
-    )
+    weights = [{"w": torch.ones(2, 3)}, {"w": torch.ones(1, 3)}, {"w": torch.ones(2, 3), "b": torch.ones(1)}]
+    folders = write_all(tmp_path, weights)
     message = error_of(average_checkpoints, folders[:2])
     assert "w has the shapes [1, 3] and [2, 3]" in message and str(folders[1]) in message
     for pair in (folders[::2], folders[:0:-1]):

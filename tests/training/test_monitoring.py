@@ -48,9 +48,8 @@ def test_without_a_terminal_every_logged_step_is_a_line(recipe, capfd, caplog):
         assert f"{entry['source_tokens']:,} + {entry['target_tokens']:,} tokens a step" in line
         assert f"gradient {entry['grad_norm']:.2f}" in line and f"padding {entry['padding']:.1%}" in line
         assert line.endswith(" left")
-    validated = [
-        line for line in [*lines, *caplog.messages] if re.search(": validation loss .*, perplexity .*, BLEU ", line)
-    ]
+    lines += caplog.messages
+    validated = [line for line in lines if re.search(": validation loss .*, perplexity .*, BLEU ", line)]
     assert [re.sub(r"[ :].*", "", line) for line in validated] == ["step", "step", "best", "average"]
     assert "validation BLEU: on the tokens of char" in caplog.messages
     assert any(re.match(r"length penalty 0.6, beam 2: validation BLEU \d", line) for line in caplog.messages)

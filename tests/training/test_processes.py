@@ -271,10 +271,8 @@ def test_as_one_process_does(folder, alone, name):
         assert len(report["batches"]) == STEPS * report["accumulation"]  # none waits for another
         assert report["losses"] == pytest.approx(one["losses"], rel=1e-5)
         assert report["tokens"] == [list(tokens) for tokens in one["tokens"]]
-        rates = [
-            noam_learning_rate(step, 16, more["warmup_steps"], more["learning_rate_scale"])
-            for step in range(1, STEPS + 1)
-        ]
+        schedule = more["warmup_steps"], more["learning_rate_scale"]
+        rates = [noam_learning_rate(step, 16, *schedule) for step in range(1, STEPS + 1)]
         assert report["rates"] == pytest.approx(rates, rel=1e-12)
     assert together(found) == pairs_of_steps(one["batches"], 1)
     others, start = load_file(folder / f"{name}.st"), make_model().state_dict()

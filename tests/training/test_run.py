@@ -139,11 +139,12 @@ def test_batches_without_padding_need_a_gpus_attention_for_them(recipe, trained)
     assert "no attention_window" in error_of(training.is_padding_free, wanted, config, on_cpu)
 
 
-@pytest.mark.parametrize(("number", "overwrite"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
-def test_a_signal_stops_with_a_checkpoint_and_the_run_ends_as_if_uninterrupted(recipe, straight, number, overwrite):
+@pytest.mark.parametrize(("step", "overwrite"), [(4, False), (4, True), (STEPS, False)])
+def test_a_signal_stops_with_a_checkpoint_and_the_run_ends_as_if_uninterrupted(recipe, straight, step, overwrite):
+    number = signal.SIGINT if overwrite else signal.SIGTERM
     recipe = dataclasses.replace(recipe, overwrite=overwrite)
     handler = signal.getsignal(number)
-    stop_after(4, recipe, number)
+    stop_after(step, recipe, number)
     assert signal.getsignal(number) == handler
     where = recipe.data_dir if overwrite else f"{recipe.data_dir}/."  # of the same text
     result = train(dataclasses.replace(recipe, data_dir=where), progress=False)

@@ -1,6 +1,7 @@
 """Equation 3 as a number, and as what a stock Trainer really uses; `test_finetuning_scripts` has it as a scheduler."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from test_trainer import make_model, make_pairs
 from torch.optim import SGD
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerState, TrainingArguments
 
+from vaswani_transformer import VaswaniConfig
 from vaswani_transformer.data.batching import PairCollator
 from vaswani_transformer.training.schedule import NoamSchedulerCallback, noam_learning_rate
 
@@ -26,29 +28,33 @@ def test_formula(d_model, warmup, scale):
         assert noam_learning_rate(step, d_model, warmup, scale) == pytest.approx(expected, rel=1e-12, abs=0)
 
 
-def test_a_decline_longer_than_the_training_takes_all_of_it():
-    callback, optimizer = NoamSchedulerCallback(16, WARMUP, decline_steps=20), SGD([torch.zeros(1)])
+@pytest.mark.parametrize(("steps", "declining"), [(4, 4), (20, 8)])
+def test_the_rate_declines_to_zero_at_most_over_all_of_the_training(steps, declining):
+    callback, optimizer = NoamSchedulerCallback(16, WARMUP, decline_steps=steps), SGD([torch.zeros(1)])
+    callback.on_train_begin(None, TrainerState(max_steps=8), None)
     for step in range(8):
         state = TrainerState(global_step=step, max_steps=8)
         callback.on_pre_optimizer_step(TrainingArguments(max_steps=8), state, None, optimizer)
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(equation_3(step + 1) * (1 - step / 8), rel=1e-9)
+        expected = equation_3(step + 1) * min(1, (8 - step) / declining)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(expected, rel=1e-9)
 
 
-def record_rates(optimizer):
-    """The list gets the rates of all groups whenever `optimizer.step` is about to use them."""
-    used = []
-    optimizer.register_step_pre_hook(
-        lambda optimizer, args, kwargs: used.append([float(group["lr"]) for group in optimizer.param_groups])
-    )
-    return used
+def test_a_second_training_has_its_own_width_and_warmup():
+    callback, optimizer = NoamSchedulerCallback(warmup_steps=0.5), SGD([torch.zeros(1)])
+    for width, steps in ((16, 2), (64, 20)):
+        config, state = VaswaniConfig(d_model=width), TrainerState(max_steps=steps)
+        callback.on_train_begin(None, state, None, model=SimpleNamespace(config=config))
+        callback.on_pre_optimizer_step(TrainingArguments(max_steps=steps), state, None, optimizer)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(equation_3(1, width, steps / 2), rel=1e-9)
 
 
 class RecordingTrainer(Seq2SeqTrainer):
-    """A stock trainer whose optimizer notes the rates that it uses."""
+    """A stock trainer that notes the rates of all groups whenever its optimizer is about to use them."""
 
     def create_optimizer(self, *args, **kwargs):
-        optimizer = super().create_optimizer(*args, **kwargs)
-        self.used = record_rates(optimizer)
+        optimizer, self.used = super().create_optimizer(*args, **kwargs), []
+        rates_of = lambda groups: [float(group["lr"]) for group in groups]  # noqa: E731
+        optimizer.register_step_pre_hook(lambda *_: self.used.append(rates_of(optimizer.param_groups)))
         return optimizer
 
 

@@ -1,4 +1,4 @@
-"""Settings that `auto` leaves to the text and the time, and the decline of the rate that goes with them."""
+"""Settings that `auto` leaves to the text and the time."""
 
 import random
 import re
@@ -12,10 +12,10 @@ from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
 from test_schedule import equation_3
-from training_runs import log_of, stop_after
+from training_runs import stop_after
 from translating import run
 
-from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, hardware, load_recipe, prepare, train
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, hardware, load_recipe, prepare
 from vaswani_transformer.data.batching import TokenBatchSampler
 from vaswani_transformer.data.prepared import check_recipe_matches, open_prepared
 from vaswani_transformer.json_and_yaml import read_yaml
@@ -115,11 +115,9 @@ def test_the_steps_fit_into_the_minutes(data, tmp_path, monkeypatch, minutes):
     assert chosen(data, tmp_path / "out", max_minutes=minutes * times).max_steps > 50
 
 
-def test_a_text_smaller_than_a_batch_has_steps_enough_to_learn_from_and_two_equal_files_are_refused(data, tmp_path):
+def test_a_text_smaller_than_a_batch_has_steps_enough_to_learn_from(tmp_path):
     few = write_pairs(tmp_path / "few.tsv", [("a b", "c d"), ("e f", "g h")])
     assert chosen(few, tmp_path / "out").max_steps == rules.FEW_STEPS
-    given = {"train_source": str(data), "train_target": str(data), "output": str(tmp_path / "out")}
-    assert "pairs.tsv is both source and target" in error_of(choose_settings, load_recipe("auto", given))
 
 
 def test_the_trial_computes_what_the_training_does(data, tmp_path, monkeypatch):
@@ -280,12 +278,3 @@ def test_of_a_mac_the_memory_is_not_known_and_no_process_is_forked(monkeypatch):
         monkeypatch.setattr(module, "accelerator", lambda: torch.device("mps"))
     assert micro_batches_of(Recipe(tokens_per_batch=25_000), 1) == 7  # of 4,096 tokens, as in training
     assert hardware.default_num_workers() == 0
-
-
-def test_the_rate_declines_to_zero(data, tmp_path):
-    steps = {"max_steps": 9, "warmup_steps": 3, "decline_steps": 4, "evaluate_every": 9, "log_every": 1}
-    places = {"train_data": str(data), "output": str(tmp_path / "out")}
-    train(load_recipe("auto", SMALL | steps | places | {"learning_rate_scale": 1}), progress=False)
-    rates = [entry["learning_rate"] for entry in log_of(tmp_path / "out") if "learning_rate" in entry]
-    decline = [1, 1, 1, 1, 1, 1, 3 / 4, 2 / 4, 1 / 4]
-    assert rates == pytest.approx([equation_3(n, 16, 3) * share for n, share in enumerate(decline, 1)], rel=1e-9)

@@ -193,6 +193,8 @@ def test_evaluation_loss_is_the_exact_mean_over_tokens(tmp_path, generate, metri
         assert result[f"{prefix}_loss"] == pytest.approx(expected, rel=1e-5)
         assert result[f"{prefix}_perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
         assert result.get(f"{prefix}_answer") == (42 if metrics else None)
+    if generate:  # also of sources alone
+        assert len(trainer.predict(pairs.select_columns("input_ids")).predictions) == len(pairs)
     if metrics and generate:
         assert seen[0].predictions.shape[0] == len(pairs)
         assert np.issubdtype(seen[0].predictions.dtype, np.integer)

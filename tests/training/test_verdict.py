@@ -76,6 +76,8 @@ def test_the_verdict_on_scores_has_their_intervals(bleu, chrf, is_nothing):
     assert line.startswith(f"validation: {bleu}, {chrf}")
     assert ("warning: the model has learned nothing" in line) == is_nothing
     assert verdict.of_scores({"eval_loss": 1.0}) == []
+    alone = {"eval_bleu": 73.49, "eval_bleu_error": 0.0, "eval_chrf": 80.0, "eval_chrf_error": 0.0}
+    assert verdict.of_scores(alone) == ["validation: BLEU 73.5, chrF 80.0"]  # of one sentence
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +108,9 @@ def test_a_forecast_is_of_nested_parts_and_the_same_validation_however_often_it_
     command = ["train", str(recipe), "--forecast", "--quiet", "--output"]
     words = [len(words_of(recipe.with_name(f"train.{side}").read_text())) for side in ("en", "de")]
     monkeypatch.setattr(settings, "LITTLE_TEXT", 0.8 * sum(words))  # half of it is less
+    monkeypatch.setattr(forecast, "has_learned_nothing", lambda metrics: False)
     with monkeypatch.context() as patch:
         patch.setattr(training, "compare_systems", recorded)
-        patch.setattr(forecast, "has_learned_nothing", lambda metrics: False)
         assert main([*command, str(tmp_path / "straight")]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert len(references) == 2 * 3 and references == references[:1] * 6 and len(references[0]) == 3
@@ -116,13 +118,16 @@ def test_a_forecast_is_of_nested_parts_and_the_same_validation_however_often_it_
     out = tmp_path / "out"
     assert [main([*command, str(out)]) for _ in range(4)] == [128 + signal.SIGTERM] * 3 + [0]
     first, again = (json.loads((folder / "verdict.json").read_text()) for folder in (tmp_path / "straight", out))
-    assert first["verdict"][:-1] == again["verdict"][:-1] and set(shown) > set(first["verdict"])
-    gains, scores = zip(*(each["verdict"][-1].split(" (") for each in (first, again)), strict=True)
-    assert re.fullmatch(r"forecast: twice the pairs would bring about \+\S+ chrF, give or take 2\.5", gains[0])
-    assert gains[1] == "forecast: none, since a model has learned nothing: give more minutes or text"
-    assert scores[0] == scores[1] and scores[0].startswith("chrF with a quarter of them ")
+    assert first["verdict"] == again["verdict"] and set(shown) > set(first["verdict"])
+    gain = r"twice the pairs would bring about \+\S+ chrF, give or take 2\.5 \(chrF with a quarter of them .*\)"
+    assert re.fullmatch(f"forecast: {gain}", first["verdict"][-1])
     assert main([*command, f"{out}/"]) == 0  # nothing is left to do
     assert json.loads((out / "verdict.json").read_text()) == again
+    with monkeypatch.context() as patch:
+        patch.setattr(forecast, "has_learned_nothing", lambda metrics: True)
+        shutil.rmtree(tmp_path / "straight" / "forecast")
+        assert main([*command, str(tmp_path / "straight")]) == 0 and not (tmp_path / "straight" / "forecast").exists()
+    assert "forecast: none, since a model has learned nothing: give more minutes" in capsys.readouterr().out
 
     recipes = [load_recipe(str(out / folder / "recipe.yaml")) for folder in ("", "forecast/quarter", "forecast/half")]
     assert [(each.augmentation, each.label_smoothing) for each in recipes] == [("default", 0.1)] * 3

@@ -110,13 +110,9 @@ def attention_of_batch(model, batch: dict[str, torch.Tensor]) -> dict[str, tuple
 
     A layer's weights are `(batch_size, num_heads, queries, keys)`; padding's mean nothing. `batch`: a `PairCollator`'s.
     """
-    output = model(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        decoder_input_ids=model.prepare_decoder_input_ids_from_labels(batch["labels"]),
-        output_attentions=True,
-        use_cache=False,
-    )
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    output = model(**inputs, output_attentions=True, use_cache=False)
     kinds = (output.encoder_attentions, output.decoder_attentions, output.cross_attentions)
     return dict(zip(KINDS, kinds, strict=True))
 

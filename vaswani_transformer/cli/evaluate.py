@@ -148,9 +148,11 @@ def evaluate(
 
 def _compare(systems: list[str], sources: list[str], references: list[str], bleu: Any, load: Any) -> dict:
     """Compare models and files of translations with the first of them; prints and returns the scores."""
+    from ..data.parallel_text import check_lines
     from ..data.text_files import read_lines
     from ..evaluation.metrics import compare_systems
 
+    check_lines("translations, one a line", *(name for name in systems if not Path(name).is_dir()))
     texts = {}
     for name in sorted(systems, key=lambda name: Path(name).is_dir()):  # models take longer: files, and mistakes, first
         lines = Path(name).exists() and not Path(name).is_dir() and read_lines(Path(name))  # a file or a pipe

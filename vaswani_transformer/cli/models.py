@@ -187,13 +187,12 @@ def export(
         languages: of source and target, such as en de (default: as the model was trained)
     """
     from ..export.exporting import export_model
-    from ..hub.card_facts import known_languages
 
     print(f"exporting {model} to {format}", file=sys.stderr)
     if format == "web":
         result = _write_site(model, languages, output, quantization, overwrite)
     else:
-        result = export_model(model, output, format, quantization, overwrite, languages or known_languages(model))
+        result = export_model(model, output, format, quantization, overwrite, languages or ())
     print(f"exported: {output}, {result.bytes / 1e6:,.1f} MB, {result.positions:,} positions")
     if format == "marian":
         settings = shlex.quote(f"{output}/decoder.yml")

@@ -40,8 +40,8 @@ def train(
 ) -> None:
     """Train a parser on trees in brackets.
 
-    RECIPE is a name from `vaswani recipes` (parser is the paper's) or a YAML file; options with a group's title are
-    fields of it, and their defaults apply where it has no value. The same command resumes an interrupted training.
+    RECIPE is a name from `vaswani recipes` (parser is the paper's) or a YAML file; the grouped options are its fields,
+    and a default shown there holds only where it has no value. The same command resumes an interrupted training.
 
     Args:
         trees: Penn Treebank brackets to train on (.gz works)

@@ -26,9 +26,9 @@ def train(
 ) -> None:
     """Train a model from a recipe, by default `auto`, which chooses settings by the text and the time.
 
-    With --from the default is `finetune`. RECIPE is a name from `vaswani recipes` or a YAML file; options with a
-    group's title are fields of it, and their defaults apply where it has no value. The same command resumes an
-    interrupted training.
+    With --from the default is `finetune`. RECIPE is a name from `vaswani recipes` or a YAML file; the grouped options
+    are its fields, and a default shown there holds only where the recipe has no value (`vaswani recipes auto` prints
+    those it has). The same command resumes an interrupted training.
 
     Args:
         target_text: also learn from this text of the target language alone (or a folder, or a pattern: a.*.de.gz),
@@ -81,8 +81,8 @@ def distill(
     """Train a small, fast model on what larger ones translate.
 
     Sequence-level knowledge distillation (Kim and Rush, 2016): the teachers translate the text, which stays in the
-    output folder, and the student learns it. Options with a group's title are fields of the student's recipe, and their
-    defaults apply where it has no value. The same command resumes after an interruption.
+    output folder, and the student learns it. The grouped options are fields of the student's recipe; a default shown
+    there holds only where that has no value. The same command resumes after an interruption.
 
     Args:
         teachers: model folders; of several, which have one tokenizer, the probabilities are averaged

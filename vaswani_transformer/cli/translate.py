@@ -65,7 +65,7 @@ class Written:
     report: Path_ | None = None
     """write a page about the entries of a catalogue to this file"""
     consistent_terms: bool = False
-    """translate the terms of a catalogue as its translated entries, and near ones of --memory, all have them"""
+    """translate terms of a catalogue as nine tenths of its translated entries, and near ones of --memory, have them"""
     source_language: str | None = None
     """code of the language, for the splitting of sentences (default: as the model was trained, or en), or auto"""
     target_language: str | None = None

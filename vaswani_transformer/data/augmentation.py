@@ -138,7 +138,6 @@ class AugmentedPairs:
         return len(self.pairs)
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Mapping[str, Sequence[int]]]:
-        """Return a batch."""
         read = getattr(self.pairs, "__getitems__", lambda indices: [self.pairs[index] for index in indices])
         rows = [(row["input_ids"], row["labels"]) for row in read([number % len(self) for number in numbers])]
         changes = {row: choose_change(self.shares, self.seed, each) for row, each in enumerate(numbers) if each >= 0}

@@ -219,10 +219,12 @@ class PairCollator:
     pad_token_id: int  # fills `input_ids`; labels are filled with -100
 
     def __call__(self, pairs: Sequence[dict]) -> dict[str, torch.Tensor]:
-        """Make int64 tensors of pairs with `input_ids` and `labels`, lists or arrays."""
+        """Make int64 tensors of pairs with `input_ids` and `labels`, lists or arrays; sources alone have none."""
         input_ids, attention_mask = _padded([pair["input_ids"] for pair in pairs], self.pad_token_id)
-        labels, _ = _padded([pair["labels"] for pair in pairs], IGNORE_INDEX)
-        return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        batch = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if "labels" in pairs[0]:
+            batch["labels"], _ = _padded([pair["labels"] for pair in pairs], IGNORE_INDEX)
+        return batch
 
 
 def _padded(rows: list[Sequence[int]], fill: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -99,9 +99,8 @@ def clean(
         tasks.mkdir(parents=True, exist_ok=True)
         parts = range(-(-len(text) // PART))
         judge = _judge(text, validation, rules, recipe.seed)
-        shown = "judging" if progress else None
         make, workers = partial(partial, _judge_part, tasks, text, judge), workers or default_workers(len(parts))
-        list(run_tasks(make, parts, workers, engine, shown))
+        list(run_tasks(make, parts, workers, engine, "judging" if progress else None))
         status, firsts = _match(tasks, text, rules, parts)
         counts = dict(zip(NAMES, np.bincount(status, minlength=len(NAMES)).tolist(), strict=True))
         counts = {name: pairs for name, pairs in counts.items() if pairs or name == NAMES[KEPT]}

@@ -23,7 +23,6 @@ NAMES = (
     "near duplicate",
 )  # fmt: skip
 SIDES = ("source", "target")
-BOTH = "both"
 _HASHES = 128  # of a MinHash signature, at most
 _TOGETHER = 1000  # pairs whose shingles, which are large, are in memory at once
 _WORDS = regex.compile(r"\p{Han}|[\p{L}\p{M}--\p{Han}]+", regex.V1)
@@ -83,10 +82,8 @@ class LengthRatio:
         number = int(np.clip(len(lengths) // _OF_A_GROUP, 1, _GROUPS))
         groups = [group for group in np.array_split(np.argsort(lengths, kind="stable"), number) if len(group)]
         medians = [float(np.median(ratios[group])) for group in groups]
-        deviations = [
-            max(_LEAST_DEVIATION, 1.4826 * float(np.median(np.abs(ratios[group] - median))))
-            for group, median in zip(groups, medians, strict=True)
-        ]
+        spreads = [np.abs(ratios[group] - np.median(ratios[group])) for group in groups]
+        deviations = [max(_LEAST_DEVIATION, 1.4826 * float(np.median(spread))) for spread in spreads]
         return LengthRatio([float(np.median(lengths[group])) for group in groups], medians, deviations)
 
     def deviation(self, characters: np.ndarray) -> np.ndarray:
@@ -216,8 +213,8 @@ def shingles(pair: tuple[str, str], side: str) -> list[str]:
     """Return what near duplicates have in common: runs of five characters of a pair as by `plain`, in lower case."""
     runs = []
     for name, text in zip(SIDES, pair, strict=True):
-        if side in (name, BOTH):
-            text, mark = text.casefold(), name[0] if side == BOTH else ""
+        if side in (name, "both"):
+            text, mark = text.casefold(), name[0] if side == "both" else ""
             runs += [mark + text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1))]
     return runs
 

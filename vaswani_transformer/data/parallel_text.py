@@ -31,9 +31,8 @@ _LANGUAGES = (
 )
 _is_held_out = re.compile(r"(^|[-._ ])(dev|test(ing)?|val(id(ation)?)?|eval(uation)?)(set)?[\W_\d]", re.I).search
 CACHE_VERSION = 5  # part of every cache key: raise it when the meaning of the cached rows changes
-_OWN = (".tsv", ".csv", ".tmx", *CATALOGUES)
 _BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of `datasets`, by suffix
-FORMATS = (*_OWN, *_BUILDERS)
+FORMATS = (".tsv", ".csv", ".tmx", *CATALOGUES, *_BUILDERS)
 
 
 @dataclass(frozen=True)

@@ -80,11 +80,9 @@ class PreparedPairs:
             return {name: (column.offsets.to_numpy(), column.values.to_numpy()) for name, column in columns}
 
     def __len__(self) -> int:
-        """Return the number of pairs."""
         return self.starts[-1]
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Return one pair."""
         number = bisect_right(self.starts, index) - 1
         row = index - self.starts[number]
         shard = self._shard(number).items()
@@ -171,11 +169,8 @@ def check_recipe_matches(prepared: PreparedData, recipe: Recipe) -> None:
                 differing.append(f"tokenizer is {folder}, prepared with another")
         elif made_with["tokenizer_kind"] is not None:
             fields += TOKENIZER_FIELDS
-        differing += [
-            f"{name} is {getattr(recipe, name)!r}, prepared with {made_with[name]!r}"
-            for name in fields
-            if name in made_with and getattr(recipe, name) != made_with[name]
-        ]
+        changed = [name for name in fields if name in made_with and getattr(recipe, name) != made_with[name]]
+        differing += [f"{name} is {getattr(recipe, name)!r}, prepared with {made_with[name]!r}" for name in changed]
     if differing:
         fix = "give the same values, or prepare the data with these"
         raise UserError(f"{prepared.folder} was prepared with another recipe ({'; '.join(differing)}): {fix}")

@@ -5,6 +5,7 @@ English-French with 32,000 word pieces. Both kinds here work on the bytes of the
 every Unicode text can be encoded without an unknown token and decoded to exactly the same text in that form.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -103,11 +104,8 @@ def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFas
     )
 
 
-try:
+with contextlib.suppress(ImportError):  # without sentencepiece
     from transformers.models.marian import tokenization_marian as marian
-except ImportError:  # without sentencepiece
-    pass
-else:
 
     class MarianTokenizer(TwoSidedCall, marian.MarianTokenizer):
         """`MarianTokenizer` of transformers, with two sides as our own tokenizers have them.

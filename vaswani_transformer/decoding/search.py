@@ -114,8 +114,8 @@ def generate(translator, pieces: list) -> list[list[list[int]]]:
 def _padded(model, pieces: list) -> dict[str, torch.Tensor]:
     """Return sources as `generate()` takes them: `input_ids` and `attention_mask`, `(pieces, longest)`."""
     collate = PairCollator(model.config.pad_token_id)
-    inputs = collate([{"input_ids": piece.ids, "labels": [0]} for piece in pieces])
-    return {name: tensor.to(model.device) for name, tensor in inputs.items() if name != "labels"}
+    inputs = collate([{"input_ids": piece.ids} for piece in pieces])
+    return {name: tensor.to(model.device) for name, tensor in inputs.items()}
 
 
 def _trimmed(translator, ids: list[int]) -> list[int]:

@@ -133,11 +133,12 @@ class Translator:
             from ..model.copying_vaswani import copy_sharing_weights
 
             model = copy_sharing_weights(model)
+        getattr(model, "_unset_trainer_defaults", bool)()
         self.model, self.tokenizer, self.tokens_per_batch = model, tokenizer, tokens_per_batch
         self.max_source_tokens, self.split_long, self.scores, self.seed = max_source_tokens, split_long, scores, seed
         self.glossary, self.memory, self.source_language = glossary, memory, source_language
         self.is_exact = True  # whether exact matches of the memory are taken
-        self.is_repaired = True  # whether numbers are copied where they are garbled: not in tasks such as sums
+        self.is_repaired = False  # whether numbers are copied where they are garbled: not in tasks such as sums
         self.generate_options = {name: value for name, value in generate_options.items() if value is not None}
         if memory is not None and not self.setting("fuzzy_matches"):
             logger.warning("only exact matches of the memory are used: the model was trained without --fuzzy-matches")

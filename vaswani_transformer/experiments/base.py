@@ -131,8 +131,7 @@ def read_results(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) ->
             changed = [name for name, value in cell.settings.items() if earlier.get(name, value) != value]
         for name in changed:
             problem = f"{folder} is of another recipe ({name} {earlier[name]} there and {cell.settings[name]} here)"
-            fix = "give the --set that it was made with, another --output, or remove that folder"
-            raise UserError(f"{problem}: {fix}")
+            raise UserError(f"{problem}: give the --set that it was made with, another --output, or remove that folder")
         if (folder / RESULT).exists():
             results[cell.name] = read_json(folder / RESULT, finite=False)
     return results

@@ -54,9 +54,8 @@ class Table4(Experiment):
         """Return the parsers of a scale."""
         recipe = load_recipe(SCALES[setup.scale][0], setup.changes | {"output": "runs"})
         settings = {name: x for name, x in facts_of(recipe)["settings"].items() if name not in OWN_FIELDS}
-        paper = {"bracket_f1": TABLE4[4].f1}
         return [
-            Cell(name, label, settings | dataclasses.asdict(form), paper, recipe=recipe)
+            Cell(name, label, settings | dataclasses.asdict(form), {"bracket_f1": TABLE4[4].f1}, recipe=recipe)
             for name, (label, form) in PARSERS[setup.scale].items()
         ]
 

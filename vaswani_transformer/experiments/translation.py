@@ -10,13 +10,13 @@ from typing import Any
 from ..data.recipe_data import data_sources
 from ..decoding.scoring import score_pairs
 from ..decoding.translator import Translator
-from ..errors import reading
+from ..errors import UserError, reading
 from ..evaluation.metrics import moses_tokenizer, paper_bleu, perplexity, score_translations
 from ..hardware import choose_precision, measure_peak
 from ..loading import load_model
 from ..model.configuration_vaswani import PRESETS, VaswaniConfig
 from ..output_folder import OutputFolder
-from ..recipes.recipe import Recipe, load_recipe
+from ..recipes.recipe import AUTO, CHOSEN, Recipe, load_recipe
 from ..training.callbacks import read_training_log
 from ..training.checkpoints import WEIGHTS
 from ..training.run import train
@@ -24,7 +24,10 @@ from ..training.run_folder import LOG
 from .base import TABLE2, TABLE3, Cell, Experiment, Setup, markdown_table, results_table
 
 # Fields that do not change the result: where a run is, what it reads, how much of a batch one device takes.
-PLACES = ("data_dir", "output", "overwrite", "prepared", "tokens_per_device", "data_workers", "report_to")
+PLACES = (
+    "data_dir", "output", "overwrite", "prepared", "tokens_per_device", "data_workers", "report_to", "ddp_timeout",
+    "log_every", "padding_free",
+)  # fmt: skip
 # The laptop's text in place of WMT's: Multi30k, image captions.
 MULTI30K = {
     "train_data": None, "data_config": None, "source_column": "source", "target_column": "target",
@@ -66,6 +69,8 @@ def laptop_changes(preset: str, language: str) -> dict[str, Any]:
 
 def facts_of(recipe: Recipe) -> dict[str, Any]:
     """Return fields of a `Cell`: the recipe, and as settings its fields that determine what is trained."""
+    if left := [name for name in CHOSEN if getattr(recipe, name) == AUTO]:
+        raise UserError(f"{left[0]} is auto, which `vaswani train` alone chooses: give a value")
     return {"recipe": recipe, "settings": {name: x for name, x in asdict(recipe).items() if name not in PLACES}}
 
 

@@ -1,6 +1,7 @@
 """The model that a command decodes with: by torch, or by CTranslate2 where it is exported or int8 on a CPU is asked."""
 
 import contextlib
+import ctypes
 import logging
 import os
 import tempfile
@@ -94,6 +95,12 @@ def load_exported(
 
     if device in ("auto", "cuda"):  # each of several processes its own GPU
         count = ctranslate2.get_cuda_device_count()
+        try:
+            if count and device == "auto":
+                ctypes.CDLL("cublas64_12.dll" if os.name == "nt" else "libcublas.so.12")  # or the first product fails
+        except OSError:
+            logger.warning("on the CPU, since CTranslate2 finds no cuBLAS 12 for the GPU")
+            count = 0
         device = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % count}" if count else device.replace("auto", "cpu")
     return CTranslate2Model(folder, device, precision or "default", **options), open_tokenizer(folder)
 

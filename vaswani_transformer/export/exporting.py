@@ -18,7 +18,7 @@ from ..data.batching import PairCollator
 from ..data.tokenization import has_two_sides
 from ..errors import UserError, reading
 from ..exported import FACTS, NUMBERS, QUANTIZATIONS
-from ..hub.card_facts import longest_source
+from ..hub.card_facts import known_languages, longest_source
 from ..loading import load_model
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import written_at_once
@@ -65,7 +65,7 @@ def export_model(
         quantization: how CTranslate2 stores weights: float32 (the default), int8, int8_float32, bfloat16, float16 or
             int16; for transformers.js int8 (the default) is beside float32.
         overwrite: replace an exported model in the output folder.
-        languages: codes of source and target, which are noted in `export.json`.
+        languages: codes of source and target, noted in `export.json`; by default the model's, if they are known.
 
     Raises:
         UserError: for a model that cannot be loaded or expressed, an unknown or missing format, an output that exists.
@@ -73,6 +73,7 @@ def export_model(
     kind = "onnx" if format == TRANSFORMERS_JS else format
     with reading(f"the format {format} (pip install 'vaswani_transformer[{kind}]')"):
         writer = import_module(f".to_{kind}", __package__)
+    languages = languages or known_languages(model)
     known = {"ctranslate2": QUANTIZATIONS, TRANSFORMERS_JS: ("int8", "float32")}.get(format, ("float32",))
     quantization, output = quantization or known[0], Path(output)
     if quantization not in known:
@@ -92,7 +93,7 @@ def export_model(
         writer.write(model, tokenizer, staging, quantization)
         tokenizer.init_kwargs.setdefault("clean_up_tokenization_spaces", tokenizer.clean_up_tokenization_spaces)
         tokenizer.save_pretrained(staging)  # transformers.js would take true for a missing one
-        model.generation_config.save_pretrained(staging)
+        model.generation_config.to_json_file(staging / "generation_config.json")  # saving refuses alpha for one beam
         # Neither a source nor an output can have more tokens than there are positions.
         facts = {"format": format, "positions": rows, "quantization": quantization, "vaswani_transformer": __version__}
         facts |= {"languages": [*languages], "max_length": longest} | {name: getattr(config, name) for name in NUMBERS}

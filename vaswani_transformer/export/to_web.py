@@ -43,13 +43,8 @@ def export_site(
 ) -> Export:
     """Write a folder of static files that any web server can serve, and compare the model in it with the original.
 
-    Args:
-        model, output, overwrite: as in `export_model`.
-        languages: codes of source and target.
-        quantization: int8 (the default) or float32.
-
-    Raises:
-        UserError: as `export_model`; for a model that is too large for a page, and without the registry of npm.
+    The `languages` are codes of source and target, the quantization is int8 (the default) or float32; the others and
+    errors as in `export_model`. `UserError` also for a model too large for a page, and without the registry of npm.
     """
     with written_at_once(output := Path(output), overwrite, last=FACTS) as staging:
         result = export_model(model, staging / "model", TRANSFORMERS_JS, quantization)

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from ..errors import UserError, reading, shortened
+from ..hub.card_facts import is_language
 from ..json_and_yaml import read_text
 from ..model.tokenization_vaswani import VaswaniTokenizer
 from . import sentencepiece
@@ -32,11 +33,8 @@ def read_dictionaries(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return the numbers of a model's words, of its source and of its target.
 
-    Args:
-        checkpoint: by default the dictionaries beside it are read.
-        paths: one file of both sides, or two; empty for the default.
-        languages: source and target, as in the names of the files; empty if they are not known.
-        sizes: rows of the embeddings of source and target.
+    Of the dictionaries, `paths` has one for both sides, or two; without them those beside the checkpoint are read, of
+    the `languages`, if they are known. `sizes` are rows of the embeddings of source and target.
     """
     paths = list(paths) or [checkpoint.parent / f"dict.{language}.txt" for language in languages]
     if len(paths) not in (1, 2) or not all(path.is_file() for path in paths):
@@ -52,13 +50,12 @@ def read_dictionaries(
 
 def _read(path: Path) -> dict[str, int]:
     """Return the numbers of a dictionary's words: lines of a word and how often it was seen."""
-    lines = read_text(path).split("\n")
     ids = {token: number for number, token in enumerate(SPECIAL_TOKENS)}
-    for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):
+    for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
         word, _, count = line.rstrip().rpartition(" ")
         if not word or not count.isdecimal() or word in ids:
             raise UserError(f"{path}, line {number}, is not a new word and count ({shortened(line, 60)!r}): {_ADVICE}")
-        ids[word] = len(SPECIAL_TOKENS) + number - 1
+        ids[word] = len(ids)
     return ids
 
 
@@ -87,7 +84,8 @@ def read_tokenizer(
     # Few checkpoints record that texts went through Moses' tokenizer, but dictionaries show how it writes ' and ".
     marks = ("&apos;", "&quot;", "&apos;s")
     is_moses = settings.get("tokenizer") == "moses" or any(mark in ids for ids in dictionaries for mark in marks)
-    moses = {"languages": list(languages) or ["en", "en"], "escape": not settings.get("moses_no_escape")}
+    codes = [code if is_language(code) else "en" for code in languages]  # for which it takes English too
+    moses = {"languages": codes or ["en", "en"], "escape": not settings.get("moses_no_escape")}
     has_dashes = any("@-@" in word for ids in sides for word in ids)  # as the option -a writes them
     moses["aggressive_dash_splits"] = has_dashes and not settings.get("moses_no_dash_splits")
     tokenizer = VaswaniTokenizer(
@@ -104,11 +102,9 @@ def read_tokenizer(
 def merges_backend(codes: Path, ids: dict[str, int]) -> Tokenizer:
     """Return a tokenizer that cuts words, which spaces separate, into the pieces that subword-nmt makes of them.
 
-    Pieces that the merges can make and `ids` lacks have ids from `1 + max(ids.values())` on.
-
-    Args:
-        codes: merges of subword-nmt (version 0.2; 0.1 ends words in another way) or of fastBPE.
-        ids: the model's dictionary: the special tokens, and pieces, with the separator where a word continues.
+    The `codes` are merges of subword-nmt (version 0.2; 0.1 ends words in another way) or of fastBPE, `ids` the model's
+    dictionary: the special tokens, and pieces, with the separator where a word continues. Pieces that the merges can
+    make and `ids` lacks have ids from `1 + max(ids.values())` on.
     """
     merges = _read_merges(codes)
     continues = lambda word: word.endswith(_SEPARATOR) and word != _SEPARATOR  # noqa: E731

@@ -128,8 +128,7 @@ def _write(imported: Imported, staging: Path, name: str) -> int:
     (staging / IMPORT).write_text(text + "\n", encoding="utf-8")
     load_model(staging, "cpu")  # as every command will
     repo_id = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)
-    card = render_card(facts_of(model, repo_id, staging))
-    (staging / CARD).write_text(card, encoding="utf-8", newline="\n")
+    (staging / CARD).write_text(render_card(facts_of(model, repo_id, staging)), encoding="utf-8", newline="\n")
     return model.num_parameters()
 
 

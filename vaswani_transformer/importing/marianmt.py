@@ -141,9 +141,8 @@ def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     for models without language codes, as for Marian itself. Where two ways to cut a text have the same score, the other
     one may be taken: SentencePiece adds scores in float32 and `tokenizers` in float64.
 
-    Raises:
-        UserError: a file is missing or damaged, tokens were added to the vocabulary, the special tokens have different
-            ids in the two vocabularies, or `MarianTokenizer` is needed and sentencepiece is not installed.
+    `UserError` if a file is missing or damaged, tokens were added to the vocabulary, the special tokens have different
+    ids in the two vocabularies, or `MarianTokenizer` is needed and sentencepiece is not installed.
     """
     settings = _read_if_there(folder / "tokenizer_config.json")
     names = ("vocab.json", "target_vocab.json" if settings.get("separate_vocabs") else "vocab.json")

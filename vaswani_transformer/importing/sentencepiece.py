@@ -34,20 +34,15 @@ def read_model(path: Path):
 
 
 def backend(model: Path, ids: dict[str, int] | None = None, special: Sequence[str] = ("</s>", "<unk>")) -> Tokenizer:
-    """Return a backend that gives a text the ids of its pieces and ends it.
+    """Return a backend that gives a text the ids of its pieces in a .spm file and ends it.
 
     Pieces that `ids` lacks get ids above all of `ids`, to be taken for unknown (`known_tokens` of `VaswaniTokenizer`).
     A few texts must be rewritten before (`SentencePieceText`), which `VaswaniTokenizer` does. The text ``"</s>"`` is
     text, as for SentencePiece. Entries of `ids` like ``>>fra<<`` are tokens where they begin a text.
 
-    Args:
-        model: a .spm file.
-        ids: the dictionary; by default that of the model.
-        special: entries of `ids`: the end of a text, the unknown, and others that `decode` may drop.
-
-    Raises:
-        UserError: the file is not a SentencePiece model, or `ids` lacks one of `special`.
-        Unsupported: `tokenizers` cannot give the same ids.
+    The dictionary, `ids`, is by default that of the model; `special` are entries of it: the end of a text, the unknown,
+    and others that `decode` may drop. `UserError` if one is missing, or the file is not a SentencePiece model;
+    `Unsupported` if `tokenizers` cannot give the same ids.
     """
     spm = read_model(model)
     if ids is None:

@@ -81,12 +81,10 @@ def _limit_each_sentence(processors: Sequence, criteria: Sequence, generation_co
     if limits is None:
         return processors, criteria
     max_lengths = generation_config._prompt_length + limits
-    processors = LogitsProcessorList(
-        SentenceEndProcessor(max_lengths, processor.eos_token_id)
-        if isinstance(processor, ForcedEOSTokenLogitsProcessor)
-        else processor
-        for processor in processors
-    )
+    processors = LogitsProcessorList(processors)
+    for place, processor in enumerate(processors):
+        if isinstance(processor, ForcedEOSTokenLogitsProcessor):
+            processors[place] = SentenceEndProcessor(max_lengths, processor.eos_token_id)
     own = SentenceLengthCriteria(max_lengths, generation_config._pad_token_tensor)
     return processors, StoppingCriteriaList([*criteria, own])
 

@@ -67,10 +67,9 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
         width each of them is initialised for. Embeddings times sqrt(d_model) have unit variance, like LayerNorm's.
         """
         kind, d_model = self.config.initialization, self.config.d_model
-        if isinstance(module, nn.Embedding) or module is getattr(self, "lm_head", None):
+        is_embedding = isinstance(module, nn.Embedding) or module is getattr(self, "lm_head", None)
+        if is_embedding or (isinstance(module, nn.Linear) and kind == "normal"):
             init.normal_(module.weight, mean=0.0, std=0.02 if kind == "normal" else d_model**-0.5)
-        elif isinstance(module, nn.Linear) and kind == "normal":
-            init.normal_(module.weight, mean=0.0, std=0.02)
         elif isinstance(module, nn.Linear):
             outputs = getattr(module, "joined_features", 0) if kind == "tensor2tensor" else 0
             bound = math.sqrt(6 / (module.in_features + (outputs or module.out_features)))
@@ -107,11 +106,9 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
             raise ValueError(f"the model has two vocabularies, of {sizes}: resizing would not know which")
         self.config.decoder_vocab_size = None
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        decoder = getattr(self.base_model, "decoder", None)
-        if decoder is not None and decoder.embed_tokens.num_embeddings != embeddings.num_embeddings:
-            decoder.embed_tokens = self._get_resized_embeddings(
-                decoder.embed_tokens, embeddings.num_embeddings, mean_resizing=mean_resizing
-            )
+        decoder, size = getattr(self.base_model, "decoder", None), embeddings.num_embeddings
+        if decoder is not None and decoder.embed_tokens.num_embeddings != size:
+            decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, size, None, mean_resizing)
             self.tie_weights()  # which gives a tied projection's bias the new size
         return embeddings
 
@@ -304,15 +301,9 @@ class VaswaniDecoder(VaswaniStack):
             hidden_states = self.embed(embeddings, targets.positions, targets.longest)
             causal_mask = pack_sentences(self.config, hidden_states, targets, targets, self.training, is_causal=True)
             encoder_attention_mask = pack_sentences(self.config, hidden_states, targets, sources, self.training)
-        for layer in self.layers:
-            hidden_states = layer(
-                hidden_states,
-                causal_mask,
-                encoder_hidden_states,  # positional, so that gradient checkpointing sees it
-                encoder_attention_mask=encoder_attention_mask,
-                **{CACHE: cache},
-                **kwargs,
-            )
+        options = {"encoder_attention_mask": encoder_attention_mask, CACHE: cache, **kwargs}
+        for layer in self.layers:  # states are positional, so that gradient checkpointing sees them
+            hidden_states = layer(hidden_states, causal_mask, encoder_hidden_states, **options)
         return BaseModelOutputWithPastAndCrossAttentions(self.output_of(hidden_states), **{CACHE: cache})
 
 

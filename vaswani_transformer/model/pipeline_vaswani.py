@@ -32,6 +32,7 @@ CUSTOM_PIPELINES = {"translation": {"impl": "pipeline_vaswani.TranslationPipelin
 #: Batch size with `split_sentences` when none is given.
 SENTENCES_PER_BATCH = 16
 
+_OF_TRANSFORMERS_4 = ("return_text", "clean_up_tokenization_spaces")  # results are text, as it is
 _DIRECTION = re.compile(r"translation_(.+)_to_(.+)")  # a task with its languages
 _UNLIMITED_LENGTH = 10**9  # tokenizers without a limit have 10^30
 
@@ -146,7 +147,8 @@ class TranslationPipeline(Pipeline):
     def _sanitize_parameters(self, truncation=None, src_lang=None, tgt_lang=None, **generate_options):
         """Distribute the options of a call or the constructor to preprocess and forward."""
         preprocess = {"truncation": truncation, "src_lang": src_lang, "tgt_lang": tgt_lang}
-        return {name: value for name, value in preprocess.items() if value is not None}, generate_options, {}
+        options = {name: x for name, x in generate_options.items() if name not in _OF_TRANSFORMERS_4}
+        return {name: value for name, value in preprocess.items() if value is not None}, options, {}
 
     @cached_property
     def _codes(self) -> LanguageCodes:

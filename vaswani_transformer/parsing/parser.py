@@ -14,7 +14,7 @@ from ..decoding.streaming import WINDOW_LINES, Window
 from ..decoding.translator import Hypothesis, Piece, Translator
 from ..distributed import joined_processes
 from ..errors import UserError
-from ..output_folder import OutputFolder, locked
+from ..output_folder import OutputFolder, locked_together
 from ..recipes.recipe import Recipe
 from ..training.run import check_trainable, join_process_group
 from ..training.run_folder import check_output
@@ -196,7 +196,7 @@ def parsing_recipe(recipe: Recipe, train_trees: Sequence[Tree], dev_trees: Seque
     with joined_processes() as processes, processes.first_process_first():
         if processes.is_first_of_machine:
             check_trainable(recipe, tokenizer)
-            with locked(recipe.output):
+            with locked_together(recipe.output):
                 check_output(recipe)
                 output = OutputFolder(recipe.output)
                 for name, text in files.items():

@@ -261,7 +261,8 @@ def read_recipe(name_or_path: str) -> tuple[str, str]:
 def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
     """Load a shipped recipe by name (`recipe_names()`), or one's own by path, with some fields replaced.
 
-    `overrides` are names and values, as on the command line; a preset replaces what the file says of its fields.
+    `overrides` are names and values, as on the command line; a preset replaces what the file says of its fields,
+    and a table of pairs its two text files.
 
     Raises:
         UserError: for a missing or malformed file, unknown or repeated fields, wrong types and values out of range.
@@ -273,7 +274,10 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
         values, overrides = dict(parse_yaml(text) or {}), overrides or {}
     values = {name: value for name, value in values.items() if name not in _IDLE and value != _GONE.get(name, _GONE)}
     preset = PRESETS.get(str(overrides.get("preset", values.get("preset"))), {})
-    kept = {name: value for name, value in values.items() if "preset" not in overrides or name not in preset}
+    replaced = {*preset} if "preset" in overrides else set()
+    for part in ("train", "validation"):
+        replaced |= {f"{part}_source", f"{part}_target"} if overrides.get(f"{part}_data") else set()
+    kept = {name: value for name, value in values.items() if name not in replaced}
     values = {name: preset[name] for name in ("label_smoothing", "vocab_size") if name in preset} | kept | overrides
     for field in values:
         if field not in _FIELDS:
@@ -367,8 +371,7 @@ def _mistakes(recipe: Recipe) -> Iterator[str]:
     config = model_config(recipe, recipe.vocab_size)
     if config.position_encoding == "learned" and recipe.max_length > config.max_position_embeddings:
         positions = f"the {config.max_position_embeddings} positions that the model learns"
-        fix = "raise max_position_embeddings or lower max_length"
-        yield f"max_length {recipe.max_length} is above {positions}: {fix}"
+        yield f"max_length {recipe.max_length} is above {positions}: raise max_position_embeddings or lower max_length"
 
 
 def model_config(recipe: Recipe, vocab_size: int) -> "VaswaniConfig":  # noqa: F821 (transformers takes seconds to import)

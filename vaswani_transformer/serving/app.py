@@ -90,8 +90,7 @@ async def _metrics(request: Request) -> Response:
 
 async def _page(request: Request) -> Response:
     name, kind = _PAGE[request.scope["route"].path]
-    content = Path(__file__).with_name(name).read_bytes()
-    return Response(content, headers=_HEADERS, media_type=f"text/{kind}")
+    return Response(Path(__file__).with_name(name).read_bytes(), headers=_HEADERS, media_type=f"text/{kind}")
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

@@ -166,6 +166,7 @@ class Engine:
         self.model, self.tokenizer, self.note_batch = model, tokenizer, note_batch
         self.pending = 0  # sentences that have come and are not done
         self.translator = Translator(model, tokenizer, tokens_per_batch, max_source_tokens=LONGEST, memory=memory)
+        self.translator.is_repaired = True
         self._most = min(LONGEST, positions(model.config))
         self._longest = min(longest or LONGEST, self._most)
         self._room, self.is_ours = tokens_per_batch * _BEAMS, hasattr(model, "open_search")

@@ -114,11 +114,13 @@ class Models:
         """Yield the engine of a model as `engine_of`, in float32 where CTranslate2 cannot follow what it `needs`."""
         if needs and is_exported(served.folder):
             raise HTTPException(400, f"an exported model cannot take or give {needs}: leave it out")
-        async with self.engine_of(served) as engine:
-            if not needs or engine.is_ours:
-                yield engine
-                return
-        async with self.engine_of(replace(served, needs="requests that CTranslate2 cannot follow")) as engine:
+        ours = replace(served, needs="some requests")
+        if not (needs and ours in self.loaded):
+            async with self.engine_of(served) as engine:
+                if not needs or engine.is_ours:
+                    yield engine
+                    return
+        async with self.engine_of(ours) as engine:
             yield engine
 
     @contextlib.asynccontextmanager

@@ -134,11 +134,9 @@ class TrainingLogCallback(TrainerCallback, ExportableState):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Append one line, which the next checkpoint has too."""
-        if not logs or self.started is None:
-            return
         # The Trainer's summary, `train_loss`, comes after the last checkpoint: a run that is cut off there lacks it.
         has_loss = any(key == "loss" or key.endswith("_loss") for key in logs) and "train_loss" not in logs
-        if state.is_world_process_zero and has_loss:
+        if self.started is not None and state.is_world_process_zero and has_loss:
             state.log_history[-1] = {"step": state.global_step, "seconds": round(self.seconds(), 1), **logs}
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(state.log_history[-1]) + "\n")
@@ -163,7 +161,7 @@ def says_something(bleu: float, error: float) -> bool:
     One sentence for all sources has a BLEU of up to 2, which is another in each validation, and an error of a fifth of
     it: BLEU is believed from 5 on, or from 1 on if it is known to a tenth.
     """
-    return bleu >= max(1, min(5, 10 * error))
+    return bleu >= max(1, min(5, 10 * error or 5))
 
 
 def best_validation(candidates: Collection[dict], validations: Collection[dict], by: str) -> dict:

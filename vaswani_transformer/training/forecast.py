@@ -56,17 +56,18 @@ def train_with_forecast(recipe: Recipe, progress: bool = True) -> TrainingResult
     OutputFolder(Path(recipe.output) / FORECAST).check_ours()
     join_process_group(recipe)
     with locked_together(recipe.output):
-        whole = train_once(recipe, progress)
-        with joined_processes() as processes:
-            parts = processes.share("parts of the text", lambda: _write_parts(recipe))
+        whole, parts = train_once(recipe, progress), []
+        if not has_learned_nothing(whole.metrics):
+            with joined_processes() as processes:
+                parts = processes.share("parts of the text", lambda: _write_parts(recipe))
         results = [*(train_once(part, progress) for part in parts), whole]
-        scores = [result.metrics["eval_chrf"] for result in results]
-        gain = f"twice the pairs would bring about {gain_of_doubling(*scores):+.1f} chrF, give or take {ERROR}"
         if any(has_learned_nothing(result.metrics) for result in results):
-            gain = "none, since a model has learned nothing: give more minutes or text"
-        line = f"{FORECAST}: {gain} (chrF with a quarter of them {{:.1f}}, half {{:.1f}}, all {{:.1f}})".format(*scores)
-        others = [each for each in whole.verdict if not each.startswith(FORECAST)]
-        whole = replace(whole, verdict=[*others, line])
+            line = f"{FORECAST}: none, since a model has learned nothing: give more minutes or text"
+        else:
+            quarter, half, every = scores = [result.metrics["eval_chrf"] for result in results]
+            gain = f"twice the pairs would bring about {gain_of_doubling(*scores):+.1f} chrF, give or take {ERROR}"
+            line = f"{FORECAST}: {gain} (chrF with a quarter of them {quarter:.1f}, half {half:.1f}, all {every:.1f})"
+        whole = replace(whole, verdict=[*(each for each in whole.verdict if not each.startswith(FORECAST)), line])
         if is_first_process():
             OutputFolder(recipe.output).write_text(VERDICT, json.dumps(vars(whole), default=str, indent=1))
     return whole
@@ -98,7 +99,7 @@ def _finished(recipe: Recipe) -> TrainingResult | None:
 def _write_parts(recipe: Recipe) -> list[Recipe]:
     """Write a quarter and a half of the text, and the pairs that the whole was validated on; return their recipes."""
     made, folder = load_recipe(f"{recipe.output}/{CHECKPOINTS}/{RECIPE}"), Path(recipe.output).absolute() / FORECAST
-    tokenizer, train, validation, _, texts = tokenized_pairs(made, lambda _: load_tokenizer(made.output))
+    tokenizer, train, validation, _, texts = tokenized_pairs(made, lambda _: load_tokenizer(recipe.output))
     check_contents(folder.parent, content_hashes(tokenizer, train, validation))
     folder.mkdir(exist_ok=True)
     data = {each.name: each.default for each in fields(Recipe) if each.metadata["group"] == DATA}

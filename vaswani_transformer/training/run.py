@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from ..data.prepared import MANIFEST, TRAIN, VALIDATION, check_recipe_matches, o
 from ..data.recipe_data import data_sources, load_training_pairs, recipe_tokenizer
 from ..data.tokenization import TOKENIZER_FILES, load_tokenizer
 from ..data.tokenized_pairs import tokenize_pairs
-from ..distributed import Processes, joined_processes
+from ..distributed import Processes, joined_processes, over_processes
 from ..errors import UserError, reading
 from ..evaluation.metrics import bleu_metric, compare_systems
 from ..files import is_local
@@ -185,10 +186,8 @@ def validation_sample(pairs: datasets.Dataset, recipe: Recipe) -> datasets.Datas
 
 def _scores(tokenizer, bleu: BLEU, prediction) -> dict[str, float]:
     """`compute_metrics` for the Trainer: generated ids and labels to BLEU and chrF, each with its standard error."""
-    texts = [
-        tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
-        for ids in (prediction.predictions, prediction.label_ids)
-    ]
+    sides = (np.where(ids < 0, tokenizer.pad_token_id, ids) for ids in (prediction.predictions, prediction.label_ids))
+    texts = [tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in sides]
     [row] = compare_systems([("", texts[0])], texts[1], bleu)["systems"]
     # Half of the 95% interval of samples of the sentences (Koehn, 2004), as sacreBLEU estimates it.
     errors = {f"{name}_error": np.ptp(row[f"{name}_interval"]).item() / 2 / 1.96 for name in ("bleu", "chrf")}
@@ -252,17 +251,15 @@ class TrainingRun:
             return result
         finally:
             # Ends the processes that make batches: torch waits 5 seconds for each that garbage collection finds.
-            validation_loaders = getattr(trainer, "_eval_dataloaders", {}).values()
-            for loader in (trainer.callback_handler.train_dataloader, *validation_loaders):
-                if loader is not None:
-                    getattr(loader, "base_dataloader", loader)._iterator = None
+            for loader in trainer.accelerator._dataloaders:
+                getattr(loader, "base_dataloader", loader)._iterator = None
 
     def _prepared_folder(self, processes: Processes, resumed: bool) -> str | Path | None:
         """Return the prepared data of the recipe, or in the run's own folder that of large text; None for less."""
         made_here = self.folder / PREPARED
         if self.recipe.prepared is not None:
             return self.recipe.prepared
-        if resumed:
+        if resumed and made_here.exists():
             # The folder may be of a run before.
             began_with = read_json(self.folder / CHECKPOINTS / run_folder.CONTENTS).get("training data")
             is_same = (made_here / MANIFEST).exists() and open_prepared(made_here).train.sha256() == began_with
@@ -308,7 +305,7 @@ class TrainingRun:
             # A model that was trained before may be better than what becomes of it.
             trainer.args.eval_on_start = checkpoint is None and self.recipe.from_model is not None
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            is_stopped = self.stopper.received is not None and trainer.state.global_step < trainer.state.max_steps
+            is_stopped = any(over_processes(trainer.args, [int(self.stopper.received is not None)]))
             if is_stopped and trainer.is_world_process_zero():
                 # While another SIGTERM, of a launcher, does no harm.
                 run_folder.plot_learning_curve(self.folder)
@@ -316,7 +313,7 @@ class TrainingRun:
             self.stopper.restore()
         if is_stopped:
             trainer.accelerator.wait_for_everyone()  # another may still be removing files, or drawing
-            raise TrainingStopped(trainer.state.global_step, self.stopper.received)
+            raise TrainingStopped(trainer.state.global_step, self.stopper.received or signal.SIGTERM)
 
     def _has_ended(self, state: TrainerState) -> bool:
         """Return whether a run with this state has nothing left to train, by the recipe's present limits."""
@@ -399,9 +396,9 @@ def train(recipe: Recipe, progress: bool = True) -> TrainingResult:
         datasets.disable_progress_bars()
     if accelerator() is None:
         tune_cpu_memory()
+    mode, precision = torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()
     use_tf32()
     torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN makes a plan for each new shape, which takes far longer
-    mode = torch.get_deterministic_debug_mode()
     try:
         join_process_group(recipe)
         with joined_processes() as processes, locked_together(recipe.output):
@@ -409,3 +406,4 @@ def train(recipe: Recipe, progress: bool = True) -> TrainingResult:
             return TrainingRun(recipe, progress).run(processes)
     finally:
         torch.set_deterministic_debug_mode(mode)  # which the recipe may have had changed for all of the process
+        torch.set_float32_matmul_precision(precision)

@@ -35,7 +35,8 @@ class NoamSchedulerCallback(TrainerCallback):
     """Sets the rate of Equation 3 just before each optimizer step of any `Trainer`, stock or ours.
 
     The step comes from the trainer's own count of optimizer steps, so accumulation, the number of processes and a
-    resume cannot shift it. Whatever scheduler the trainer made is overruled, and reports the rate that was used.
+    resume cannot shift it (DeepSpeed, which steps before, does). Whatever scheduler the trainer made is overruled, and
+    reports the rate that was used.
 
     Without a `d_model` it is read from the model's configuration. Over the last `decline_steps` of the training, fewer
     in proportion where a limit of time has lowered the trainer's `max_steps`, the rate is also multiplied by what falls
@@ -50,14 +51,12 @@ class NoamSchedulerCallback(TrainerCallback):
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         """Read `d_model` from the model where it was not given; a warmup below 1 is a share, as in transformers."""
-        if self.d_model is None:
-            self.d_model = model.config.hidden_size
-        if self.warmup_steps < 1:
-            self.warmup_steps = max(1, math.ceil(self.warmup_steps * state.max_steps))
+        share, width = self.warmup_steps, self.d_model or model.config.hidden_size
+        self._curve = width, max(1, math.ceil(share * state.max_steps)) if share < 1 else share, self.scale
 
     def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
         """Set the rate for the step that is about to be taken."""
-        rate = noam_learning_rate(state.global_step + 1, self.d_model, self.warmup_steps, self.scale)
+        rate = noam_learning_rate(state.global_step + 1, *self._curve)
         if self.decline_steps:
             planned = args.max_steps if args.max_steps > 0 else state.max_steps
             decline = min(self.decline_steps, planned) * state.max_steps / planned

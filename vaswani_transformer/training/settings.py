@@ -55,7 +55,7 @@ class Row(NamedTuple):
     epochs: int  # where no time is given
 
 
-ROWS = (
+ROWS = (  # by measurements the first two, to which few passes lead from the others; those follow the paper
     Row(100_000, 128, 512, 4, 3, 3, 0.3, 1024, 2e-3, 100),
     Row(1_000_000, 256, 1024, 4, 3, 3, 0.3, 1024, 1.6e-3, 60),
     Row(4_000_000, 256, 1024, 4, 3, 3, 0.2, 2048, 1.6e-3, 40),
@@ -71,7 +71,7 @@ TRAINED = 0.95  # share of the minutes for steps; validations say how many reall
 SENTENCES = 0.33  # share of sources with a final mark from which a text is one of sentences
 VALIDATIONS, MINUTES_APART, TRANSLATED = 12, 2.0, 25  # at most so many, so far apart; pairs of each for each minute
 LEAST_STEPS = 50
-FEW_PASSES, SOME_PASSES = 20, 35  # below the first a smaller model learns more, below the second one with dropout 0.1
+FEW_PASSES, SOME_PASSES = 20, 35  # below the first the row above learns more, below the second dropout of 0.1 does
 FEW_STEPS = 2000  # the least without minutes; if these allow fewer, a model that is smaller still
 READ = 6.0  # passes; with fewer the vocabulary is that of as much less text
 LITTLE_TEXT, SMOOTHING = 400_000, 0.3  # words of both sides, up to which labels are smoothed by more than the paper's

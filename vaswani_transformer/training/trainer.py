@@ -48,8 +48,9 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     """`Seq2SeqTrainingArguments` with the paper's values, and the size of a batch in tokens.
 
     Defaults that differ from transformers': label smoothing 0.1, Adam's beta 2 0.98 and epsilon 1e-9, no gradient
-    clipping, 4000 warmup steps. `learning_rate`, `lr_scheduler_type`, `per_device_train_batch_size`, `data_seed` and
-    `train_sampling_strategy` have no effect: the rate is Equation 3, and the two token fields give the batches.
+    clipping, 4000 warmup steps. `learning_rate`, `lr_scheduler_type`, `per_device_train_batch_size`, `data_seed`,
+    `gradient_accumulation_steps` and `train_sampling_strategy` have no effect: the rate is Equation 3, and the token
+    fields give the batches.
 
     Args:
         tokens_per_batch: the most source tokens, and the most target tokens, in one optimizer step over all

@@ -48,7 +48,8 @@ def of_scores(metrics: Mapping[str, float], what: str = "validation") -> list[st
     shown = []
     for name, label in (("bleu", "BLEU"), ("chrf", "chrF")) if "eval_bleu" in metrics else ():
         score, half = metrics[f"eval_{name}"], 1.96 * metrics[f"eval_{name}_error"]
-        shown.append(f"{label} {score:.1f} (95% interval: {max(0, score - half):.1f} to {min(100, score + half):.1f})")
+        interval = f" (95% interval: {max(0, score - half):.1f} to {min(100, score + half):.1f})"
+        shown.append(f"{label} {score:.1f}{interval if half else ''}")  # of one sentence there is none
     warning = "the model has learned nothing, give it more minutes or text"
     return [warned(f"{what}: {', '.join(shown)}", has_learned_nothing(metrics), warning)] if shown else []
 

@@ -12,6 +12,7 @@ from conftest import ROOT, error_of, padded_batch
 from exporting_models import PAIRS, SOURCES, imported_tokenizer, save_model, save_trained_model, small_tokenizer
 from model_folders import change
 from passes import OTHER_TOOLKITS
+from tokenizers import Tokenizer, models, processors
 
 from vaswani_transformer import Translator, export_model, load_model, train_tokenizer
 from vaswani_transformer.cli.main import main
@@ -141,6 +142,16 @@ def test_settings_of_the_target_have_its_new_ids(tmp_path):
     first = model.config.eos_token_id - old
     assert first > 0 and [settings.forced_bos_token_id, *settings.begin_suppress_tokens] == [first + 7, first + 8]
     assert settings.bad_words_ids == [[first + 9], [first + 7, first + 8]] and settings.max_new_tokens == 6
+
+
+def test_words_of_two_plain_vocabularies_are_joined_by_spaces(tmp_path):
+    tokens = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
+    plain = [Tokenizer(models.WordLevel(tokens | {word: 4, "c": 5})) for word in "ab"]
+    for side in plain:
+        side.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 2)])
+    tokenizer = two_sided(*plain)
+    model, tokenizer = load_model(save_model(tmp_path / "model", tokenizer), "cpu")
+    assert with_one_tokenizer(model, tokenizer).decode([10, 11, 10]) == "b c b" == tokenizer.decode([4, 5, 4])
 
 
 def test_int8_is_near(tmp_path):

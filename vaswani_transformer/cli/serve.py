@@ -56,6 +56,8 @@ def serve(
     from ..serving.service import Limits
 
     places = find_models(list(models))
+    with reading("--memory (pip install vaswani_transformer with its dependencies)"):  # which images may lack
+        known = read_memory(memory, (places[0].source, places[0].target)) if memory else None
     exclude("several models", len(places) > 1, {"memory": memory})
     app = make_app(
         places,
@@ -64,7 +66,7 @@ def serve(
         most_models=max_models,
         tokens_per_batch=computing.tokens_per_batch,
         keys=keys,
-        memory=read_memory(memory, (places[0].source, places[0].target)) if memory else None,
+        memory=known,
     )
     socket, server = listen(host, port), make_server(app, timeout, root_path)
     name = f"[{host}]" if ":" in host else host

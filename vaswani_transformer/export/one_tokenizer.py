@@ -70,5 +70,6 @@ def _joined(source: Tokenizer, target: Tokenizer, first: int, count: int) -> Tok
         if token["special"] and token["id"] < count:
             state["added_tokens"].append(token | {"id": first + token["id"], "content": MADE_UP + token["content"]})
     rename = {"type": "Replace", "pattern": {"String": MADE_UP}, "content": ""}
-    state["decoder"] = {"type": "Sequence", "decoders": [rename, theirs["decoder"]]}
+    spaced = {"type": "WordPiece", "prefix": "\uffff", "cleanup": False}  # as words without a decoder are joined
+    state["decoder"] = {"type": "Sequence", "decoders": [rename, theirs["decoder"] or spaced]}
     return Tokenizer.from_str(json.dumps(state))

@@ -22,7 +22,7 @@ HEAD = {
 }
 END = {"1.2": "</body></file></xliff>", "2.0": "</file></xliff>\n", "ts": "</context></TS>"}
 STATES = {
-    "1.2": {"untranslated": "", "fuzzy": " state='needs-adaptation'", "translated": " state='needs-review-l10n'"},
+    "1.2": {"untranslated": "", "fuzzy": " state='needs-adaptation'", "translated": " state='final'"},
     "2.0": {"untranslated": "", "fuzzy": " state='initial'", "translated": " state='final'"},
     "ts": {"untranslated": " type='unfinished'", "fuzzy": " type='unfinished'", "translated": ""},
 }
@@ -116,6 +116,11 @@ def test_xliff_1_keeps_what_it_does_not_know_and_marks_what_it_fills(tmp_path):
     assert third.sources == ("a < b",)
     (codes := tmp_path / "b.xlf").write_text(XLIFF_1.replace("<g><mrk", "<ph/><g><mrk"), encoding="latin-1")
     assert [entry.state for entry in read(codes)][2] == "translated"
+    (review := tmp_path / "c.xlf").write_text(
+        "<xliff version='1.2'><file><trans-unit id='1'><source>a</source>"
+        "<target state='needs-review-l10n'>b</target></trans-unit></file></xliff>"
+    )
+    assert [entry.state for entry in read(review)] == ["kept"] and not [*pairs(review)]
     target = '<x id="2"/>Eins <g id="1">zwei</g> é'
     assert list(pairs(path)) == [('One <g id="1">two</g> <b> <x id="2"/>', target)]
     result = filled(path, lambda entries: echo(entries, "ж")).decode("latin-1")

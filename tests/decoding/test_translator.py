@@ -158,6 +158,7 @@ def test_capitals_are_translated_as_small_letters_and_a_repeated_sentence_once(m
 ])  # fmt: skip
 def test_one_garbled_number_or_row_of_emoji_is_the_sources(model, tokenizer, source, garbled, expected):
     translator = Translator(model, tokenizer)
+    assert not translator.is_repaired
     translator.is_repaired = True
     [piece] = translator.prepare(Window(0, 1, [source])).pieces
     assert piece.write(garbled) == expected

@@ -68,6 +68,7 @@ def words_as_they_are(texts):
         ("", "%#@files@ in %2$#@n_x@, 5#@a@", "%#@files@ %2$#@n_x@"),  # Apple's
         ("", "See @.lower:a.b <%= n %>, %1%2", "@.lower:a.b <%= n %> %1 %2"),  # of Vue, ERB, Qt
         ("", "Run `a b` <!-- c --> <code>git push</code> <b>", "`a b` <!-- c --> <code>git push</code> <b>"),
+        ("c-format", "Move `%s' to `%s' or `%d`, <code>%i</code>", "%s %s %d <code> %i </code>"),  # GNU's quotation
         ("", "{n, plural, one {# file} other {#s}} in {place}", "{n, plural, one {# file} other {#s}} {place}"),
     ],
 )  # fmt: skip
@@ -122,6 +123,7 @@ def test_arguments_in_another_order(source, target, flags, expected):
         ("Done", "Fertig.", "Fertig"),
         ("Is it?", "Ja。", "Ja?"),
         ("  This is a long line of a help text, that\n  is on.\n", "abcd " * 9, "  " + "abcd " * 7 + "abcd\n  abcd.\n"),
+        (f"{'usage ' * 11}X\n  or:  %s X\n", "a %s", "a\n  a %s\n"),  # no sentence
         ("This is a long line of a help text, that goes\non in others.\n", "abcd " * 10, "abcd " * 8 + "abcd\nabcd.\n"),
     ],
 )  # fmt: skip

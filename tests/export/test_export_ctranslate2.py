@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import exporting_models
 import pytest
@@ -140,6 +141,7 @@ def test_a_search_that_waits_is_the_papers(trained, tokenizer, options):
 
 def test_without_cublas_it_computes_on_the_cpu(monkeypatch, exported, caplog):
     monkeypatch.setattr("ctranslate2.get_cuda_device_count", lambda: 1)
+    monkeypatch.setattr("ctypes.CDLL", Mock(side_effect=OSError))
     model, _ = load_exported(exported)
     assert model.engine.device == "cpu" and "finds no cuBLAS 12" in caplog.text
 

@@ -190,6 +190,9 @@ def test_texts_are_tokenised_by_moses_where_the_dictionary_was(tmp_path):
     path = write(tmp_path, state, english | {"source_lang": "en"}, (words, words))
     (tmp_path / "bpecodes").unlink()
     assert fairseq.read(path).tokenizer("Well-known dog's Hund")["input_ids"] == [4, 6, 7, 5, 2]
+    path = write(tmp_path, state, english | {"source_lang": "de"}, (words, words))
+    (tmp_path / "bpecodes").unlink()
+    assert fairseq.read(path).tokenizer.moses["languages"] == ["de", "en"]
 
 
 def test_sentencepiece(tmp_path):

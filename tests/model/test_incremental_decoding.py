@@ -15,7 +15,6 @@ from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 from vaswani_transformer.model import incremental_decoding_vaswani as decoding_vaswani
 from vaswani_transformer.model import modeling_vaswani
 from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
-from vaswani_transformer.model.layers_vaswani import VaswaniAttention
 from vaswani_transformer.model.linear_vaswani import Projection, has_hooks, has_own_methods
 
 SOURCES = (7, 3, 9, 1)
@@ -178,10 +177,11 @@ def test_the_layers_own_forward_where_steps_would_miss_something(change, options
             model.handle.remove()
 
 
-def test_a_forward_that_somebody_has_given_the_class_is_run(monkeypatch):
-    own = VaswaniAttention.forward
-    monkeypatch.setattr(VaswaniAttention, "forward", lambda *inputs, **options: own(*inputs, **options))
-    assert not isinstance(search(tiny_model()).past_key_values, DecodingCache)
+@pytest.mark.parametrize(("kind", "name"), decoding_vaswani._METHODS)
+def test_a_method_that_somebody_has_given_the_class_is_run(kind, name, monkeypatch):
+    own, calls = getattr(kind, name), []
+    monkeypatch.setattr(kind, name, lambda *inputs, **options: calls.append(0) or own(*inputs, **options))
+    assert not isinstance(search(tiny_model()).past_key_values, DecodingCache) and len(calls) > 4
 
 
 @torch.no_grad()

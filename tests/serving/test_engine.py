@@ -34,6 +34,7 @@ async def all_of(engine, sentences, scores=False, glossary=None, **settings) -> 
 
 
 def test_each_of_many_requests_gets_what_it_would_alone(engine, loaded):
+    assert engine.translator.is_repaired
     drawn = random.Random(0)
     sources = SENTENCES[:20]
     requests = [

@@ -124,7 +124,7 @@ def test_a_forecast_is_of_nested_parts_and_the_same_validation_however_often_it_
     assert main([*command, f"{out}/"]) == 0  # nothing is left to do
     assert json.loads((out / "verdict.json").read_text()) == again
     with monkeypatch.context() as patch:
-        patch.setattr(forecast, "has_learned_nothing", lambda metrics: True)
+        patch.setattr(forecast, "has_learned_nothing", verdict.has_learned_nothing)
         shutil.rmtree(tmp_path / "straight" / "forecast")
         assert main([*command, str(tmp_path / "straight")]) == 0 and not (tmp_path / "straight" / "forecast").exists()
     assert "forecast: none, since a model has learned nothing: give more minutes" in capsys.readouterr().out

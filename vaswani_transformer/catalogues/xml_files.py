@@ -124,13 +124,13 @@ class XliffFile(_XmlFile):
             target = _child(segment, "target")
             sources.append(self._text(_child(segment, "source"), codes))
             targets.append(self._text(target, codes, is_target=True))
-            is_fuzzy = re.match(r"new|initial|needs-(?!review)", _attribute(target if is_old else segment, "state"))
+            mark = re.match(r"new|initial|needs-(review)?", _attribute(target if is_old else segment, "state"))
             has_text = re.sub(r"</?(?:g|mrk|pc)\b[^<>]*>", "", with_codes(targets[-1], tuple(codes))).strip()
-            state = "untranslated" if not has_text else "fuzzy" if is_fuzzy else "translated"
+            state = "untranslated" if not has_text else "translated" if not mark else "kept" if mark[1] else "fuzzy"
             segments.append((segment, target, state))
         get, states = partial(_attribute, match), [state for _, _, state in segments]
-        state = next((state for state in ("untranslated", "fuzzy") if state in states), "translated")
-        state = "translated" if state == "fuzzy" and get("approved") == "yes" else state
+        state = next((state for state in ("untranslated", "fuzzy", "kept") if state in states), "translated")
+        state = "translated" if state != "untranslated" and get("approved") == "yes" else state
         state = "kept" if (get("translate") or "no" * any(self.kept[-1:])) == "no" or not any(sources) else state
         notes = "\n".join(self._text(note, []) for note in _children(match, "note") if f">{MARK}" not in note[0])
         texts, context = (tuple(sources), tuple(targets)), get("resname") or get("name") or ""

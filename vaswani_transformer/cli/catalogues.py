@@ -64,7 +64,6 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
     place = partial(translate_parts, translate=translator.translate, align=align, language=language)
     messages = Messages(translate, place, confidence, Path(model).resolve().name, translator.memory, target)
     rows, stopped, catalogue = [], False, open_catalogue(files.input, **given)
-    messages.language = target or catalogue.language
 
     def as_written(entry: Entry, filling: Filling) -> Filling:
         if filling.reason == NO_WORDS and entry.place is None:  # what shows the key alone without it
@@ -74,6 +73,7 @@ def fill_catalogue(model: str, request, translator: Translator, languages: list[
 
     def answer(entries: list) -> Iterator:
         nonlocal stopped
+        messages.language = target or catalogue.language  # which XLIFF names at its beginning
         for start in range(0, len(entries), _ENTRIES):
             part, fillings = entries[start : start + _ENTRIES], []
             with contextlib.suppress(KeyboardInterrupt):

@@ -56,9 +56,9 @@ def serve(
     from ..serving.service import Limits
 
     places = find_models(list(models))
+    exclude("several models", len(places) > 1, {"memory": memory})
     with reading("--memory (pip install vaswani_transformer with its dependencies)"):  # which images may lack
         known = read_memory(memory, (places[0].source, places[0].target)) if memory else None
-    exclude("several models", len(places) > 1, {"memory": memory})
     app = make_app(
         places,
         partial(load_for_decoding, device=computing.device, precision=computing.precision),

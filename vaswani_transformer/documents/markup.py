@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import regex
 
 from ..data.words import ends_a_sentence, is_inner, word_places
+from .pieces import SLIDE_LINK
 
 Links = list[tuple[int, int]]  # source and target word, both from 0, as `vaswani_transformer.align` gives them
 Stack = tuple[Any, ...]  # the spans around a position, as their first tags, the outermost first
@@ -55,7 +56,7 @@ def project(
     present = {span for stack in (*chain(*stacks), *(point.spans for *_, point in points)) for span in stack}
     empty: list[Fragment] = []  # spans around nothing, which Markdown's signs cannot be
     for span, (number, stack) in starts.items():
-        if span in present or (span.again and span.name != "a"):
+        if span in present or (span.again and span.name != SLIDE_LINK):
             continue
         free = [t for t, parts in enumerate(stacks) if all(other.name != span.name for other in parts[1])]
         if free:

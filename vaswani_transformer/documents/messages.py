@@ -21,8 +21,8 @@ from .pieces import Document, Kind, Piece, text_piece
 
 NO_WORDS = "it has no words"
 _MARKUP = (
-    rf"[{chr(CODE)}-\U0010fffd] | <!(?:--.*?--|[^<>]*)> | `[^`\n]+`"
-    r" | <(?:code|kbd|samp|script|style)\b(?s:.*?)</(?:code|kbd|samp|script|style)\s*>"
+    rf"[{chr(CODE)}-\U0010fffd] | <!(?:--.*?--|[^<>]*)> | <(?:script|style)\b(?s:.*?)</(?:script|style)\s*>"
+    r" | (?<!\w)`[^`'\n%{$~]+`(?!\w) | <(?:code|kbd|samp)>[^<>%{$~]*</(?:code|kbd|samp)>"  # without arguments
     r" | </?(?:\d+\s*/?|[A-Za-z\xaa-\uffff][^<>]*)> | <%[-=@\s].*?%> | < | &\#?\w+;"
     r" | \$t\([^()]*\) | @(?:\.\w+)?:(?:\([\w.]+\)|[\w.]+) | \$\{[^{}]*\} | \{\{.*?\}\}"
     r" | \{\s*\w+\s*,(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # ICU's
@@ -164,7 +164,9 @@ class Message:
         pieces, width = [] if self.remembered else _GAPS.split(self.text), max(map(len, self.text.split("\n")))
         for line, behind in zip(pieces[::2], [*pieces[1::2], ""], strict=False):
             lines, _, gap = self.parts[-1] if self.parts else ([""], None, "")
-            is_sentence = gap == "\n" and re.search(r"[\w,)]$", lines[-1]) and line.lstrip()[:1].islower()
+            same = line.removeprefix(re.match(r"\s*", lines[-1])[0])  # of an indented text
+            is_sentence = gap == "\n" and re.search(r"[\w,)]$", lines[-1]) and re.match(r"(?!\w+:)\w", same)
+            is_sentence = is_sentence and same[0].islower()
             if is_sentence and len(lines[-1]) > 40 and len(f"{lines[-1]} {line.split()[0]}") > width - 10:
                 self.parts[-1] = [[*lines, line], None, behind]  # it was broken, as its next word had no room
             else:
@@ -196,8 +198,9 @@ class Message:
             if segment:
                 [target], width, last = found[segment].targets, max(map(len, lines)), lines[-1]
                 first, indent = (re.match(r"\s*", line)[0] for line in (lines[0], last))
-                wrap = partial(textwrap.fill, width=width, break_long_words=False, subsequent_indent=indent)
-                target = first + (wrap(target) if len(lines) > 1 else target) + last[len(last.rstrip()) :]
+                indents = {"initial_indent": first, "subsequent_indent": indent}
+                wrap = partial(textwrap.fill, width=width, break_long_words=False, **indents)
+                target = (wrap(target) if len(lines) > 1 else first + target) + last[len(last.rstrip()) :]
             text += target + behind
         text = text if self.remembered or "'{" in self.text else re.sub(r"(?<=\w)'(?=\{\w)", "’", text)  # or ICU quotes
         taken.update("" if self.mark else self.letter.lower())
@@ -317,7 +320,7 @@ def _with_number(segment: _Segment) -> tuple[str, Callable[[str], str]] | None:
     """Return the text with a number for its one placeholder of such, and what gives a translation this one again."""
     places = [match for match in pattern_of(segment.flags).finditer(segment.text) if _NUMERIC.fullmatch(match[0])]
     sure = [match for match in places if re.search(r"#|%n|\bcount\b", match[0])]  # not a file's name
-    places = sure or [match for match in places if segment.count not in (0, 1) or re.search(r"\d|d$", match[0])]
+    places = sure or [match for match in places if segment.count not in (0, 1) or re.search(r"\d|[diu]$", match[0])]
     if segment.count is None or len(places) != 1:
         return None
 

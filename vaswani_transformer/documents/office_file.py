@@ -13,7 +13,7 @@ from xml.parsers import expat
 
 from ..errors import UserError, reading
 from .kept import STAND_IN
-from .pieces import Document, Kind, Piece, text_piece
+from .pieces import SLIDE_LINK, Document, Kind, Piece, text_piece
 
 _PARTS = re.compile(r"(header|footer)\d*\.xml|(footnotes|endnotes|comments)\.xml")  # beside the main one
 _MOST_BYTES = 1 << 28  # of a part
@@ -230,7 +230,7 @@ def _run(events: list[_Event], number: int) -> list[Piece]:
     before = _raw(events[number:first])
     tag = events[first].raw
     kept = tag if "xml:space" in tag or tag.endswith("/>") else f'{tag[:-1]} xml:space="preserve">'
-    name = "a" if "hlinkClick" in before else "sup" if _RAISED.search(before) else "r"
+    name = SLIDE_LINK if "hlinkClick" in before else "sup" if _RAISED.search(before) else "r"
     opening = Piece(before + tag, Kind.OPEN, name=name, again=before + kept)
     inner = []
     for text, following in zip(shown[::2], [*shown[2::2], None], strict=True):

@@ -12,6 +12,8 @@ from .kept import INVISIBLE, STAND_IN, has_words, kept_places
 
 _DEEPEST = 50  # of spans; more are made to be slow
 _LINKS = {"a", "Link", "hyperlink"}
+SLIDE_LINK = "hlinkClick"  # of one link there are several runs
+_RUNS = {"r", SLIDE_LINK}
 _ID = re.compile(r"[\s:]id\s*=", re.IGNORECASE)
 _NOTE = re.compile(r"[\[(]*\d+(?:[,–-]\d+)*[\])]*")
 
@@ -39,7 +41,7 @@ class Piece:
     @property
     def single(self) -> bool:
         """Return whether a span that begins with this is no mere style, and can be there only once."""
-        return self.name in (*_LINKS, "q") or _ID.search(self.raw) is not None
+        return self.name in (*_LINKS, SLIDE_LINK, "q") or _ID.search(self.raw) is not None
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def _separated(run: list[Piece]) -> list[Piece]:
             opened = [tag for tag in tags[edge:] if tag.kind is Kind.OPEN]
             is_edge = is_list and any(tag.name in _LINKS for tag in tags)
             if edge and opened and is_inner(before) and is_inner(piece.text):
-                is_new = before.islower() and piece.text[0].isupper() and opened[-1].name != "r"
+                is_new = before.islower() and piece.text[0].isupper() and opened[-1].name not in _RUNS
                 is_edge |= is_new or all(any(tag.name in _LINKS for tag in part) for part in (tags[:edge], opened))
             if is_edge and (place := len(result) - len(tags) + edge):
                 result.insert(place, Piece(""))
@@ -152,7 +154,7 @@ def _text_of_mark(name: str, inner: list[Piece], before: str, behind: list[Piece
     text = "".join(piece.text for piece in inner if piece.kind is Kind.TEXT)
     if all(piece.kind in (Kind.OPEN, Kind.CLOSE) for piece in inner):
         return ""
-    if text.isspace() and name != "r":
+    if text.isspace() and name not in _RUNS:
         return " "
     if not text or any(map(str.isspace, text)):
         return None
@@ -163,7 +165,7 @@ def _text_of_mark(name: str, inner: list[Piece], before: str, behind: list[Piece
         is_mark = not before.isspace() or rest or not any(map(str.isalpha, text))
     else:  # a note, or a figure in a name; Word's runs say nothing
         touches = (is_inner(before) and not before.isnumeric()) or (text[0] in "[(" and before in '.,;:!?…”’»")')
-        is_mark = touches and name != "r" and _NOTE.fullmatch(text)
+        is_mark = touches and name not in _RUNS and _NOTE.fullmatch(text)
     return (STAND_IN if rest[:1] != "[" and any(map(str.isalpha, rest)) else "") if is_mark else None
 
 

@@ -97,7 +97,8 @@ def load_exported(
         count = ctranslate2.get_cuda_device_count()
         try:
             if count and device == "auto":
-                ctypes.CDLL("cublas64_12.dll" if os.name == "nt" else "libcublas.so.12")  # or the first product fails
+                # Or the first product fails; Windows' PATH is searched, too.
+                ctypes.CDLL("cublas64_12.dll" if os.name == "nt" else "libcublas.so.12", winmode=0)
         except OSError:
             logger.warning("on the CPU, since CTranslate2 finds no cuBLAS 12 for the GPU")
             count = 0

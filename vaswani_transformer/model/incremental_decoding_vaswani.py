@@ -25,7 +25,8 @@ _ROOM = 32  # target tokens that the buffers have room for at first
 _MANY = 16  # sentences, from which on plain products are faster on a CPU than torch's kernel for few queries each
 # After self-attention, encoder-decoder attention and feed-forward sublayer.
 _NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
-_OWN = {VaswaniAttention: VaswaniAttention.forward, VaswaniDecoderLayer: VaswaniDecoderLayer.compute}
+_METHODS = ((VaswaniAttention, "forward"), (VaswaniDecoderLayer, "forward"), (VaswaniDecoderLayer, "compute"))
+_OWN = [getattr(kind, name) for kind, name in _METHODS]  # before somebody may replace them
 _MODES = ("greedy_search", "sample", "assisted_generation", "beam_search", "beam_sample")
 
 
@@ -372,5 +373,5 @@ def can_decode_incrementally(model, generation_config, generation_mode: str, mod
         all(type(module) is kind for module, kind in kinds)
         and not any(has_hooks(module) for module in (model, model.model, model.lm_head, *decoder.modules()))
         and not any(has_own_methods(module) for module in (decoder, *decoder.layers))
-        and {VaswaniAttention: VaswaniAttention.forward, VaswaniDecoderLayer: VaswaniDecoderLayer.compute} == _OWN
+        and [getattr(kind, name) for kind, name in _METHODS] == _OWN
     )

@@ -259,11 +259,10 @@ class TrainingRun:
         made_here = self.folder / PREPARED
         if self.recipe.prepared is not None:
             return self.recipe.prepared
-        if resumed and made_here.exists():
+        if resumed and (made_here / MANIFEST).exists():
             # The folder may be of a run before.
             began_with = read_json(self.folder / CHECKPOINTS / run_folder.CONTENTS).get("training data")
-            is_same = (made_here / MANIFEST).exists() and open_prepared(made_here).train.sha256() == began_with
-            return made_here if is_same else None
+            return made_here if open_prepared(made_here).train.sha256() == began_with else None
         return processes.share("prepared", lambda: prepare_if_large(self.recipe, made_here, self.progress))
 
     def _load_data(self, processes: Processes, resumed: bool) -> tuple:
@@ -396,7 +395,7 @@ def train(recipe: Recipe, progress: bool = True) -> TrainingResult:
         datasets.disable_progress_bars()
     if accelerator() is None:
         tune_cpu_memory()
-    mode, precision = torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()
+    mode = torch.get_deterministic_debug_mode()
     use_tf32()
     torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN makes a plan for each new shape, which takes far longer
     try:
@@ -406,4 +405,3 @@ def train(recipe: Recipe, progress: bool = True) -> TrainingResult:
             return TrainingRun(recipe, progress).run(processes)
     finally:
         torch.set_deterministic_debug_mode(mode)  # which the recipe may have had changed for all of the process
-        torch.set_float32_matmul_precision(precision)

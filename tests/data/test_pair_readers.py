@@ -75,7 +75,7 @@ def test_invalid_utf8_is_reported_with_file_line_and_byte_offset(tmp_path, suffi
     files = write_two(tmp_path, "one\n".encode("utf-16"), "eins\n", suffix)
     assert read(**files).endswith("convert it first, as by iconv -f UTF-16 -t UTF-8")
     files = write_two(tmp_path, lzma.compress(b"one\n"), "eins\n", suffix)
-    assert read(**files) == f"{files['source']} is compressed: unpack it, or pack it by gzip"
+    assert read(**files) == f"{files['source']} is compressed: unpack it, or pack it by gzip as .gz"
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.TSV"])

@@ -11,7 +11,7 @@ import os
 import shutil
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 
 import datasets
@@ -93,6 +93,8 @@ def clean(
             shutil.rmtree(output.path / TASKS, ignore_errors=True)  # of a run that was killed after its last file
             return {"columns": own} | manifest  # which earlier versions did not note
         train = replace(train, kind=train.kind + BROKEN) if train.kind + BROKEN in READERS else train
+        if validation is not None and validation.files == train.files:  # slices of one file
+            validation = replace(validation, kind=train.kind)
         text, validation = train.load(), validation and validation.load()
         output.note()
         tasks = output.path / TASKS / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
@@ -114,7 +116,7 @@ def clean(
                 _write(validation, staging / "validation-00000.parquet", columns)
             names = sorted(path.name for path in staging.iterdir())
             write_text(staging / REPORT, _report(counts, _samples(text, status, firsts, judge, recipe.seed)))
-            manifest = {"counts": counts, "length_ratio": judge.ratio and asdict(judge.ratio)}
+            manifest = {"counts": counts, "length_ratio": {code: asdict(ratio) for code, ratio in judge.ratios.items()}}
             manifest |= {"columns": columns, "parts": names, "settings": settings}
             write_text(staging / MANIFEST, json.dumps(manifest, indent=1))
         shutil.rmtree(output.path / TASKS)
@@ -127,14 +129,16 @@ def _judge(text: datasets.Dataset, validation: datasets.Dataset | None, rules: C
     lines = chain(lines, *(read_lines(home_path(name)) for name in rules.test))
     tests = frozenset(key_of(line) for line in (typed_code(plain(line))[1].casefold() for line in lines) if line)
     if not (rules.length_ratio or rules.languages):
-        return Judge(rules, None, tests)
+        return Judge(rules, tests=tests)
     # Of a sample, as far as the rules before keep it.
     pairs = pairs_of(text.select(random_rows(len(text), SAMPLED, seed)))
     before = Judge(replace(rules, length_ratio=0, languages=None))
     sample = list(dict.fromkeys(sides for status, _, sides in map(before.judge, pairs) if status == KEPT))
-    characters = np.array([list(map(len, sides)) for sides in sample], np.int64).reshape(-1, 2)
+    code_of = lambda sides: typed_code(sides[0])[0]  # noqa: E731
+    groups = groupby(sorted(sample, key=code_of), code_of) if rules.length_ratio else ()
+    ratios = {code: LengthRatio.of(np.array([list(map(len, sides)) for sides in part])) for code, part in groups}
     own = cleaning_rules.own_words(sample, rules.languages) if rules.languages else Judge.own
-    return Judge(rules, LengthRatio.of(characters) if rules.length_ratio else None, tests, own)
+    return Judge(rules, ratios, tests, own)
 
 
 def _judge_part(tasks: Path, text: datasets.Dataset, judge: Judge, number: int) -> None:

@@ -4,8 +4,8 @@ import functools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
@@ -105,7 +105,7 @@ class Judge:
     """Judges pairs by the rules that look at a pair alone."""
 
     rules: CleaningRules
-    ratio: LengthRatio | None = None  # the text's own distribution of lengths; None for no rule on it
+    ratios: Mapping[str, LengthRatio] = field(default_factory=dict)  # the text's own, by the code before the source
     tests: frozenset[int] = frozenset()  # hashes of lines that must not be in the text
     own: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())  # of `own_words`
 
@@ -121,13 +121,14 @@ class Judge:
             yield EMPTY, f"the {SIDES[bool(text[0])]}"
         if mark := _UNDECODED.search(" ".join(pair)):
             yield UNDECODABLE, f"U+{ord(mark[0]):04X}"
-        text = typed_code(text[0])[1], typed_code(text[1])[1]
+        (code, source), (_, target) = map(typed_code, text)
+        text = source, target
         if text[0] == text[1] and not rules.keep_identical:
             yield IDENTICAL, ""
         if max(characters) > rules.max_characters or words > rules.max_words:
             yield LENGTH, f"{max(characters):,} characters, {words:,} words"
-        if self.ratio is not None:
-            deviation = float(self.ratio.deviation(np.array(characters)))
+        if code in self.ratios:
+            deviation = float(self.ratios[code].deviation(np.array(characters)))
             if abs(deviation) > rules.length_ratio:
                 yield RATIO, f"{deviation:+.1f} deviations"
         for side, line in zip(SIDES, text, strict=True):

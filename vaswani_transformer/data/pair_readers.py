@@ -56,7 +56,8 @@ def _read_table(path: Path, columns: tuple[str, str], errors: str = "strict") ->
             if not names:
                 names, is_header = _header(fields, columns, is_csv)
                 source, target = (column_position(column, names, f"{path}, line {number}") for column in columns)
-                most = len(fields) if is_csv or not columns[0].isdecimal() else LONGEST_LINE
+                is_last = max(source, target) + 1 == len(fields)  # a tab in its text would cut it off
+                most = len(fields) if is_csv or is_last or not columns[0].isdecimal() else LONGEST_LINE
                 least = max(source, target) + 1 if most == LONGEST_LINE or (is_header and not is_csv) else most
                 if is_header:
                     logger.info("%s: line %d names the columns: %.200s", path, number, ", ".join(fields))

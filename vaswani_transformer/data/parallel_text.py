@@ -29,7 +29,7 @@ _LANGUAGES = (
     re.compile(rb"""(?:"X-Source-Language: *|source-?language=["']|srcLang=["'])([a-z]{2,3})(?![a-z])"""),
     re.compile(rb"""(?:"Language: *|(?:target-|\s)language=["']|trgLang=["'])([a-z]{2,3})(?![a-z])"""),
 )
-_is_held_out = re.compile(r"(^|[-._ ])(dev|test(ing)?|val(id(ation)?)?|eval(uation)?)(set)?[\W_\d]", re.I).search
+_HELD_OUT = re.compile(r"(?i)(^|[-._ ]|news)(dev(test)?|test(ing)?|val(id(ation)?)?|eval(uation)?)(set)?[\W_\d]")
 CACHE_VERSION = 5  # part of every cache key: raise it when the meaning of the cached rows changes
 _BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of `datasets`, by suffix
 FORMATS = (".tsv", ".csv", ".tmx", *CATALOGUES, *_BUILDERS)
@@ -88,7 +88,7 @@ class PairSource:
 
 def check_lines(fix: str, *names: str) -> None:
     """Refuse tables, by their names, where lines are to be read; `.ts` is Tsonga too."""
-    if tables := [name for name in names if suffix(name) in {*FORMATS} - {".ts"}]:
+    if tables := [name for name in names if suffix(name) in {*FORMATS, ".sgm", ".xml"} - {".ts"}]:
         raise UserError(f"{tables[0]} holds pairs, not lines: give {fix}")
 
 
@@ -222,7 +222,7 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
         shards = {name: [(Path(path),) for path in paths] for name, paths in ours.items() if paths}
         kinds = sorted({suffix(path.name) for paths in shards.values() for (path,) in paths})
         taken = {path for paths in shards.values() for (path,) in paths}
-        trained = [path for (path,) in shards.get("train", ()) if _is_held_out(path.name)]
+        trained = [path for (path,) in shards.get("train", ()) if _HELD_OUT.search(path.name)]
         own = [path for path in files if not any(part[0] in "._" for part in path.relative_to(folder).parts)]
         outputs = {path.parent for path in files if path.name == RECORD} - {folder}
         written = [path for path in taken if not outputs.isdisjoint(path.parents)]
@@ -231,6 +231,9 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
         trained *= len(trained) < len(shards.get("train", ()))  # all of them: nothing is mixed
         tables = {*kinds, ".tsv", ".csv", ".jsonl", ".parquet", ".tmx"}
         left = trained + [path for path in own if suffix(path.name) in tables and path not in taken]
+        packed = [path for path in own if path.suffix.lower() in (".bz2", ".xz", ".zst", ".zip")]
+        if packed := [path for path in packed if suffix(path.stem) in (tables if kinds else {".tsv"})]:
+            raise UserError(f"{packed[0]} is compressed: unpack it, or pack it by gzip as .gz")  # or quotation marks count
         if len(kinds) > 1 or left:  # `datasets` would take those of one format, and those that it knows a split of
             splits = "splits are named train, validation and test, in lower case: rename it, or name files by a pattern"
             several = f"{folder} holds files of several formats ({', '.join(kinds)}); name those of one"

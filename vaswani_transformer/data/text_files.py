@@ -105,8 +105,8 @@ def decode_lines(stream: BinaryIO, where: str, digest: Any = None, errors: str =
     for number, line in enumerate(iter(lambda: stream.readline(_MOST_BYTES + 1), b""), 1):
         if digest is not None:
             digest.update(line)
-        if number == 1 and re.match(rb"\xfd7zXZ|\x28\xb5\x2f\xfd|BZh[1-9]1AY&SY|PK\x03\x04", line):
-            raise UserError(f"{where} is compressed: unpack it, or pack it by gzip")
+        if number == 1 and re.match(rb"\x1f\x8b|\xfd7zXZ|\x28\xb5\x2f\xfd|BZh[1-9]1AY&SY|PK\x03\x04", line):
+            raise UserError(f"{where} is compressed: unpack it, or pack it by gzip as .gz")
         text, is_too_long, problem = "", len(line) > _MOST_BYTES, None
         try:
             text = "" if is_too_long else line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors)

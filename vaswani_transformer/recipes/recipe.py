@@ -262,7 +262,7 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
     """Load a shipped recipe by name (`recipe_names()`), or one's own by path, with some fields replaced.
 
     `overrides` are names and values, as on the command line; a preset replaces what the file says of its fields,
-    and a table of pairs its two text files.
+    a table of pairs its two text files, and these a table.
 
     Raises:
         UserError: for a missing or malformed file, unknown or repeated fields, wrong types and values out of range.
@@ -277,6 +277,7 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
     replaced = {*preset} if "preset" in overrides else set()
     for part in ("train", "validation"):
         replaced |= {f"{part}_source", f"{part}_target"} if overrides.get(f"{part}_data") else set()
+        replaced |= {f"{part}_data"} if overrides.get(f"{part}_source") else set()
     kept = {name: value for name, value in values.items() if name not in replaced}
     values = {name: preset[name] for name in ("label_smoothing", "vocab_size") if name in preset} | kept | overrides
     for field in values:
@@ -334,7 +335,8 @@ def languages_of(recipe: Mapping) -> list[str]:
         codes = ["" if code in ("source", "target") else code for code in endings]
         return codes if codes[0] != codes[1] else []
     for codes in (endings, columns):
-        if codes[0] != codes[1] and all(re.fullmatch("[a-z]{2}", code or "") for code in codes):
+        codes = [re.sub("[-_][A-Za-z]{2,4}$", "", code or "") for code in codes]  # of a region
+        if codes[0] != codes[1] and all(re.fullmatch("[a-z]{2}", code) for code in codes):
             return codes
     return []
 

@@ -34,6 +34,7 @@ from ..hardware import CPU_TOKENS, accelerator, choose_precision, default_num_wo
 from ..json_and_yaml import read_json
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
+from ..model.language_codes_vaswani import LanguageCodes, typed_code
 from ..model.packed_sentences_vaswani import can_use_flash_attention
 from ..output_folder import locked_together
 from ..recipes.recipe import AUTO, Recipe, check_recipe, languages_of
@@ -284,6 +285,9 @@ class TrainingRun:
         self.tokenizer, train, validation, counts, texts = tokenized_pairs(
             recipe, lambda train: processes.share("tokenizer", lambda: make_tokenizer(recipe, train, resumed))
         )
+        codes = LanguageCodes(self.tokenizer).known
+        if codes and not any(typed_code(source)[0] for source in texts[0][:100]["source"]):
+            logger.warning("sources do not begin with a code (%.100s), as this model's do", ", ".join(codes.values()))
         self.text_verdict = [] if processes.rank else verdict.of_text(counts, *texts, self.tokenizer)
         self.languages = data_sources(recipe)[0].languages or languages_of(vars(recipe))
         return train, validation

@@ -111,14 +111,7 @@ def train_with_target_text(recipe: Recipe, text: str, progress: bool = True) -> 
     The reverse model, in the folder `reverse` of the output, is trained first, unless it is there, in a quarter of
     `max_minutes` if that is given, again for other minutes until its translations are of use; the final training has
     the rest. Translating, of as many lines as leave time for `PASSES` through all, comes on top. The same call resumes.
-
-    Args:
-        recipe: of both trainings.
-        text: a file, a pattern or a folder of lines in the target language; relative to the recipe's `data_dir`.
-        progress: as in `distill`.
-
-    Raises:
-        UserError, TrainingStopped: as `distill`, and where the minutes are few for the pairs alone.
+    The `text`, and errors, are as in `distill`; `UserError` also where the minutes are few for the pairs alone.
     """
     known = languages_of(vars(recipe)) or data_sources(recipe)[0].languages
     languages = [code or side for code, side in zip(known, SIDES, strict=True)] if len({*known}) == 2 else list(SIDES)

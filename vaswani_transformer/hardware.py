@@ -118,10 +118,7 @@ def control_group_limit(name: str, root: Path = Path("/")) -> float:
     """Return what Linux' control groups (version 2) grant this process; infinity without a limit.
 
     A container on 64 CPUs may have the time of two; neither torch nor psutil knows. A limit holds for all groups below.
-
-    Args:
-        name: `"cpu.max"` for a number of CPUs, `"memory.max"` for bytes.
-        root: of the file system.
+    The name is `"cpu.max"` for a number of CPUs, `"memory.max"` for bytes.
     """
     limits, mount = [math.inf], root / "sys/fs/cgroup"
     with contextlib.suppress(OSError):  # another system

@@ -157,6 +157,10 @@ def test_broken_rows_of_tables_are_dropped(tmp_path, name, mark):
     recipe = Recipe(train_data=str(tmp_path / name), source_column="en", target_column="de")
     assert make(recipe, tmp_path / "out", length_ratio=0)["counts"] == {"kept": 2, "undecodable": 1, "empty": 2}
     assert rows_of(tmp_path / "out") == [("good", "gut"), ("fine", "fein")]
+    slices = dataclasses.replace(
+        recipe, train_split="train[:2]", validation_data=recipe.train_data, validation_split="train[2:]"
+    )
+    assert make(slices, tmp_path / "slices", length_ratio=0)["counts"] == {"kept": 1, "empty": 1}
     assert "    pair 4: the target\n    one two three\n" in (tmp_path / "out" / "report.md").read_text("utf-8")
 
 
@@ -175,6 +179,12 @@ def test_repeated_lines_do_not_narrow_the_length_ratio(tmp_path):
     pairs = [("a" * (30 + n % 5), "b" * (25 + n // 5)) for n in range(50)]
     copies = [("all rights reserved by the owners", "alle rechte bei den eignern")] * 2000
     assert make(recipe_of(tmp_path, pairs + copies), tmp_path / "out")["counts"] == {"kept": 51, "duplicate": 1999}
+
+
+def test_lengths_are_compared_within_a_language(tmp_path):
+    pairs = [(f"<2de> {'a' * (30 + n % 9)}", "b" * (30 + n // 9)) for n in range(90)]
+    pairs += [(f"<2zh> {'a' * (30 + n)}", "c" * (9 + n)) for n in range(9)]
+    assert make(recipe_of(tmp_path, pairs), tmp_path / "out")["counts"] == {"kept": 99}
 
 
 def test_extras_that_are_missing_are_named(tmp_path, monkeypatch):

@@ -94,6 +94,8 @@ def test_tsv_columns_are_found_by_the_header(tmp_path):
     path = write(tmp_path / "a.tsv", "id\tde\ten\n" + "".join(f"7\t{t}\t{s}\n" for s, t in PAIRS))
     assert read(data=path, **GERMAN) == PAIRS
     assert "no column 'die'; the columns are: id, de, en" in read(data=path, source_column="en", target_column="die")
+    numbered = write(tmp_path / "n.tsv", "a\tb\nc\td\te\n")  # a tab within a text
+    assert "n.tsv, line 2: 3 field(s)" in read(data=numbered, source_column="1", target_column="2")
     path = write(tmp_path / "a.tsv", "target\tid\tsource\ttarget\na\tb\tc\td\n")
     assert f"{path}, line 1: several columns 'target'" in read(data=path)
 

@@ -44,6 +44,9 @@ def test_one_column_for_both_sides_is_refused_and_a_file_has_slices(tmp_path):
     other = write(tmp_path / "a.de", "a\nb\n")
     for sides in ({"source": path, "target": other}, {"source": other, "target": path}):
         assert f"{path} holds pairs, not lines" in error_of(load_pairs, **sides)
+    marked = write(tmp_path / "a.sgm", "<seg>a</seg>\n")  # WMT's
+    assert f"{marked} holds pairs, not lines" in error_of(load_pairs, source=marked, target=other)
+    marked.unlink()
     assert "a.tsv holds pairs, not lines: give text" in error_of(pair_source, tmp_path, tmp_path, one_text=True)
     path.unlink()
     assert rows(pair_source(tmp_path, tmp_path, one_text=True).load()) == [("a", "a"), ("b", "b")]
@@ -200,6 +203,10 @@ def test_a_folder_of_several_formats_or_none_is_refused(tmp_path):
     other = write(tmp_path / "b.jsonl", "")
     message = read(data=tmp_path)
     assert "several formats" in message and ".jsonl, .tsv" in message
+    other = other.rename(tmp_path / "b.tsv.bz2")
+    assert f"{other} is compressed" in read(data=tmp_path)
+    other = other.rename(tmp_path / "newstest2014.tsv")
+    assert f"{other} would be left out or trained on" in read(data=tmp_path)
     other.rename(tmp_path / ".b.jsonl")
     assert read(data=tmp_path) == [("a", "b")]
 

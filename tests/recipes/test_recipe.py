@@ -133,6 +133,10 @@ def test_an_empty_recipe_is_all_defaults(write, text):
 def test_a_table_on_the_command_line_replaces_the_text_files_of_the_file():
     recipe = load_recipe("numbers", {"train_data": "mine.tsv"})
     assert (recipe.train_data, recipe.train_source, recipe.train_target) == ("mine.tsv", None, None)
+    recipe = load_recipe("wmt14-en-de-base", {"train_source": "a.en", "train_target": "a.de"})
+    assert (recipe.train_data, recipe.train_source) == (None, "a.en")
+    assert recipes.languages_of({"source_column": "tr-TR", "target_column": "en_US"}) == ["tr", "en"]
+    recipe = load_recipe("numbers", {"train_data": "mine.tsv"})
     assert recipe.validation_source == load_recipe("numbers").validation_source is not None
 
 

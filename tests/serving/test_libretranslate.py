@@ -60,6 +60,8 @@ def test_sentences_and_the_space_between_them(post, loaded):
     assert skipped.joined(["Hallo"]) == "http://a.de/Hello. Hallo"
     known = SplitText(" Next → ", "en", lambda text, *_: [text], is_known=True)
     assert (known.coded(0), known.joined(["Weiter ⇒"])) == ("Next →", " Weiter ⇒ ")
+    row = SplitText("Ann\t12\tBlue car", "en", lambda text, *_: [text])
+    assert (row.sentences, row.joined(["Anna", "Blaues Auto"])) == (["Ann", "Blue car"], "Anna\t12\tBlaues Auto")
     japanese = SplitText("猫が寝る。犬が走る。", "ja", lambda text, *_: [text])
     assert [japanese.joined([text, text]) for text in ("Yes…", "好……")] == ["Yes… Yes…", "好……好……"]
 

@@ -142,6 +142,12 @@ def test_the_command(run, tmp_path, capsys):
     assert equal(weights_of(tmp_path / "last"), weights_of(tmp_path / "named"))
 
 
+def test_by_default_as_many_as_the_recipe_says(run, tmp_path, capsys):
+    (run / "checkpoints" / "recipe.yaml").write_text("average_checkpoints: 3\n")
+    assert translating.run("average", run, "--output", tmp_path / "out") == 0
+    assert "averaged 3 checkpoints" in capsys.readouterr().out
+
+
 def test_mistakes_end_in_one_line(run, tmp_path, fails):
     checkpoint, again = run / "checkpoints" / "checkpoint-20", f"{run}/./checkpoints/checkpoint-20"
     for message, words in (

@@ -1,7 +1,6 @@
 """The commands that compare a model with given translations: `vaswani evaluate` and `score`."""
 
 import sys
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -213,7 +212,7 @@ def score(
     scans = files.scan_files(read)
     written = target_language, length_penalty, format == "json", tokens, work.window
     # Loaded here too where workers are elsewhere: what is wrong with model or options is known at once.
-    here = replace(computing, device="cpu", precision=None) if work.has_workers else computing
+    here = options.for_checks(computing) if work.has_workers else computing
     scorer = _load_scorer(model, here, *written)
     settings = {"length_penalty": length_penalty, "format": format, "tokens": tokens, "window": work.window}
     settings["target_language"] = target_language

@@ -131,6 +131,11 @@ def remark_codes(codes: Any, target_language: str | None) -> None:
         print(f"no --target-language: texts without a code ({known:.300}) may become any language", file=sys.stderr)
 
 
+def for_checks(computing: Any) -> Any:
+    """Return how the process that has workers loads a model: for int8, which is converted once, as they do."""
+    return dataclasses.replace(computing, device="cpu", precision="int8" if computing.precision == "int8" else None)
+
+
 def exclude(what: str, holds: Any, others: Mapping[str, Any]) -> None:
     """Raise `UserError` if `what` holds and one of these options is given, which cannot be combined with it."""
     for option in flags_given(others) if holds else ():

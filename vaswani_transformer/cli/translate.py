@@ -139,7 +139,7 @@ def _translate_lines(model: str, sentences: tuple[str, ...], request: Request) -
     read = {"input": files.input, "prefix": files.prefix}
     scans = scan_files(read, files.glossary, *files.memory)
     # Loaded here too where workers are elsewhere: what is wrong with model or options is known at once.
-    computing = replace(request.computing, device="cpu", precision=None) if work.has_workers else request.computing
+    computing = options.for_checks(request.computing) if work.has_workers else request.computing
     worker = load(model, replace(request, computing=computing))
 
     def settings() -> dict[str, Any]:
@@ -183,13 +183,13 @@ def _languages(folder: str, request: Request) -> list[str]:
     from ..hub.card_facts import known_languages
 
     known, target = [*known_languages(folder)] or ["en"], request.written.target_language
-    if target and len(known) != 2:  # the one of two has perhaps another code: >>cmn_Hans<<
-        name = short = target.strip("<2>")
+    if target:
+        name = target.strip("<2>")
         with contextlib.suppress(ImportError):  # of extras
             from babel.core import get_global
 
-            short = get_global("language_aliases").get(name.partition("_")[0])
-        known[1:] = [short if short in known else name]
+            name = get_global("language_aliases").get(name.partition("_")[0], name)
+        known[1:] = known[1:] if len(known) == 2 < len(name) else [name]  # perhaps an unknown code of it: >>pob<<
     return [request.written.source_language or known[0] or "en", *known[1:]]
 
 

@@ -233,7 +233,7 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
         left = trained + [path for path in own if suffix(path.name) in tables and path not in taken]
         packed = [path for path in own if path.suffix.lower() in (".bz2", ".xz", ".zst", ".zip")]
         if packed := [path for path in packed if suffix(path.stem) in (tables if kinds else {".tsv"})]:
-            raise UserError(f"{packed[0]} is compressed: unpack it, or pack it by gzip as .gz")  # or quotation marks count
+            raise UserError(f"{packed[0]} is compressed: unpack it, or pack it by gzip as .gz")
         if len(kinds) > 1 or left:  # `datasets` would take those of one format, and those that it knows a split of
             splits = "splits are named train, validation and test, in lower case: rename it, or name files by a pattern"
             several = f"{folder} holds files of several formats ({', '.join(kinds)}); name those of one"

@@ -38,11 +38,8 @@ def run_tasks(
         engine: `local`, or `ray` for the cluster that `RAY_ADDRESS` names or this machine belongs to.
         shown: text of the progress bar on standard error, on a terminal; None for no bar.
 
-    Yields:
-        The tasks' results, in the order of `numbers`, each as soon as those before it are ready.
-
-    Raises:
-        UserError: of a task; an engine that is not installed; workers that were lost.
+    Yields the tasks' results, in the order of `numbers`, each as soon as those before it are ready. `UserError` of a
+    task, for an engine that is not installed, and for workers that were lost.
     """
     workers = max(1, min(workers, len(numbers)))
     disable = None if shown else True  # None: shown on a terminal only

@@ -61,16 +61,9 @@ def write_in_parts(
 ) -> None:
     """Translate or score a file into its output by workers, from where it ended.
 
-    Args:
-        output: where to write; its settings are all that is written depends on.
-        doing: text of the progress bar on a terminal; None for no bar.
-        make: loads the model; a function that can be pickled.
-        files: the input, and prefixes or targets if any, as they have been read through.
-        window: lines that are sorted by length and written together.
-        workers: as in `run_tasks`, and so is `engine`.
-
-    Raises:
-        UserError: for a mistake in a line, and as `run_tasks`; what is written by then stays.
+    The `files` are the input, and prefixes or targets if any, as they have been read through; `make`, which can be
+    pickled, loads the model; a `window` of lines is sorted by length and written together. All else is as in
+    `run_tasks`, its errors too; `UserError` also for a mistake in a line. What is written by then stays.
     """
     numbers, remarks = [], defaultdict(list)
     for left in _windows(files, window, output.done):

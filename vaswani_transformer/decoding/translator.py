@@ -328,7 +328,8 @@ class Translator:
 
     def translate_prepared(self, window: Window, progress: Any = None) -> list[list[Hypothesis]]:
         """Return the hypotheses of each line of a window of `prepare`, best first; of a blank line they are empty."""
-        pieces, lines = [each for each in window.pieces if each.known is None], [[] for _ in window.lines]
+        pieces = list({id(each): each for each in window.pieces if each.known is None}.values())  # repeated ones once
+        lines = [[] for _ in window.lines]
         last_pieces = set({piece.line: index for index, piece in enumerate(pieces)}.values())  # of each line
         progress = progress if progress is not None else tqdm(disable=True)
         progress.update(len(lines) - len(last_pieces))
@@ -342,10 +343,11 @@ class Translator:
         for number, ids in searched:
             outputs[number] = ids
             progress.update(number in last_pieces)
-        hypotheses = iter(self.as_hypotheses(pieces, [outputs[number] for number in range(len(pieces))]))
+        found = self.as_hypotheses(pieces, [outputs[number] for number in range(len(pieces))])
+        hypotheses = {id(piece): ranked for piece, ranked in zip(pieces, found, strict=True)}
         for piece in window.pieces:
             same = [Hypothesis(piece.known)] * self.setting("num_return_sequences", 1)
-            lines[piece.line].append(next(hypotheses) if piece.known is None else same)
+            lines[piece.line].append(hypotheses.get(id(piece), same))
         return [self._joined(parts) for parts in lines]
 
     def _joined(self, parts: list[list[Hypothesis]]) -> list[Hypothesis]:

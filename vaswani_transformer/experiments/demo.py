@@ -1,5 +1,6 @@
 """`vaswani demo`: from text to translations on a generated corpus, with nothing to download."""
 
+import shlex
 import time
 from functools import partial
 from pathlib import Path
@@ -33,8 +34,9 @@ def run_demo(folder: Path, seed: int) -> None:
         _train_and_show(folder, output, corpus, seed)
         model, data = folder / "model", folder / "data"
         say(f"4. Done in {duration(time.monotonic() - started)}. What to type next:")
-        say(f"     vaswani translate {model} '{corpus.test[-1][0]}'")
-        say(f"     vaswani evaluate {model} --source {data / 'test.en'} --reference {data / 'test.de'}")
+        say(f"     {shlex.join(['vaswani', 'translate', str(model), corpus.test[-1][0]])}")
+        files = "--source", str(data / "test.en"), "--reference", str(data / "test.de")
+        say(f"     {shlex.join(['vaswani', 'evaluate', str(model), *files])}")
 
 
 def _train_and_show(folder: Path, output: OutputFolder, corpus: SimpleNamespace, seed: int) -> None:

@@ -100,7 +100,8 @@ def _add_package(folder: Path, package: str, integrity: str, names: tuple[str, .
     folder.mkdir(exist_ok=True)
     with reading(archive), tarfile.open(archive) as packed:
         for name in names:
-            (folder / name).write_bytes(packed.extractfile(f"package/dist/{name}").read())
+            # Not every server knows that .mjs is JavaScript.
+            (folder / name.replace(".mjs", ".js")).write_bytes(packed.extractfile(f"package/dist/{name}").read())
 
 
 def _integrity(path: Path) -> str:

@@ -110,18 +110,11 @@ class BeamSentence(Sentence):
     def extend(
         self, values: Floats, scores: Floats, bounds: Floats, beams: Floats, tokens: Floats, stops: Sequence[bool] = ()
     ) -> tuple[Floats, Floats, Floats]:
-        """Add the best continuations, best first.
+        """Add the best continuations, best first; returns values, beams and tokens of those that go on, one a beam.
 
-        Args:
-            values: their log-probabilities.
-            scores: these over the divisor of today's length.
-            bounds: these over the divisor that running hypotheses are judged by.
-            beams: the running hypotheses that they continue.
-            tokens: their last tokens.
-            stops: which of them a stopping criterion ends, if there are criteria.
-
-        Returns:
-            values, beams and tokens of those that continue, one for each beam.
+        The `values` are log-probabilities, `scores` these over the divisor of today's length, `bounds` over the one
+        that running hypotheses are judged by; `beams` are those that they continue, `tokens` their last ones, and
+        `stops` says which of them a stopping criterion ends, if there are criteria.
         """
         settings, count = self.settings, self.settings.num_beams
         step, values = self.length, list(values)

@@ -57,18 +57,20 @@ const passing = (message) => Object.assign(new Error(message), {seconds: Math.mi
 
 /** Shows an error, and tries again later if that may help. */
 function failed(error, again) {
-  if (!error.seconds) clear();
-  else timer = setTimeout(again, 1000 * error.seconds);
+  if (error.seconds) timer = setTimeout(again, 1000 * error.seconds);
+  else if (!error.isLate) clear(); // else what has come stays
   fail(error.message + (error.seconds ? ` The next try is in ${error.seconds} s.` : ""));
 }
 
-/** Asks for the details that the model gives, and without them if it refuses them for this text. */
+/** Asks for the details that the model gives, and for fewer or none if it refuses them for this text. */
 async function withDetails(languages, attempt) {
-  const details = state.details[nameOf(languages)];
-  try {
-    return await attempt(details);
-  } catch (error) {
-    if (!error.isRefusal || !Object.keys(details).length) throw error;
+  const all = state.details[nameOf(languages)];
+  for (const details of all.alignments ? [all, {confidence: true}] : [all]) {
+    try {
+      return await attempt(details);
+    } catch (error) {
+      if (!error.isRefusal || !Object.keys(details).length) throw error;
+    }
   }
   return attempt({});
 }
@@ -160,7 +162,7 @@ async function translate(text, signal) {
     let after = tail.length ? known.after : "";
     for await (const [event, data] of eventsOf(await ask("v1/translations", {signal, body}))) {
       signal.throwIfAborted(); // what had come before may still be read
-      if (event === "error") throw Object.assign(new Error(sentenceOf(data.error)), {isRefusal: true});
+      if (event === "error") throw Object.assign(new Error(sentenceOf(data.error)), {isRefusal: true, isLate: fresh.length > 0});
       if (event === "end") {
         if (!tail.length) after = data.after[0];
         else if (data.after[0]) { // the sentence behind begins elsewhere now
@@ -315,7 +317,7 @@ function makeWord(name, sentence, facts, side, number, text) {
   if (sure < 0.8) word.classList.add(sure < 0.5 ? "very-unsure" : "unsure");
   Object.assign(word.dataset, {side, number});
   word.addEventListener("pointerenter", () => highlight(sentence, facts, side, number));
-  word.addEventListener("pointerleave", () => highlight(null));
+  word.addEventListener("pointerleave", (event) => event.pointerType === "touch" || highlight(null));
   return word;
 }
 
@@ -495,7 +497,7 @@ async function start() {
     fillSelect($("to"), own.targets);
     $("to").value = fits(own) || own.targets[0];
   }
-  if (asked.has("q")) $("text").value = asked.get("q");
+  if (asked.has("q") && !$("text").value) $("text").value = asked.get("q");
   chooseSource();
 }
 

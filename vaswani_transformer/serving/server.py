@@ -43,6 +43,7 @@ def make_server(app, seconds: float, root: str = "") -> uvicorn.Server:
     return uvicorn.Server(uvicorn.Config(
         app, http=_Protocol, root_path=f"/{root.strip('/')}".rstrip("/"), ws="none", lifespan="on", log_config=None,
         access_log=False, log_level="error", server_header=False, timeout_graceful_shutdown=int(seconds) + _TO_FINISH,
+        timeout_keep_alive=95,  # longer than proxies keep their connections
     ))  # fmt: skip
 
 

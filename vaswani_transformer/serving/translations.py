@@ -88,6 +88,7 @@ def _add_details(body: TranslationsRequest, engine: Engine, source: str, details
         for detail, words in zip(details, word_confidences(*arguments), strict=True):
             detail["confidence"] = mean_confidence(words)
             detail["words"] = [{"text": text, "confidence": value} for text, value in words]
+            detail["target_words"] = words_of(detail["text"])
     if body.alignments:
         from ..attention.alignments import align
 

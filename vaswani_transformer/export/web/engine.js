@@ -53,6 +53,7 @@ function translated(body, signal) {
 
 globalThis.answer = async (path, {body, signal}) => {
   const {source, target, characters} = await site();
+  signal?.throwIfAborted();
   if (path === "languages") return json(await languages());
   if (path === "frontend/settings") return json({charLimit: characters, details: {[`${source}-${target}`]: {}}});
   return new Response(translated(JSON.parse(body), signal));

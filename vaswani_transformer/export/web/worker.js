@@ -3,7 +3,8 @@ import { env, pipeline } from "./lib/transformers.min.js";
 
 Object.assign(env, {allowRemoteModels: false, allowLocalModels: true, localModelPath: new URL("./", location).pathname,
   useBrowserCache: false, useWasmCache: false}); // the service worker keeps all files
-env.backends.onnx.wasm.wasmPaths = new URL("lib/", location).href;
+const [mjs, wasm] = ["js", "wasm"].map((kind) => new URL(`lib/ort-wasm-simd-threaded.asyncify.${kind}`, location).href);
+env.backends.onnx.wasm.wasmPaths = {mjs, wasm};
 const stopped = new Set(), TOO_LONG = new Error("a sentence is too long for the model");
 // What errors of transformers.js, of onnxruntime and of browsers mean.
 const REASONS = [
@@ -28,16 +29,17 @@ async function work(number, text) {
     if (parts.length && /[!-~]$/.test(parts.at(-1)) && /^[ -~]/.test(segment)) parts.push(parts.pop() + segment);
     else parts.push(segment);
   }
-  let before = "", last = "";
+  let before = "", last = "", code = site.code; // one may be typed, for all behind it
   for (const segment of parts) {
     const [, head, source, tail] = /^(\s*)([^]*?)(\s*)$/.exec(segment);
     before += head;
     if (source) {
-      const code = /^(>>|<2|__)/.test(source) ? "" : site.code; // one may be typed
-      const inputs = translate.tokenizer(code + source), length = inputs.input_ids.dims[1];
+      const [own] = /^(>>[\w-]+<<|<2[\w-]+>|__[a-z]{2,3}(_\w+)?__)\s*/.exec(source) || [];
+      code = own ?? code;
+      const inputs = translate.tokenizer(own ? source : code + source), length = inputs.input_ids.dims[1];
       if (length > site.positions) throw TOO_LONG;
       const most = Math.min(length + site.extra, site.positions);
-      const answer = /[\p{L}\p{N}]/u.test(source) ? await translated(translate, source, inputs, most) : {text: source};
+      const answer = /\p{L}/u.test(source) ? await translated(translate, source, inputs, most) : {text: source};
       if (stopped.has(number)) return;
       before = last ? spaceBehind(last, before) : before;
       postMessage({number, sentence: {text: 0, source, before, source_words: wordsOf(source), translations: [answer]}});

@@ -91,11 +91,11 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 3951, "data": 3168, "training": 2602, "importing": 1192, "cli": 2050, "decoding": 1932,
-    "experiments": 628, "serving": 1527, "hub": 687, "export": 1057, "parsing": 816, "documents": 1787,
-    "attention": 374, "catalogues": 947, "recipes": 398, "evaluation": 322,
+    "model": 3944, "data": 3180, "training": 2608, "importing": 1192, "cli": 2057, "decoding": 1929,
+    "experiments": 630, "serving": 1530, "hub": 687, "export": 1058, "parsing": 816, "documents": 1787,
+    "attention": 374, "catalogues": 947, "recipes": 400, "evaluation": 322,
 }  # fmt: skip
-TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1545, 25000, 11.8
+TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1539, 25000, 11.8
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19997
 
 

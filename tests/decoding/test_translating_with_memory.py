@@ -110,6 +110,7 @@ def test_a_memory_is_read_in_the_language_of_the_option(model, tmp_path, capsys,
         monkeypatch.setattr("vaswani_transformer.hub.card_facts.known_languages", lambda _: ["en", "roa"])
     monkeypatch.delattr("babel.core.get_global", raising=False)  # as without the extras that bring it
     assert run("translate", model, "EN", "--memory", memory, "--target-language", "es") == 0
+    assert capsys.readouterr().out == "ES\n"
 
 
 def test_a_memory_is_a_file_that_an_output_depends_on(model, tmp_path, fails):

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -84,6 +85,13 @@ def test_mistakes_are_one_line(fails, folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)
     monkeypatch.delitem(sys.modules, "vaswani_transformer.serving.app")
     assert "serving (pip install 'vaswani_transformer[serve]'): import of fastapi" in fails("serve", model)
+
+
+def test_the_image_is_built_of_all_that_the_package_needs():
+    admitted = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = project["tool"]["setuptools"]["package-dir"].values()
+    assert {"pyproject.toml", project["project"]["readme"], "vaswani_transformer", *folders} <= admitted
 
 
 @pytest.mark.slow

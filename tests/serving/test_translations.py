@@ -203,7 +203,7 @@ def test_a_stream_that_takes_too_long_says_so(make, loaded, monkeypatch):
     monkeypatch.setattr(translations, "_sentence", slow)
     app = make(limits=Limits(seconds=2), load=lambda folder: loaded)
     (name, _), last = events_of(app, {"text": " ".join(SENTENCES[:2]), "target": "de"})
-    assert (name, last) == ("sentence", ("error", {"error": "answering took more than 2 seconds"}))
+    assert (name, last) == ("sentence", ("error", {"error": "answering took more than 2 seconds", "status": 504}))
 
 
 def test_a_stream_that_is_refused_is_an_ordinary_error(post):

@@ -85,7 +85,8 @@ class RequestLimiter:
             if not status:
                 await error_response(error.status_code, error.detail, error.headers)(scope, receive, noting)
             elif is_stream:
-                last = f"event: error\ndata: {json.dumps({'error': error.detail})}\n\n".encode()
+                told = json.dumps({"error": error.detail, "status": error.status_code})
+                last = f"event: error\ndata: {told}\n\n".encode()
                 await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self.metrics.under_way -= 1

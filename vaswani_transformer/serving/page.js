@@ -162,7 +162,11 @@ async function translate(text, signal) {
     let after = tail.length ? known.after : "";
     for await (const [event, data] of eventsOf(await ask("v1/translations", {signal, body}))) {
       signal.throwIfAborted(); // what had come before may still be read
-      if (event === "error") throw Object.assign(new Error(sentenceOf(data.error)), {isRefusal: true, isLate: fresh.length > 0});
+      if (event === "error") {
+        const come = [...of(head), ...of(fresh)], isRefusal = data.status !== 504; // not the limit of time
+        if (come.length) show((state.sentences = come).map((one) => one.box));
+        throw Object.assign(new Error(sentenceOf(data.error)), {isRefusal, isLate: come.length > 0});
+      }
       if (event === "end") {
         if (!tail.length) after = data.after[0];
         else if (data.after[0]) { // the sentence behind begins elsewhere now

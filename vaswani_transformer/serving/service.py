@@ -109,7 +109,7 @@ class SplitText:
             before, sentence, behind = text.partition(text.strip())
             self.sentences, self._codes, self.gaps = [sentence], [code], [before, behind]
             return
-        for line in re.split(r"([\r\n\t]+)", text):
+        for line in re.split(r"([\r\n\t]+)" if split else r"([\r\n]+)", text):
             end = read = 0
             sentences = split_into_sentences(line, language) if split else [line.strip()]
             for sentence in sentences:

@@ -33,8 +33,8 @@ async def translate(request: Request, body: TranslationsRequest) -> dict[str, An
     - `token_scores`: `tokens`, each with `text` and `log_probability`, in nats, given the source and those before it
     - `alignments`: `alignment`, pairs of numbers, from 0, of a word of the sentence's `source_words` and one of the
       `target_words`
-    - `confidence`: `confidence`, the mean probability of its words, from 0 to 1, and `words`, each with `text` and its
-      own `confidence`
+    - `confidence`: `confidence`, the mean probability of its words, from 0 to 1, `words`, each with `text` and its
+      own `confidence`, and `target_words`
 
     A stream has an event `sentence` with these fields and `text` (number of the text, from 0) for each sentence, and an
     event `end` with what follows the last sentence of each text, `after`, or `error`.

@@ -25,18 +25,20 @@ async function load() {
 async function work(number, text) {
   const {site, translate, sentences} = await (loading ??= load());
   const parts = [];
-  for (const {segment} of sentences.segment(text)) { // which also ends one in .NET, torch.nn.Module
+  const cells = text.split(/(\t+)/).flatMap((cell) => [...sentences.segment(cell)]);
+  for (const {segment} of cells) { // which also ends one in .NET, torch.nn.Module
     if (parts.length && /[!-~]$/.test(parts.at(-1)) && /^[ -~]/.test(segment)) parts.push(parts.pop() + segment);
     else parts.push(segment);
   }
   let before = "", last = "", code = site.code; // one may be typed, for all behind it
   for (const segment of parts) {
-    const [, head, source, tail] = /^(\s*)([^]*?)(\s*)$/.exec(segment);
+    const [, head, whole, tail] = /^(\s*)([^]*?)(\s*)$/.exec(segment);
+    const own = (site.code.startsWith("__") ? /^__[a-z]{2,3}(_\w+)?__\s*/ : /^(>>[\w-]+<<|<2[\w-]+>)\s*/).exec(whole);
+    const source = whole.slice(own?.[0].length || 0);
+    if (own) code = `${own[0].trim()} `;
     before += head;
     if (source) {
-      const [own] = /^(>>[\w-]+<<|<2[\w-]+>|__[a-z]{2,3}(_\w+)?__)\s*/.exec(source) || [];
-      code = own ?? code;
-      const inputs = translate.tokenizer(own ? source : code + source), length = inputs.input_ids.dims[1];
+      const inputs = translate.tokenizer(code + source), length = inputs.input_ids.dims[1];
       if (length > site.positions) throw TOO_LONG;
       const most = Math.min(length + site.extra, site.positions);
       const answer = /\p{L}/u.test(source) ? await translated(translate, source, inputs, most) : {text: source};

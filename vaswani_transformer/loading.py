@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import RLock
 
-import torch
 from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -31,8 +30,7 @@ def load_model(
     Args:
         folder: a folder that `vaswani train` or `save_pretrained` wrote.
         device: where to put the model.
-        precision: what it computes in, float32, bfloat16 or float16; as it was saved if not given, but for float16 on a
-            CPU, which is slow.
+        precision: what it computes in, float32, bfloat16 or float16; as it was saved if not given.
 
     Raises:
         UserError: for a folder that is missing, incomplete, damaged, exported or not of this architecture, weights that
@@ -41,7 +39,7 @@ def load_model(
     """
     if precision not in (None, "float32", "bfloat16", "float16"):
         raise UserError(f"precision is {precision!r}: it must be one of float32, bfloat16, float16")
-    folder, where = Path(folder), choose_device(device)
+    folder = Path(folder)
     check_folder(folder)
     settings = folder / "generation_config.json"
     with quiet_transformers():
@@ -49,10 +47,8 @@ def load_model(
             config = read_config(folder)
             if settings.exists():  # transformers lets NaN and a repeated key pass
                 read_json(settings)
-            is_slow = where == torch.device("cpu") and config.dtype == torch.float16
-            dtype = precision or ("float32" if is_slow else "auto")
             model, report = VaswaniForConditionalGeneration.from_pretrained(
-                folder, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+                folder, config=config, dtype=precision or "auto", output_loading_info=True, ignore_mismatched_sizes=True
             )
         for kind in ("missing", "unexpected", "mismatched"):
             if keys := report[f"{kind}_keys"]:
@@ -65,7 +61,7 @@ def load_model(
             check_search(model.eval())
     tokenizer = load_tokenizer(folder)
     check_tokenizer_matches(tokenizer, model.config)
-    return model.to(device=where), tokenizer
+    return model.to(device=choose_device(device)), tokenizer
 
 
 def check_folder(folder: str | Path) -> None:

@@ -183,8 +183,10 @@ def test_repeated_lines_do_not_narrow_the_length_ratio(tmp_path):
 
 def test_lengths_are_compared_within_a_language(tmp_path):
     pairs = [(f"<2de> {'a' * (30 + n % 9)}", "b" * (30 + n // 9)) for n in range(90)]
-    pairs += [(f"<2zh> {'a' * (30 + n)}", "c" * (9 + n)) for n in range(9)]
-    assert make(recipe_of(tmp_path, pairs), tmp_path / "out")["counts"] == {"kept": 99}
+    rare = [(f"<2zh> {'a' * (30 + n)}", "c" * (9 + n // 3)) for n in range(60)]
+    assert make(recipe_of(tmp_path, pairs + rare), tmp_path / "out")["counts"] == {"kept": 150}
+    counts = make(recipe_of(tmp_path, pairs + rare[:9]), tmp_path / "few")["counts"]
+    assert counts == {"kept": 90, "length ratio": 9}  # which say little of their language
 
 
 def test_extras_that_are_missing_are_named(tmp_path, monkeypatch):

@@ -86,8 +86,6 @@ def test_memories_are_files_of_pairs_of_which_the_last_counts(tmp_path):
     files = [str(tmp_path / name) for name in ("a.tmx", "b.po", "c.tsv")]
     known = [read_memory(files[: end + 1], ["en", "de"]).exact("a dog") for end in range(3)]
     assert known == ["Hund", "Köter", "ein Hund"] and read_memory(files, ["en", "de"]).exact("a cat") == "Katze"
-    (tmp_path / "d.tsv").write_text("de\ten\nVogel\tbird\n")
-    assert read_memory([str(tmp_path / "d.tsv")], ["en", "de"]).exact("bird") == "Vogel"
     assert "no unit has segments in both 'en' and 'fr'" in error_of(read_memory, files, ["en", "fr"])
     for name in ("none", "none.tsv"):  # which the Hub is not asked for
         assert error_of(read_memory, [name]).endswith(f"/{name}: No such file or directory")

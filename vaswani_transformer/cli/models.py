@@ -26,12 +26,12 @@ def average(
     """Average checkpoints, or several models, into a model.
 
     Args:
-        folders: output folder of a training, of which the last checkpoints are taken; or checkpoints, or models
+        folders: output folder of a training, of which the last 5 checkpoints are taken; or checkpoints, or models
         output: folder for the averaged model
-        last: the last N checkpoints (default: `average_checkpoints` of the training)
+        last: the last N checkpoints (default: 5, or as many as the training averaged, if fewer)
     """
+    from ..json_and_yaml import read_yaml
     from ..output_folder import RECIPE
-    from ..recipes.recipe import load_recipe
     from ..training.averaging import average_models, last_checkpoints
     from ..training.checkpoints import step_of
     from ..training.run_folder import CHECKPOINTS
@@ -41,8 +41,9 @@ def average(
     of_a_run = len(chosen) == 1 and (first / CHECKPOINTS).is_dir()
     require("the output folder of one training", of_a_run, {"last": last})
     if of_a_run:
-        made = first / CHECKPOINTS / RECIPE
-        chosen = last_checkpoints(first, last or (made.is_file() and load_recipe(str(made)).average_checkpoints) or 5)
+        made = first / CHECKPOINTS / RECIPE  # 5 as Section 6.1 for the base model
+        own = (made.is_file() and read_yaml(made).get("average_checkpoints")) or 5
+        chosen = last_checkpoints(first, last or min(5, own))
     elif len({folder.resolve() for folder in chosen}) != len(chosen) or (len(chosen) == 1 and first.is_dir()):
         raise UserError(f"{first}: give the output folder of a training, or two or more checkpoints, each once")
     folder = average_models(chosen, output, overwrite=overwrite)

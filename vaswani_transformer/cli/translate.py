@@ -188,7 +188,8 @@ def _languages(folder: str, request: Request) -> list[str]:
         with contextlib.suppress(ImportError):  # of extras
             from babel.core import get_global
 
-            name = get_global("language_aliases").get(name.partition("_")[0], name)
+            short = get_global("language_aliases").get(name.partition("_")[0], name)
+            name = short if len(short) == 2 < len(name) else name
         known[1:] = known[1:] if len(known) == 2 < len(name) else [name]  # perhaps an unknown code of it: >>pob<<
     return [request.written.source_language or known[0] or "en", *known[1:]]
 

@@ -9,9 +9,10 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 
 import datasets
@@ -26,9 +27,9 @@ from ..output_folder import RECIPE, OutputFolder, locked
 from ..recipes.recipe import Recipe, languages_of
 from . import cleaning_rules
 from .cleaning_options import CleaningRules
-from .cleaning_rules import KEPT, NAMES, Judge, LengthRatio, check_rules, key_of, plain
+from .cleaning_rules import ENOUGH, KEPT, NAMES, OTHERS, Judge, LengthRatio, check_rules, key_of, plain
 from .pair_readers import BROKEN, READERS
-from .parallel_text import check_lines, pairs_of, random_rows
+from .parallel_text import CACHE_VERSION, check_lines, pairs_of, random_rows
 from .prepared import DATA_FIELDS
 from .recipe_data import data_sources
 from .text_files import check_on_disk, file_stamp, home_path, read_lines
@@ -93,11 +94,11 @@ def clean(
             shutil.rmtree(output.path / TASKS, ignore_errors=True)  # of a run that was killed after its last file
             return {"columns": own} | manifest  # which earlier versions did not note
         train = replace(train, kind=train.kind + BROKEN) if train.kind + BROKEN in READERS else train
-        if validation is not None and validation.files == train.files:  # slices of one file
+        if train.files and validation is not None and validation.files == train.files:  # slices of one
             validation = replace(validation, kind=train.kind)
         text, validation = train.load(), validation and validation.load()
         output.note()
-        tasks = output.path / TASKS / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+        tasks = output.path / TASKS / hashlib.sha256(json.dumps([CACHE_VERSION, settings]).encode()).hexdigest()[:16]
         tasks.mkdir(parents=True, exist_ok=True)
         parts = range(-(-len(text) // PART))
         judge = _judge(text, validation, rules, recipe.seed)
@@ -134,9 +135,12 @@ def _judge(text: datasets.Dataset, validation: datasets.Dataset | None, rules: C
     pairs = pairs_of(text.select(random_rows(len(text), SAMPLED, seed)))
     before = Judge(replace(rules, length_ratio=0, languages=None))
     sample = list(dict.fromkeys(sides for status, _, sides in map(before.judge, pairs) if status == KEPT))
-    code_of = lambda sides: typed_code(sides[0])[0]  # noqa: E731
-    groups = groupby(sorted(sample, key=code_of), code_of) if rules.length_ratio else ()
-    ratios = {code: LengthRatio.of(np.array([list(map(len, sides)) for sides in part])) for code, part in groups}
+    codes, groups = [typed_code(source)[0] for source, _ in sample], {}
+    characters = np.array([list(map(len, sides)) for sides in sample], np.int64).reshape(-1, 2)
+    if rules.length_ratio:
+        groups = {code: np.array(codes) == code for code, pairs in Counter(codes).items() if pairs >= ENOUGH}
+        groups[OTHERS] = np.ones(len(codes), bool)
+    ratios = {code: LengthRatio.of(characters[chosen]) for code, chosen in groups.items()}
     own = cleaning_rules.own_words(sample, rules.languages) if rules.languages else Judge.own
     return Judge(rules, ratios, tests, own)
 

@@ -32,6 +32,7 @@ _CONFUSABLE = {language: group for group in _ALIKE for language in group.split()
 _OWN = 4  # lines with a word, at least
 _SHINGLE, _MARGIN = 5, 0.05  # characters; pairs are compared down to a similarity lower by that
 _GROUPS, _OF_A_GROUP = 10, 1000  # of pairs of similar length: how many at most, and pairs of one at least
+OTHERS, ENOUGH = "others", 50  # languages with fewer pairs in the sample are judged by the lengths of all together
 _LEAST_DEVIATION = 0.05  # of the logarithm: a text whose lengths agree better than sentences do is not judged by that
 # What stands for bytes that were not decoded, or wrongly: U+FFFD, and control characters that are no white space.
 _UNDECODED = re.compile("[\ufffd\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
@@ -127,8 +128,8 @@ class Judge:
             yield IDENTICAL, ""
         if max(characters) > rules.max_characters or words > rules.max_words:
             yield LENGTH, f"{max(characters):,} characters, {words:,} words"
-        if code in self.ratios:
-            deviation = float(self.ratios[code].deviation(np.array(characters)))
+        if ratio := self.ratios.get(code) or self.ratios.get(OTHERS):
+            deviation = float(ratio.deviation(np.array(characters)))
             if abs(deviation) > rules.length_ratio:
                 yield RATIO, f"{deviation:+.1f} deviations"
         for side, line in zip(SIDES, text, strict=True):

@@ -11,7 +11,7 @@ from unicodedata import normalize
 
 import numpy as np
 
-from ..errors import UserError, reading
+from ..errors import reading
 from ..model.language_codes_vaswani import typed_code
 from .text_files import home_path
 from .words import LETTERS_OR_SIGN
@@ -157,13 +157,8 @@ def read_memory(paths: Iterable[str], languages: Sequence[str] = ()) -> Memory:
 
     def pairs() -> Iterator[tuple[str, str]]:
         for path in (home_path(each).absolute() for each in paths):  # names of files, for which no Hub is asked
-            columns = dict(zip(("source_column", "target_column"), languages, strict=False))
-            if suffix(path.name) != ".tmx":  # which others may be named by, in any order
-                try:
-                    next(pair_source(data=path, **columns).stream())
-                except (UserError, StopIteration):
-                    columns = {}
-            text = pair_source(data=path, **columns)
+            columns = ("source_column", "target_column") if suffix(path.name) == ".tmx" else ()
+            text = pair_source(data=path, **dict(zip(columns, languages, strict=False)))
             yield from text.stream()
             for file in text.files:  # the path may be a folder or a pattern
                 for entry in open_catalogue(file).entries() if suffix(file.name) in CATALOGUES else ():

@@ -54,7 +54,7 @@ def _read_table(path: Path, columns: tuple[str, str], errors: str = "strict") ->
             if fields in ([], [""]):
                 continue
             if not names:
-                names, is_header = read_header(fields, columns, is_csv)
+                names, is_header = _header(fields, columns, is_csv)
                 source, target = (column_position(column, names, f"{path}, line {number}") for column in columns)
                 is_last = max(source, target) + 1 == len(fields)  # a tab in its text would cut it off
                 most = len(fields) if is_csv or is_last or not columns[0].isdecimal() else LONGEST_LINE
@@ -73,7 +73,7 @@ def _read_table(path: Path, columns: tuple[str, str], errors: str = "strict") ->
         raise UserError(f"{path}, line {rows.line_num}: {error}") from error
 
 
-def read_header(fields: list[str], columns: tuple[str, str], is_csv: bool) -> tuple[list[str], bool]:
+def _header(fields: list[str], columns: tuple[str, str], is_csv: bool) -> tuple[list[str], bool]:
     """Return the names of a table's columns, and whether its first row, `fields`, holds names and not a pair.
 
     Unless others are asked for, which may be numbers in TSV, two columns are source and target. More of them without

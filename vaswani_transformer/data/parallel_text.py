@@ -30,7 +30,7 @@ _LANGUAGES = (
     re.compile(rb"""(?:"Language: *|(?:target-|\s)language=["']|trgLang=["'])([a-z]{2,3})(?![a-z])"""),
 )
 _HELD_OUT = re.compile(r"(?i)(^|[-._ ]|news)(dev(test)?|test(ing)?|val(id(ation)?)?|eval(uation)?)(set)?[\W_\d]")
-CACHE_VERSION = 5  # part of every cache key: raise it when the meaning of the cached rows changes
+CACHE_VERSION = 6  # part of every cache key: raise it when the meaning of the cached rows changes
 _BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of `datasets`, by suffix
 FORMATS = (".tsv", ".csv", ".tmx", *CATALOGUES, *_BUILDERS)
 
@@ -232,6 +232,7 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
         tables = {*kinds, ".tsv", ".csv", ".jsonl", ".parquet", ".tmx"}
         left = trained + [path for path in own if suffix(path.name) in tables and path not in taken]
         packed = [path for path in own if path.suffix.lower() in (".bz2", ".xz", ".zst", ".zip")]
+        packed = [path for path in packed if path.with_suffix("") not in own]
         if packed := [path for path in packed if suffix(path.stem) in (tables if kinds else {".tsv"})]:
             raise UserError(f"{packed[0]} is compressed: unpack it, or pack it by gzip as .gz")
         if len(kinds) > 1 or left:  # `datasets` would take those of one format, and those that it knows a split of

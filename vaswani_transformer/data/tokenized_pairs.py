@@ -47,7 +47,7 @@ class FilterCounts:
         limits = f"{self.too_long:,} longer than {self.max_length:,} tokens"
         if self.max_length_ratio:
             limits += f", {self.ratio:,} with a length ratio above {self.max_length_ratio}"
-        limits += " (warning: most are dropped, see --max-length)" if 2 * self.kept < self.read else ""
+        limits += " (warning: max_length drops most)" if 2 * self.too_long > self.read else ""
         return f"{self.read:,} pairs read, {self.kept:,} kept; dropped: {self.empty:,} empty, {limits}"
 
 

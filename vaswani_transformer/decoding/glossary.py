@@ -81,15 +81,13 @@ def read_glossary(path: str | Path) -> Glossary:
     """
     if str(path).lower().endswith((".csv", ".jsonl", ".tbx", ".tmx", ".xlsx", ".xml")):
         raise UserError(f"{path} is no text file: give lines of source TAB target")
-    from ..data.pair_readers import DEFAULT_COLUMNS, read_header
 
     def entries() -> Iterator[tuple[str, str, Sequence[str]]]:
         for number, line in enumerate(read_lines(Path(path)), start=1):
             source, *columns = line.split("\t")
             if len(columns) > 1:
                 raise UserError(f"line {number} of {path} has {len(columns) + 1} columns: give source TAB target")
-            is_header = number == 1 and columns and read_header([source, *columns], DEFAULT_COLUMNS, False)[1]
-            if line.strip() and not is_header:
+            if line.strip() and (number > 1 or line.strip().lower() != "source\ttarget"):  # a header, as of memories
                 yield f"line {number} of {path}", source, columns[0].split("|") if columns else []
 
     return make_glossary(entries())

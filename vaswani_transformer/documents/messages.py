@@ -22,7 +22,7 @@ from .pieces import Document, Kind, Piece, text_piece
 NO_WORDS = "it has no words"
 _MARKUP = (
     rf"[{chr(CODE)}-\U0010fffd] | <!(?:--.*?--|[^<>]*)> | <(?:script|style)\b(?s:.*?)</(?:script|style)\s*>"
-    r" | (?<!\w)`[^`'\n%{$~]+`(?!\w) | <(?:code|kbd|samp)>[^<>%{$~]*</(?:code|kbd|samp)>"  # without arguments
+    r" | (?<!\w)`[^`'\n%{$~]+`(?!\w) | <(?:code|kbd|samp)\b[^<>%{$~]*>[^<>%{$~]*</(?:code|kbd|samp)>"
     r" | </?(?:\d+\s*/?|[A-Za-z\xaa-\uffff][^<>]*)> | <%[-=@\s].*?%> | < | &\#?\w+;"
     r" | \$t\([^()]*\) | @(?:\.\w+)?:(?:\([\w.]+\)|[\w.]+) | \$\{[^{}]*\} | \{\{.*?\}\}"
     r" | \{\s*\w+\s*,(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # ICU's
@@ -165,8 +165,7 @@ class Message:
         for line, behind in zip(pieces[::2], [*pieces[1::2], ""], strict=False):
             lines, _, gap = self.parts[-1] if self.parts else ([""], None, "")
             same = line.removeprefix(re.match(r"\s*", lines[-1])[0])  # of an indented text
-            is_sentence = gap == "\n" and re.search(r"[\w,)]$", lines[-1]) and re.match(r"(?!\w+:)\w", same)
-            is_sentence = is_sentence and same[0].islower()
+            is_sentence = gap == "\n" and re.search(r"[\w,)]$", lines[-1]) and regex.match(r"(?!\w+:)\p{Ll}", same)
             if is_sentence and len(lines[-1]) > 40 and len(f"{lines[-1]} {line.split()[0]}") > width - 10:
                 self.parts[-1] = [[*lines, line], None, behind]  # it was broken, as its next word had no room
             else:

@@ -34,7 +34,7 @@ from ..hardware import CPU_TOKENS, accelerator, choose_precision, default_num_wo
 from ..json_and_yaml import read_json
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
-from ..model.language_codes_vaswani import LanguageCodes
+from ..model.language_codes_vaswani import LanguageCodes, typed_code
 from ..model.packed_sentences_vaswani import can_use_flash_attention
 from ..output_folder import locked_together
 from ..recipes.recipe import AUTO, Recipe, check_recipe, languages_of
@@ -286,9 +286,11 @@ class TrainingRun:
             recipe, lambda train: processes.share("tokenizer", lambda: make_tokenizer(recipe, train, resumed))
         )
         codes = LanguageCodes(self.tokenizer)
-        with reading("the sources"):  # a code that the model lacks would be an unknown word
-            is_coded = codes.known and {codes.split(source)[0] for source in texts[0]["source"]} - {""}
-        if codes.known and not is_coded:
+        if codes.known:
+            tags = {typed_code(source)[0].strip() for source in texts[0]["source"]} - {""}
+            with reading("the sources"):  # a code that the model lacks would be an unknown word
+                list(map(codes.code, tags))
+        if codes.known and not (tags or any(codes.split(source)[0] for source in texts[0][:100]["source"])):
             logger.warning("sources have no code, as this model's do (%.100s)", ", ".join(codes.known.values()))
         self.text_verdict = [] if processes.rank else verdict.of_text(counts, *texts, self.tokenizer)
         self.languages = data_sources(recipe)[0].languages or languages_of(vars(recipe))

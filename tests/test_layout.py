@@ -91,11 +91,11 @@ def test_each_room_says_what_lives_there(room):
 # At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
 # A number rises only by a commit that says why, that of the package not at all: what is new is paid for by removing.
 ROOM_LINES = {
-    "model": 3944, "data": 3180, "training": 2608, "importing": 1192, "cli": 2057, "decoding": 1929,
-    "experiments": 630, "serving": 1530, "hub": 687, "export": 1058, "parsing": 816, "documents": 1787,
+    "model": 3944, "data": 3181, "training": 2610, "importing": 1192, "cli": 2059, "decoding": 1927,
+    "experiments": 630, "serving": 1530, "hub": 687, "export": 1060, "parsing": 816, "documents": 1786,
     "attention": 374, "catalogues": 947, "recipes": 400, "evaluation": 322,
 }  # fmt: skip
-TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1539, 25000, 11.8
+TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 1535, 25000, 11.8
 TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 28000, 3500, 19997
 
 

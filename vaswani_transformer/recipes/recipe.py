@@ -335,7 +335,7 @@ def languages_of(recipe: Mapping) -> list[str]:
         codes = ["" if code in ("source", "target") else code for code in endings]
         return codes if codes[0] != codes[1] else []
     for codes in (endings, columns):
-        codes = [re.sub("[-_][A-Za-z]{2,4}$", "", code or "") for code in codes]  # of a region
+        codes = [re.sub("[-_]([A-Za-z]{2}|[A-Z][a-z]{3})$", "", code or "") for code in codes]  # of a region
         if codes[0] != codes[1] and all(re.fullmatch("[a-z]{2}", code) for code in codes):
             return codes
     return []

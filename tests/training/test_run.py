@@ -18,7 +18,7 @@ from training_runs import complete_checkpoints, equal, kill_before_selection, lo
 from transformers import trainer, trainer_utils
 from transformers.trainer_callback import TrainerState
 
-from vaswani_transformer import VaswaniConfig, average_checkpoints, load_model, train
+from vaswani_transformer import VaswaniConfig, average_checkpoints, load_model, train, train_tokenizer
 from vaswani_transformer.hub.card_facts import facts_of, known_languages
 from vaswani_transformer.recipes.recipe import load_recipe
 from vaswani_transformer.training import callbacks
@@ -63,6 +63,19 @@ def test_a_model_knows_the_languages_of_its_catalogues(recipe, text):
     assert known_languages(folder) == ["", "es"]
     facts = facts_of(load_model(folder, "cpu")[0], "a/b", folder)
     assert facts.languages == ["es"] and facts.generation["min_new_tokens"] == 1  # no output is empty
+
+
+def test_codes_that_the_tokenizer_lacks_are_refused_and_none_at_all_is_said(recipe, tmp_path, caplog):
+    tokenizer = train_tokenizer(["a dog sees a cat"], vocab_size=300)
+    tokenizer.add_tokens([">>deu<<", ">>fra<<"])
+    tokenizer.save_pretrained(tmp_path / "coded")
+    (table := tmp_path / "pairs.tsv").write_text("".join(f">>fao<< a dog {n}\tein Hund {n}\n" for n in range(40)))
+    own = {"train_source": None, "train_target": None, "train_data": str(table), "tokenizer": str(tmp_path / "coded")}
+    recipe = dataclasses.replace(recipe, **own, max_steps=2, average_checkpoints=1)
+    assert "'>>fao<<' is no target language of the model: it has >>deu<<, >>fra<<" in error_of(train, recipe)
+    table.write_text(table.read_text().replace(">>fao<< ", ""))
+    train(recipe, progress=False)
+    assert "sources have no code, as this model's do (>>deu<<, >>fra<<)" in caplog.text
 
 
 @pytest.mark.parametrize("best_by", ["loss", "bleu"])

@@ -132,7 +132,7 @@ def remark_codes(codes: Any, target_language: str | None) -> None:
 
 
 def for_checks(computing: Any) -> Any:
-    """Return how the process that has workers loads a model: for int8, which is converted once, as they do."""
+    """Return the options by which the parent of workers checks a model: on the CPU, where it converts to int8 once."""
     return dataclasses.replace(computing, device="cpu", precision="int8" if computing.precision == "int8" else None)
 
 

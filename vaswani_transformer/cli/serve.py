@@ -35,7 +35,7 @@ def serve(
         host: address to listen at (by default this machine only)
         port: port
         memory: files of earlier translations (TMX, TSV, ...), as for `vaswani translate`, for a server of one model
-        max_models: models in memory at once (default: as many as have files of a quarter of the RAM)
+        max_models: models in memory at once (default: as many as fit, with files of a quarter of the RAM at most)
         max_characters: characters of a request
         queue: sentences and requests under way at once; further ones are refused with status 503
         timeout: seconds that a request may take

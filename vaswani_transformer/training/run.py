@@ -289,9 +289,9 @@ class TrainingRun:
         if codes.known:
             tags = {typed_code(source)[0].strip() for source in texts[0]["source"]} - {""}
             with reading("the sources"):  # a code that the model lacks would be an unknown word
-                list(map(codes.code, tags))
-        if codes.known and not (tags or any(codes.split(source)[0] for source in texts[0][:100]["source"])):
-            logger.warning("sources have no code, as this model's do (%.100s)", ", ".join(codes.known.values()))
+                found = [codes.code(tag) for tag in tags]
+            if not (found or any(codes.split(source)[0] for source in texts[0][:100]["source"])):
+                logger.warning("sources have no code, as this model's do (%.100s)", ", ".join(codes.known.values()))
         self.text_verdict = [] if processes.rank else verdict.of_text(counts, *texts, self.tokenizer)
         self.languages = data_sources(recipe)[0].languages or languages_of(vars(recipe))
         return train, validation

@@ -55,7 +55,7 @@ class Row(NamedTuple):
     epochs: int  # where no time is given
 
 
-ROWS = (  # by measurements the first two, to which few passes lead from the others; those follow the paper
+ROWS = (  # the first two are measured, and larger text steps down to them for few passes; the others are the paper's
     Row(100_000, 128, 512, 4, 3, 3, 0.3, 1024, 2e-3, 100),
     Row(1_000_000, 256, 1024, 4, 3, 3, 0.3, 1024, 1.6e-3, 60),
     Row(4_000_000, 256, 1024, 4, 3, 3, 0.2, 2048, 1.6e-3, 40),
